@@ -1,0 +1,275 @@
+"""The round: settle and draft, verify, commit; over and over, until every request is finished.
+
+Every round commits (accepted + 1) tokens per row. A row without candidates is an ordinary row, so prompt,
+target-only and speculative rounds are the same round.
+
+R rows that decode, C candidates of all rows one after the other, T flat tokens, W rows whose decision is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.engine.ledger import Ledger
+from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, Proposer
+from specdist.engine.scheduler import RoundPlan, Scheduler
+from specdist.engine.sequence import Completion, FinishReason, Sequence
+from specdist.engine.stopping import StopRules
+from specdist.engine.targets import Target
+from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.memory import peak_memory_bytes
+from specdist.sampling.acceptance import accepted_flags, num_accepted
+from specdist.sampling.distributions import (
+    Distributions,
+    OneHot,
+    SamplingSettings,
+    distributions_from_logits,
+)
+from specdist.sampling.random import Purpose, uniforms
+from specdist.stats import TargetTimes
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A row's tokens in the target pass: its decision and the candidates behind it."""
+
+    sequence: Sequence
+    candidate_ids: list[int]
+
+
+class Engine:
+    """Turns requests into completions, in whatever order they finish."""
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        proposer: Proposer,
+        scheduler: Scheduler,
+        settings: SamplingSettings,
+        stop_rules: StopRules,
+        vocab_size: int,
+        ledger: Ledger,
+    ) -> None:
+        self._target = target
+        self._proposer = proposer
+        self._scheduler = scheduler
+        self._settings = settings
+        self._stop_rules = stop_rules
+        self._vocab_size = vocab_size
+        self._ledger = ledger
+        # The target's distributions at the decision positions of the last pass, and each row's place in them.
+        self._decisions: Distributions | None = None
+        self._decision_of: dict[int, int] = {}
+
+    def run(self) -> Iterator[Completion]:
+        """Generate until the scheduler has nothing left. Ends the other ranks' loops when it is done."""
+        last = time.perf_counter_ns()
+        while not (plan := self._scheduler.plan()).is_empty:
+            self._ledger.open_round(plan)
+            times = TargetTimes()
+            finished: list[Sequence] = []
+
+            begin = time.perf_counter_ns()
+            reply = self._proposer.propose(self._request(plan))
+            times.idle = time.perf_counter_ns() - begin
+            blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
+            # With nothing to run the page updates are not sent: they are of rows that have just ended.
+            num_target_passes = int(bool(blocks or plan.chunks))
+            if num_target_passes:
+                self._verify(plan, blocks, draft_probabilities_C, times, finished)
+
+            now = time.perf_counter_ns()
+            times.host = now - last - times.prefill - times.verify - times.idle
+            self._ledger.book_round(
+                plan,
+                wall_ns=now - last,
+                target=times,
+                draft=reply.times,
+                num_target_passes=num_target_passes,
+                num_draft_passes=reply.num_draft_passes,
+                target_peak_bytes=peak_memory_bytes(self._target.device),
+            )
+            last = now
+            for sequence in finished:
+                self._ledger.book_completion(sequence)
+                yield sequence.completion()
+        self._proposer.close()
+        self._target.close()
+
+    def _request(self, plan: RoundPlan) -> ProposalRequest:
+        drawn = [sequence.order for sequence in plan.decoding if sequence.forced_decision is None]
+        decision_ids_R = np.array(
+            [
+                DRAW if sequence.forced_decision is None else sequence.forced_decision
+                for sequence in plan.decoding
+            ],
+            np.int64,
+        )
+        decisions = None
+        if drawn:
+            assert self._decisions is not None
+            index = torch.tensor([self._decision_of[order] for order in drawn])
+            decisions = self._decisions.select(index.to(self._decisions.device))
+            if isinstance(decisions, OneHot):
+                decision_ids_R[decision_ids_R == DRAW] = decisions.token_ids_N.cpu().numpy()
+                decisions = None
+        return ProposalRequest(
+            page_updates=plan.page_updates,
+            slots_R=np.array([sequence.slot for sequence in plan.decoding], np.int64),
+            num_accepted_R=np.array([sequence.num_accepted for sequence in plan.decoding], np.int64),
+            decision_ids_R=decision_ids_R,
+            draft_limits_R=np.array(plan.draft_limits, np.int64),
+            decisions_W=decisions,
+            opened=OpenedRows(
+                slots=np.array([sequence.slot for sequence in plan.opened], np.int64),
+                stream_keys=np.array([sequence.stream_key for sequence in plan.opened], np.int64),
+                num_steps=np.array([sequence.counters.num_steps for sequence in plan.opened], np.int64),
+            ),
+            context=_context_batch(plan),
+        )
+
+    def _commit_decisions(
+        self, plan: RoundPlan, reply: ProposalReply, finished: list[Sequence]
+    ) -> tuple[list[_Block], np.ndarray]:
+        """Append each row's decision; rows that go on have their candidates verified."""
+        blocks, kept_C = [], []
+        bounds = np.cumsum(reply.num_drafted_R).tolist()
+        candidate_ids = reply.candidate_ids_C.tolist()
+        for sequence, decision, num_drafted, end in zip(
+            plan.decoding, reply.decision_ids_R.tolist(), reply.num_drafted_R.tolist(), bounds, strict=True
+        ):
+            _, reason = self._stop_rules.examine(sequence, [decision])
+            sequence.begin_block(decision)
+            if reason is None:
+                blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end]))
+            else:
+                sequence.drop_candidates(num_drafted)
+                self._ledger.shard(sequence.request.shard).num_draft_tokens += num_drafted
+                self._finish(sequence, reason, finished)
+            kept_C += [reason is None] * num_drafted
+        return blocks, reply.draft_probabilities_C[np.array(kept_C, bool)]
+
+    def _verify(
+        self,
+        plan: RoundPlan,
+        blocks: list[_Block],
+        draft_probabilities_C: np.ndarray,
+        times: TargetTimes,
+        finished: list[Sequence],
+    ) -> None:
+        """One target pass over the blocks and the prompt chunks; commit what it accepts."""
+        begin = time.perf_counter_ns()
+        lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
+        block_batch = _block_batch(blocks, lengths_R)
+        context = _context_batch(plan)
+        ready = [chunk for chunk in plan.chunks if chunk.completes_context]
+        chunk_ends = np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks], dtype=np.int64)
+        ready_index = [
+            len(block_batch) + end - 1
+            for chunk, end in zip(plan.chunks, chunk_ends.tolist(), strict=True)
+            if chunk.completes_context
+        ]
+        logits = self._target.forward(
+            plan.page_updates,
+            FlatBatch(
+                np.concatenate([block_batch.token_ids_T, context.token_ids_T]),
+                np.concatenate([block_batch.slots_T, context.slots_T]),
+                np.concatenate([block_batch.positions_T, context.positions_T]),
+            ),
+            np.r_[np.arange(len(block_batch)), ready_index].astype(np.int64),
+        )
+        distributions = distributions_from_logits(logits[:, : self._vocab_size], self._settings)
+        accepted_R = self._accept(blocks, lengths_R, distributions, draft_probabilities_C)
+        starts_R = np.cumsum(lengths_R) - lengths_R
+        self._decisions = distributions.select(
+            torch.from_numpy(
+                np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
+            ).to(distributions.device)
+        )
+        order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
+        self._decision_of = {number: index for index, number in enumerate(order)}
+        elapsed = time.perf_counter_ns() - begin
+        times.prefill = elapsed * len(context) // (len(context) + len(block_batch))
+        times.verify = elapsed - times.prefill
+        for block, count in zip(blocks, accepted_R.tolist(), strict=True):
+            self._commit_block(block, count, finished)
+
+    def _accept(
+        self,
+        blocks: list[_Block],
+        lengths_R: np.ndarray,
+        distributions: Distributions,
+        draft_probabilities_C: np.ndarray,
+    ) -> np.ndarray:
+        """How many candidates each block keeps, by the rejection rule."""
+        num_candidates_R = lengths_R - 1
+        if not num_candidates_R.sum():
+            return np.zeros(len(blocks), np.int64)
+        rows_C, steps_C = (
+            np.repeat(np.arange(len(blocks)), num_candidates_R),
+            arange_segments(num_candidates_R),
+        )
+        # The pass's output at a block's i-th token judges candidate i, which stands right behind it.
+        index_C = (np.cumsum(lengths_R) - lengths_R)[rows_C] + steps_C
+        candidate_ids_C = torch.tensor([token for block in blocks for token in block.candidate_ids])
+        first_R = np.array([len(block.sequence.token_ids) for block in blocks], np.int64)
+        num_steps_R = np.array([block.sequence.counters.num_steps for block in blocks], np.int64)
+        stream_keys_R = np.array([block.sequence.stream_key for block in blocks], np.int64)
+        uniforms_C = uniforms(
+            torch.from_numpy(stream_keys_R[rows_C]),
+            torch.from_numpy(first_R[rows_C] + steps_C),
+            torch.from_numpy(num_steps_R[rows_C]),
+            Purpose.ACCEPT,
+        )
+        device = distributions.device
+        target_C: Tensor = distributions.select(torch.from_numpy(index_C).to(device)).probabilities_of(
+            candidate_ids_C.to(device)
+        )
+        flags_C = accepted_flags(target_C.cpu(), torch.from_numpy(draft_probabilities_C), uniforms_C)
+        return num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy()
+
+    def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:
+        sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
+        num_kept, reason = self._stop_rules.examine(sequence, accepted_ids)
+        num_drafted = len(block.candidate_ids)
+        sequence.end_block(accepted_ids[:num_kept], num_drafted)
+        self._ledger.shard(sequence.request.shard).observe_block(
+            num_drafted=num_drafted, num_accepted=num_kept
+        )
+        if reason is not None:
+            self._finish(sequence, reason, finished)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Sequence]) -> None:
+        sequence.finish_reason = reason
+        sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
+        self._scheduler.finish(sequence)
+        finished.append(sequence)
+
+
+def _context_batch(plan: RoundPlan) -> FlatBatch:
+    chunks = plan.chunks
+    lengths = np.array([chunk.end - chunk.begin for chunk in chunks], np.int64)
+    begins = np.array([chunk.begin for chunk in chunks], np.int64)
+    token_ids = [token for chunk in chunks for token in chunk.sequence.token_ids[chunk.begin : chunk.end]]
+    return FlatBatch(
+        np.array(token_ids, np.int64),
+        np.repeat(np.array([chunk.sequence.slot for chunk in chunks], np.int64), lengths),
+        np.repeat(begins, lengths) + arange_segments(lengths),
+    )
+
+
+def _block_batch(blocks: list[_Block], lengths_R: np.ndarray) -> FlatBatch:
+    token_ids = [token for block in blocks for token in (block.sequence.token_ids[-1], *block.candidate_ids)]
+    firsts = np.array([len(block.sequence.token_ids) - 1 for block in blocks], np.int64)
+    return FlatBatch(
+        np.array(token_ids, np.int64),
+        np.repeat(np.array([block.sequence.slot for block in blocks], np.int64), lengths_R),
+        np.repeat(firsts, lengths_R) + arange_segments(lengths_R),
+    )

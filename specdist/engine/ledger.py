@@ -1,0 +1,99 @@
+"""Books every round's work to the shards whose rows took part in it.
+
+Rows of two shards may share a pass: no row waits for another, not even at the end of a shard. Times are split
+by the number of rows; a pass is counted once, for the shard of its oldest row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from specdist.engine.proposals import RoleTimes
+from specdist.engine.scheduler import RoundPlan
+from specdist.engine.sequence import Sequence
+from specdist.stats import Stats, TargetTimes, split_proportionally
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where the books stood when a sequence was admitted."""
+
+    elapsed_ns: int
+    num_draft_passes: int
+    num_target_passes: int
+
+
+class Ledger:
+    """Statistics per shard."""
+
+    def __init__(self) -> None:
+        self._shards: defaultdict[int, Stats] = defaultdict(Stats)
+        self._now = _Mark(0, 0, 0)
+        self._admitted: dict[int, _Mark] = {}
+
+    def shard(self, shard: int) -> Stats:
+        """The shard's statistics so far."""
+        return self._shards[shard]
+
+    def close_shard(self, shard: int) -> Stats:
+        """The shard is finished: hand over its statistics."""
+        return self._shards.pop(shard, Stats())
+
+    def open_round(self, plan: RoundPlan) -> None:
+        """Note where the books stand when a sequence is admitted."""
+        for sequence in plan.opened:
+            self._admitted.setdefault(sequence.order, self._now)
+            self._shards[sequence.request.shard].num_shared_prompt_tokens += sequence.num_shared
+
+    def book_round(
+        self,
+        plan: RoundPlan,
+        *,
+        wall_ns: int,
+        target: TargetTimes,
+        draft: RoleTimes,
+        num_target_passes: int,
+        num_draft_passes: int,
+        target_peak_bytes: int,
+    ) -> None:
+        """Split a finished round over the shards of its rows."""
+        sequences = plan.decoding + [chunk.sequence for chunk in plan.chunks]
+        rows_per_shard = Counter(sequence.request.shard for sequence in sequences)
+        first = self._shards[sequences[0].request.shard]
+        first.num_target_passes += num_target_passes
+        first.num_draft_passes += num_draft_passes
+        first.num_preemptions += plan.num_preempted
+        self._now = _Mark(
+            self._now.elapsed_ns + wall_ns,
+            self._now.num_draft_passes + num_draft_passes,
+            self._now.num_target_passes + num_target_passes,
+        )
+        for shard, part in split_proportionally(wall_ns, rows_per_shard).items():
+            self._shards[shard].wall_ns += part
+        for name, amount in dataclasses.asdict(target).items():
+            for shard, part in split_proportionally(amount, rows_per_shard).items():
+                times = self._shards[shard].target_ns
+                setattr(times, name, getattr(times, name) + part)
+        for name in ("prefill", "draft", "transfer", "idle"):
+            for shard, part in split_proportionally(getattr(draft, name), rows_per_shard).items():
+                draft_times = self._shards[shard].draft_ns
+                setattr(draft_times, name, getattr(draft_times, name) + part)
+        for shard in rows_per_shard:
+            peak = self._shards[shard].peak_memory_bytes
+            peak.target = max(peak.target, target_peak_bytes)
+            peak.draft = max(peak.draft, draft.peak_memory_bytes)
+
+    def book_completion(self, sequence: Sequence) -> None:
+        """Count a finished sequence."""
+        stats = self._shards[sequence.request.shard]
+        stats.num_completions += 1
+        stats.num_prompt_tokens += sequence.num_prompt_tokens
+        stats.num_completion_tokens += sequence.num_completion_tokens
+        mark = self._admitted.pop(sequence.order)
+        stats.cost_sums.observe(
+            time_ns=self._now.elapsed_ns - mark.elapsed_ns,
+            num_draft_passes=self._now.num_draft_passes - mark.num_draft_passes,
+            num_target_passes=self._now.num_target_passes - mark.num_target_passes,
+        )

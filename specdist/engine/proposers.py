@@ -1,0 +1,75 @@
+"""The proposers without a wire: the draft in the target's own process, and no draft at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import torch
+
+from specdist.engine.draft import DraftModel
+from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest, RoleTimes
+from specdist.sampling.random import Purpose, uniforms
+
+
+class ColocatedDraft:
+    """Target and draft in one process, one after the other."""
+
+    def __init__(self, draft: DraftModel) -> None:
+        self._draft = draft
+        self.max_draft_tokens = draft.max_draft_tokens
+        self._last = time.perf_counter_ns()
+
+    def propose(self, request: ProposalRequest) -> ProposalReply:
+        idle = time.perf_counter_ns() - self._last
+        reply = self._draft.draft(request)
+        followed = self._draft.follow_contexts(request)
+        times = dataclasses.replace(reply.times, prefill=followed.prefill, idle=idle)
+        self._last = time.perf_counter_ns()
+        return dataclasses.replace(reply, times=times)
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
+
+class NoDraft:
+    """Target-only generation: every decision is a plain draw, and nothing is drafted behind it."""
+
+    max_draft_tokens = 0
+
+    def __init__(self, num_slots: int) -> None:
+        self._stream_keys = np.zeros(num_slots, np.int64)
+        self._positions = np.zeros(num_slots, np.int64)
+
+    def propose(self, request: ProposalRequest) -> ProposalReply:
+        slots_R = request.slots_R
+        decision_ids_R = request.decision_ids_R.copy()
+        drawn = np.flatnonzero(decision_ids_R == DRAW)
+        if len(drawn):
+            assert request.decisions_W is not None
+            slots_W = torch.from_numpy(slots_R[drawn])
+            positions_W = torch.from_numpy(self._positions[slots_R[drawn]])
+            uniforms_W = uniforms(
+                torch.from_numpy(self._stream_keys)[slots_W],
+                positions_W,
+                torch.zeros_like(positions_W),
+                Purpose.DECIDE,
+            )
+            device = request.decisions_W.device
+            decision_ids_R[drawn] = request.decisions_W.draw(uniforms_W.to(device)).cpu().numpy()
+        self._positions[slots_R] += 1
+        self._stream_keys[request.opened.slots] = request.opened.stream_keys
+        self._positions[request.context.slots_T] = request.context.positions_T + 1
+        nothing = np.zeros(0, np.int64)
+        return ProposalReply(
+            decision_ids_R=decision_ids_R,
+            num_drafted_R=np.zeros(len(slots_R), np.int64),
+            candidate_ids_C=nothing,
+            draft_probabilities_C=nothing.astype(np.float64),
+            num_draft_passes=0,
+            times=RoleTimes(),
+        )
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""

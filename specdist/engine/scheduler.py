@@ -1,0 +1,173 @@
+"""Which tokens run in the next pass: continuous batching over the free pages. No tensors.
+
+A row that finishes frees its slot and pages, and the next request is admitted in the same round; prompts are
+prefilled in chunks under the pass's token budget. When the pages run out the youngest row is preempted: it
+waits, is prefilled again, and continues where its last block began.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specdist.cache.pages import PageTable, PageUpdates
+from specdist.engine.sequence import Request, Sequence
+from specdist.sampling.random import stream_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """Limits of a batch, in rows and tokens."""
+
+    max_batch_rows: int
+    max_batch_tokens: int
+    max_draft_tokens: int
+    max_new_tokens: int
+    max_seq_len: int
+    seed: int
+
+    @property
+    def num_slots(self) -> int:
+        """Rows in flight: each must always get its whole block into a pass, or the lengths of its blocks,
+        and with them its tokens, would depend on the other rows."""
+        return max(1, min(self.max_batch_rows, self.max_batch_tokens // (self.max_draft_tokens + 1)))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Context tokens ``begin .. end - 1`` of a sequence, to be prefilled in this pass."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def completes_context(self) -> bool:
+        return self.end == self.sequence.context_length
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """One round: rows that decode, each with the most candidates it may get, and prompt chunks beside them."""
+
+    decoding: list[Sequence]
+    draft_limits: list[int]
+    chunks: list[Chunk]
+    opened: list[Sequence]
+    page_updates: PageUpdates
+    num_preempted: int
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decoding and not self.chunks
+
+
+class Scheduler:
+    """Holds the waiting and the running sequences, in admission order."""
+
+    def __init__(self, settings: SchedulerSettings, pages: PageTable, requests: Iterator[Request]) -> None:
+        self.settings = settings
+        self._pages = pages
+        self._requests = requests
+        self._waiting: deque[Sequence] = deque()
+        self._free_slots = list(range(settings.num_slots - 1, -1, -1))
+        self._num_admitted = 0
+        self.running: list[Sequence] = []
+
+    def plan(self) -> RoundPlan:
+        """Decide the next round. Empty when every request is finished."""
+        limits, num_preempted = self._reserve_blocks()
+        decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
+        budget = self.settings.max_batch_tokens - sum(limits[sequence.order] + 1 for sequence in decoding)
+        chunks: list[Chunk] = []
+        for sequence in self.running:
+            if sequence.is_prefilling and budget > 0:
+                chunks.append(self._next_chunk(sequence, budget))
+                budget -= chunks[-1].end - chunks[-1].begin
+        opened: list[Sequence] = []
+        while budget > 0 and self._free_slots and (candidate := self._next_waiting()) is not None:
+            if not self._open(candidate):
+                self._waiting.appendleft(candidate)
+                break
+            opened.append(candidate)
+            chunks.append(self._next_chunk(candidate, budget))
+            budget -= chunks[-1].end - chunks[-1].begin
+        return RoundPlan(
+            decoding=decoding,
+            draft_limits=[limits[sequence.order] for sequence in decoding],
+            chunks=chunks,
+            opened=opened,
+            page_updates=self._pages.drain_updates(),
+            num_preempted=num_preempted,
+        )
+
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence has ended: its slot and pages are free for the next round."""
+        self._give_back(sequence)
+        self.running.remove(sequence)
+
+    def _reserve_blocks(self) -> tuple[dict[int, int], int]:
+        """Make room for every decoding row's next block; per sequence (by order) its most candidates."""
+        limits: dict[int, int] = {}
+        num_preempted = 0
+        for sequence in list(self.running):
+            if sequence.slot < 0 or sequence.is_prefilling:
+                continue
+            length = len(sequence.token_ids)
+            # Behind the candidates the pass always yields one token more.
+            limit = min(self.settings.max_draft_tokens, sequence.max_length - length - 2)
+            limits[sequence.order] = max(0, limit)
+            while sequence.slot >= 0 and not self._pages.extend(sequence.slot, length + 1 + max(0, limit)):
+                self._preempt(self.running[-1])
+                num_preempted += 1
+        return limits, num_preempted
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        sequence.rewind()
+        self._waiting.appendleft(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self._pages.close(sequence.slot)
+        self._free_slots.append(sequence.slot)
+
+    def _next_waiting(self) -> Sequence | None:
+        if self._waiting:
+            return self._waiting.popleft()
+        request = next(self._requests, None)
+        if request is None:
+            return None
+        self._num_admitted += 1
+        length = len(request.prompt_ids)
+        return Sequence(
+            request=request,
+            order=self._num_admitted,
+            stream_key=stream_key(self.settings.seed, request.row_id, request.sample_index),
+            max_length=min(length + self.settings.max_new_tokens, self.settings.max_seq_len),
+            token_ids=list(request.prompt_ids),
+        )
+
+    def _open(self, sequence: Sequence) -> bool:
+        """Admit if the context fits and, where other rows run, a block for each row fits beside it."""
+        slot = self._free_slots[-1]
+        num_shared = self._pages.open(slot, sequence.token_ids)
+        pages_per_block = self._pages.num_pages_for(self.settings.max_draft_tokens + 1) + 1
+        spare = (len(self.running) + 1) * pages_per_block if self.running else 0
+        length = len(sequence.token_ids)
+        missing = self._pages.num_pages_for(length) - num_shared // self._pages.page_size
+        if missing + spare > self._pages.num_available or not self._pages.extend(slot, length):
+            self._pages.close(slot)
+            return False
+        self._free_slots.pop()
+        sequence.admit(slot, num_shared)
+        self.running.append(sequence)
+        return True
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:
+        begin = sequence.num_prefilled
+        end = min(sequence.context_length, begin + budget)
+        sequence.num_prefilled = end
+        self._pages.publish(sequence.slot, end)
+        return Chunk(sequence, begin, end)

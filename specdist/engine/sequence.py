@@ -1,0 +1,145 @@
+"""One completion on its way: what was asked, what has been committed, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion to generate. ``shard`` says whose statistics its work belongs to."""
+
+    row_id: int
+    sample_index: int
+    prompt_ids: list[int]
+    shard: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A finished request. ``token_ids`` ends with the stop token, if one ended it; ``text`` is without it."""
+
+    request: Request
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the row has cost so far. Steps are target passes after the prompt; drafts those with candidates."""
+
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+
+    def after_step(self, *, num_draft_tokens: int, num_accepted: int) -> Counters:
+        return Counters(
+            self.num_steps + 1,
+            self.num_drafts + (num_draft_tokens > 0),
+            self.num_draft_tokens + num_draft_tokens,
+            self.num_accepted + num_accepted,
+        )
+
+
+@dataclass(eq=False)
+class Sequence:
+    """The state of a running request.
+
+    ``token_ids`` holds prompt and committed tokens. A round first appends the *decision* (the recovered or
+    bonus token of the last pass), then has the candidates behind it verified; those accepted are appended.
+
+    Attributes:
+        order: admission order; the youngest is preempted first.
+        slot: its row of the page table while it runs.
+        num_shared: leading tokens that it found in shared pages when it was admitted.
+        num_prefilled, context_length: how much of its context (the prompt, or what had been committed before
+            a preemption) the models have seen.
+        num_accepted: candidates that the last pass accepted; its decision is still to be drawn.
+        forced_decision: the decision of a preempted sequence, which was drawn before.
+    """
+
+    request: Request
+    order: int
+    stream_key: int
+    max_length: int
+    token_ids: list[int]
+    counters: Counters = Counters()
+    slot: int = -1
+    num_shared: int = 0
+    num_prefilled: int = 0
+    context_length: int = 0
+    num_accepted: int = 0
+    forced_decision: int | None = None
+    finish_reason: FinishReason | None = None
+    text: str = ""
+    # Where the current block began. A preempted sequence goes back there and repeats the block exactly,
+    # because its random numbers depend on position and step count alone.
+    _block: tuple[int, Counters] | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_prefilled < self.context_length
+
+    def admit(self, slot: int, num_shared: int) -> None:
+        """Start in ``slot``, with the first ``num_shared`` tokens already in shared pages."""
+        self.slot = slot
+        self.num_shared = self.num_prefilled = num_shared
+        self.context_length = len(self.token_ids)
+
+    def begin_block(self, decision: int) -> None:
+        """Commit the decision; a preemption goes back to here."""
+        self.forced_decision = None
+        self.token_ids.append(decision)
+        self._block = (len(self.token_ids), self.counters)
+
+    def drop_candidates(self, num_draft_tokens: int) -> None:
+        """The decision ended the sequence: what was drafted behind it is discarded, but was drafted."""
+        self.counters = replace(
+            self.counters, num_draft_tokens=self.counters.num_draft_tokens + num_draft_tokens
+        )
+
+    def end_block(self, accepted_ids: list[int], num_draft_tokens: int) -> None:
+        """Commit the accepted candidates of a verified block."""
+        self.token_ids += accepted_ids
+        self.num_accepted = len(accepted_ids)
+        self.counters = self.counters.after_step(
+            num_draft_tokens=num_draft_tokens, num_accepted=len(accepted_ids)
+        )
+
+    def rewind(self) -> None:
+        """Give up the slot: forget the current block and what the models have seen."""
+        if self._block is not None:
+            length, self.counters = self._block
+            del self.token_ids[length:]
+            self.forced_decision = self.token_ids.pop()
+        self._block = None
+        self.slot = -1
+        self.num_accepted = self.num_prefilled = self.context_length = 0
+
+    def completion(self) -> Completion:
+        assert self.finish_reason is not None
+        return Completion(
+            request=self.request,
+            token_ids=self.token_ids[self.num_prompt_tokens :],
+            text=self.text,
+            finish_reason=self.finish_reason,
+            num_spec_steps=self.counters.num_drafts,
+            num_draft_tokens=self.counters.num_draft_tokens,
+            num_accepted_draft_tokens=self.counters.num_accepted,
+        )

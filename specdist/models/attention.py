@@ -1,0 +1,193 @@
+"""Attention over the paged cache, plugged into any transformers model through its attention registry.
+
+The registry hands over queries, keys and values of one layer with the layer's own scale, sliding window and
+soft cap; what to do with them travels in the ``paged_attention`` keyword argument of the model call. So no
+model code is copied.
+
+T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per row, L keys per row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from specdist.models.flat import AttentionGroup, AttentionPlan
+
+ATTENTION_NAME = "specdist_paged"
+
+
+class LayerAttention(Protocol):
+    """What the models call once per layer."""
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor: ...
+
+
+def paged_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    *,
+    paged_attention: LayerAttention,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The registry's interface: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None)."""
+    del attention_mask, kwargs
+    output_THD = paged_attention.attend(
+        int(module.layer_idx),  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scale=scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return output_THD[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
+
+
+class LayerShapes:
+    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width)."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int, tuple[int, int]] = {}
+
+    def attend(
+        self, layer: int, queries_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor, **kwargs: Any
+    ) -> Tensor:
+        del values_TGD, kwargs
+        self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
+        return torch.zeros_like(queries_THD)
+
+
+class KeyValueCache:
+    """The pages' memory: per layer one matrix of keys and one of values, a page a row."""
+
+    def __init__(
+        self,
+        shapes: dict[int, tuple[int, int]],
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        self.num_pages = num_pages
+        self.shapes = shapes
+        # Zeros, not empty: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
+        self.keys, self.values = (
+            {
+                layer: torch.zeros(num_pages, page_size * heads * width, dtype=dtype, device=device)
+                for layer, (heads, width) in shapes.items()
+            }
+            for _ in range(2)
+        )
+
+    @staticmethod
+    def bytes_per_page(shapes: dict[int, tuple[int, int]], page_size: int, dtype: torch.dtype) -> int:
+        return 2 * page_size * dtype.itemsize * sum(heads * width for heads, width in shapes.values())
+
+
+class PagedAttention:
+    """One pass: writes its keys and values into the cache, then reads each group's pages."""
+
+    def __init__(self, cache: KeyValueCache, plan: AttentionPlan) -> None:
+        self._cache = cache
+        self._plan = plan
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
+        heads, width = self._cache.shapes[layer]
+        token_shape = (-1, heads * width)
+        page_keys.view(token_shape).index_copy_(0, self._plan.cache_index_T, keys_TGD.reshape(token_shape))
+        page_values.view(token_shape).index_copy_(
+            0, self._plan.cache_index_T, values_TGD.reshape(token_shape)
+        )
+        output_THD = None
+        for group in self._plan.groups:
+            index = group.query_index_RQ
+            group_queries = queries_THD if index is None else queries_THD[index]
+            keys_RGLD, values_RGLD = (
+                self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
+            )
+            group_output = _attend_group(
+                group, group_queries, keys_RGLD, values_RGLD, scale=scale, window=window, softcap=softcap
+            )
+            if group.output_index is None:
+                return group_output
+            if output_THD is None:
+                output_THD = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
+            source, destination = group.output_index
+            output_THD[destination] = group_output[source]
+        assert output_THD is not None
+        return output_THD
+
+    def _gather(self, pages: Tensor, group: AttentionGroup, heads: int, width: int) -> Tensor:
+        rows = pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
+        return rows.view(group.num_rows, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
+
+
+def _attend_group(
+    group: AttentionGroup,
+    queries: Tensor,
+    keys_RGLD: Tensor,
+    values_RGLD: Tensor,
+    *,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """[R × Q, H, D] → the same shape. Query heads that share a key/value head are laid out as more queries."""
+    num_rows, num_queries = group.num_rows, group.num_queries
+    num_kv_heads, width = keys_RGLD.shape[1], keys_RGLD.shape[3]
+    num_repeats = queries.shape[1] // num_kv_heads
+    folded = (
+        queries.reshape(num_rows, num_queries, num_kv_heads, num_repeats, width)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(num_rows, num_kv_heads, num_repeats * num_queries, width)
+    )
+    bias = group.bias(window, num_repeats, queries.dtype)
+    if softcap is None:
+        output = F.scaled_dot_product_attention(folded, keys_RGLD, values_RGLD, attn_mask=bias, scale=scale)
+    else:
+        scores = folded @ keys_RGLD.transpose(2, 3) * (width**-0.5 if scale is None else scale)
+        scores = softcap * torch.tanh(scores / softcap)
+        scores = scores if bias is None else scores + bias
+        output = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values_RGLD
+    return (
+        output.view(num_rows, num_kv_heads, num_repeats, num_queries, width)
+        .permute(0, 3, 1, 2, 4)
+        .reshape(num_rows * num_queries, num_kv_heads * num_repeats, width)
+    )

@@ -1,0 +1,155 @@
+"""The flat batch: the one shape in which both models are ever run.
+
+Parallel 1-D arrays of token ids, slots and positions: prompt chunks, verification blocks of different lengths
+and single draft steps are the same call and may be mixed in one. The tokens of a slot stand together, at
+consecutive positions. There is no padding and no batch axis.
+
+T flat tokens, S segments (a slot's tokens), R rows of a group, Q queries per row, L keys per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Rows share an attention call while the shortest has at least half the keys of the longest, so padding never
+# doubles the work; below this many keys the call itself costs more than the padding.
+FREE_PADDING_KEYS = 128
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """Tokens to run. ``token_ids`` may already be on the device; slots and positions are host int arrays."""
+
+    token_ids_T: np.ndarray | Tensor
+    slots_T: np.ndarray
+    positions_T: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.slots_T)
+
+
+def arange_segments(lengths_S: np.ndarray) -> np.ndarray:
+    """0, 1, .., n-1 for every segment of n tokens, one after the other."""
+    starts_S = np.cumsum(lengths_S) - lengths_S
+    return np.arange(lengths_S.sum()) - np.repeat(starts_S, lengths_S)
+
+
+@dataclass
+class AttentionGroup:
+    """Rows whose queries and keys are padded to common lengths for one attention call.
+
+    Attributes:
+        query_index_RQ: flat position of every query; None where the group is the whole batch, unpadded.
+        output_index: flat positions in the group's (row, query) order that are real, not padding.
+        pages: physical pages, row by row; a slice where they are consecutive and need no copy.
+        positions_RQ: position of every query; a key is visible at or before it.
+        sees_all_keys: every query is at the last key's position, as in a decoding step of equal lengths.
+    """
+
+    num_rows: int
+    num_queries: int
+    num_keys: int
+    query_index_RQ: Tensor | None
+    output_index: tuple[Tensor, Tensor] | None
+    pages: Tensor | slice
+    positions_RQ: Tensor
+    sees_all_keys: bool
+    _biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, out of the window, or
+        padding. None where every query sees every key. Built once per pass, shared by all layers."""
+        windowed = window is not None and window < self.num_keys
+        if self.sees_all_keys and not windowed:
+            return None
+        key = (window if windowed else None, num_repeats, dtype)
+        if key not in self._biases:
+            keys_L = torch.arange(self.num_keys, device=self.positions_RQ.device)
+            hidden_RQL = keys_L > self.positions_RQ[:, :, None]
+            if windowed:
+                hidden_RQL |= keys_L <= self.positions_RQ[:, :, None] - window
+            bias_RQL = torch.zeros(hidden_RQL.shape, dtype=dtype, device=keys_L.device)
+            bias_RQL.masked_fill_(hidden_RQL, -torch.inf)
+            self._biases[key] = bias_RQL.repeat(1, num_repeats, 1)[:, None]
+        return self._biases[key]
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Where a pass writes its keys and values, and which attention calls read them."""
+
+    cache_index_T: Tensor
+    groups: list[AttentionGroup]
+
+
+def plan_attention(
+    batch: FlatBatch, page_table: np.ndarray, page_size: int, device: torch.device
+) -> AttentionPlan:
+    """Group the batch's segments by similar lengths.
+
+    Args:
+        page_table: int [slots, pages]: physical page of every stretch of ``page_size`` positions.
+    """
+    slots_T, positions_T = batch.slots_T, batch.positions_T
+    starts_S = np.flatnonzero(np.r_[True, slots_T[1:] != slots_T[:-1]])
+    lengths_S = np.diff(np.r_[starts_S, len(slots_T)])
+    num_keys_S = positions_T[starts_S + lengths_S - 1] + 1
+    pages_T = page_table[slots_T, positions_T // page_size].astype(np.int64)
+    cache_index_T = torch.from_numpy(pages_T * page_size + positions_T % page_size).to(device)
+    groups = []
+    for members_R in _similar_segments(lengths_S, num_keys_S):
+        num_queries, num_keys = int(lengths_S[members_R].max()), int(num_keys_S[members_R].max())
+        num_pages = -(-num_keys // page_size)
+        last_R1 = lengths_S[members_R][:, None] - 1
+        # A padding query repeats the segment's last token: its output is computed and dropped.
+        index_RQ = starts_S[members_R][:, None] + np.minimum(np.arange(num_queries), last_R1)
+        whole = len(members_R) == len(starts_S) and index_RQ.size == len(batch)
+        in_order = whole and bool((index_RQ.ravel() == np.arange(len(batch))).all())
+        positions_RQ = positions_T[index_RQ]
+        groups.append(
+            AttentionGroup(
+                num_rows=len(members_R),
+                num_queries=num_queries,
+                num_keys=num_keys,
+                query_index_RQ=None if in_order else torch.from_numpy(index_RQ.ravel()).to(device),
+                output_index=None if in_order else _output_index(index_RQ, last_R1, device),
+                pages=_pages(page_table[slots_T[starts_S[members_R]], :num_pages], device),
+                positions_RQ=torch.from_numpy(positions_RQ).to(device),
+                sees_all_keys=bool(positions_RQ.min() == num_keys - 1),
+            )
+        )
+    return AttentionPlan(cache_index_T, groups)
+
+
+def _similar_segments(lengths_S: np.ndarray, num_keys_S: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield arrays of segment numbers whose numbers of queries, and of keys, are within a factor of two."""
+    buckets_S = np.ceil(np.log2(lengths_S)).astype(np.int64)
+    order = np.lexsort((np.arange(len(lengths_S)), num_keys_S, buckets_S)).tolist()
+    buckets, num_keys = buckets_S.tolist(), num_keys_S.tolist()
+    begin = 0
+    for end in range(1, len(order) + 1):
+        if end < len(order):
+            first, this = order[begin], order[end]
+            close = num_keys[this] <= max(2 * num_keys[first], FREE_PADDING_KEYS)
+            if buckets[this] == buckets[first] and close:
+                continue
+        yield np.sort(np.array(order[begin:end]))
+        begin = end
+
+
+def _output_index(index_RQ: np.ndarray, last_R1: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    real = np.flatnonzero((np.arange(index_RQ.shape[1]) <= last_R1).ravel())
+    return torch.from_numpy(real).to(device), torch.from_numpy(index_RQ.ravel()[real]).to(device)
+
+
+def _pages(pages_RP: np.ndarray, device: torch.device) -> Tensor | slice:
+    """A lone row whose pages lie side by side is read in place."""
+    first = int(pages_RP[0, 0])
+    if len(pages_RP) == 1 and bool((pages_RP[0] == np.arange(first, first + pages_RP.shape[1])).all()):
+        return slice(first, first + pages_RP.shape[1])
+    return torch.from_numpy(pages_RP.ravel().astype(np.int64)).to(device)

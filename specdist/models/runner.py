@@ -1,0 +1,79 @@
+"""One model and its share of the cache, behind one function: a forward over a flat batch.
+
+T flat tokens, N tokens whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.cache.pages import PageUpdates
+from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes, PagedAttention
+from specdist.models.flat import FlatBatch, plan_attention
+
+
+class ModelRunner:
+    """Runs a causal language model whose attention is ``specdist.models.attention``.
+
+    The page table here is a copy: :class:`specdist.cache.pages.PageTable` owns the pages and sends updates.
+    """
+
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self.model = model.eval()
+        self.device = device
+        self.dtype = next(model.parameters()).dtype
+        self._shapes = LayerShapes()
+        # A dry run of one token tells every layer's local shape, whatever the family and its sharding.
+        self._run(np.zeros(1, np.int64), np.zeros(1, np.int64), [0], self._shapes)
+        self._cache: KeyValueCache | None = None
+        self._page_table = np.zeros((0, 0), np.int32)
+
+    def bytes_per_page(self, page_size: int) -> int:
+        """Memory of one page on this device, in bytes."""
+        return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
+
+    def allocate(self, *, num_pages: int, page_size: int, num_slots: int, max_seq_len: int) -> None:
+        """Take the cache's memory, once."""
+        self._cache = KeyValueCache(
+            self._shapes.shapes,
+            num_pages=num_pages,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._page_table = np.zeros((num_slots, -(-max_seq_len // page_size)), np.int32)
+
+    def update_pages(self, updates: PageUpdates) -> None:
+        self._page_table[updates.slots, updates.indices] = updates.pages
+
+    def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
+        """Run the tokens, write their keys and values, and return logits [N, V] of the tokens at ``logits_index``."""
+        assert self._cache is not None, "allocate() comes first"
+        plan = plan_attention(batch, self._page_table, self._cache.page_size, self.device)
+        return self._run(
+            batch.token_ids_T, batch.positions_T, logits_index, PagedAttention(self._cache, plan)
+        )
+
+    @torch.inference_mode()
+    def _run(
+        self,
+        token_ids_T: np.ndarray | Tensor,
+        positions_T: np.ndarray,
+        logits_index: Sequence[int] | np.ndarray,
+        attention: LayerAttention,
+    ) -> Tensor:
+        # The output head needs at least one token; what it says of an unasked one is dropped.
+        kept = torch.as_tensor(np.asarray(logits_index if len(logits_index) else [0], np.int64))
+        output = self.model(
+            input_ids=torch.as_tensor(token_ids_T, dtype=torch.int64, device=self.device)[None],
+            position_ids=torch.as_tensor(positions_T, dtype=torch.int64, device=self.device)[None],
+            use_cache=False,
+            logits_to_keep=kept.to(self.device),
+            paged_attention=attention,
+        )
+        return output.logits[0, : len(logits_index)]

@@ -1,0 +1,112 @@
+"""From logits to the distribution that a token is drawn from, the same for target and draft.
+
+Logits → distribution → draw → accept are four separate steps. Greedy is the one-hot distribution through
+the same path: :class:`OneHot` stores only where its ones are, and obeys the same laws as :class:`Dense`.
+
+N distributions, V vocabulary, M of the N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """Temperature (0 = greedy), top-k (0 = all) and top-p (1 = all), applied in this order."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class OneHot:
+    """N distributions with all their mass on one token each."""
+
+    token_ids_N: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_ids_N.device
+
+    def select(self, index_M: Tensor) -> OneHot:
+        return OneHot(self.token_ids_N[index_M])
+
+    def probabilities_of(self, token_ids_N: Tensor) -> Tensor:
+        """float64 probability of one token per distribution."""
+        return (token_ids_N == self.token_ids_N).to(torch.float64)
+
+    def draw(self, uniforms_N: Tensor) -> Tensor:
+        """int64 token ids; the random numbers change nothing."""
+        del uniforms_N
+        return self.token_ids_N
+
+    def residual(self, draft: OneHot) -> OneHot:
+        """norm(max(0, target - draft)): all mass stays where the target has it unless both agree."""
+        del draft
+        return self
+
+
+@dataclass(frozen=True)
+class Dense:
+    """N distributions as rows of a float matrix; a row sums to 1 up to rounding."""
+
+    probabilities_NV: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.probabilities_NV.device
+
+    def select(self, index_M: Tensor) -> Dense:
+        return Dense(self.probabilities_NV[index_M])
+
+    def probabilities_of(self, token_ids_N: Tensor) -> Tensor:
+        """float64 probability of one token per distribution."""
+        return self.probabilities_NV.gather(1, token_ids_N[:, None])[:, 0].to(torch.float64)
+
+    def draw(self, uniforms_N: Tensor) -> Tensor:
+        """int64 token ids by the inverse of the cumulative distribution, summed in float64.
+
+        The first token whose cumulative mass exceeds u × total is one with positive probability.
+        """
+        cumulative_NV = self.probabilities_NV.cumsum(dim=1, dtype=torch.float64)
+        thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
+        return torch.searchsorted(cumulative_NV, thresholds_N1, right=True)[:, 0]
+
+    def residual(self, draft: Dense) -> Dense:
+        """norm(max(0, target - draft)) (Leviathan et al. 2023, Algorithm 1), never filtered again.
+
+        Where rounding leaves no mass (target and draft are equal) the target itself: a rejection there has
+        probability zero.
+        """
+        mass_NV = (self.probabilities_NV - draft.probabilities_NV).clamp_(min=0)
+        total_N1 = mass_NV.sum(dim=1, keepdim=True)
+        return Dense(torch.where(total_N1 > 0, mass_NV / total_N1, self.probabilities_NV))
+
+
+Distributions: TypeAlias = OneHot | Dense
+
+
+def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Distributions:
+    """Temperature, then top-k, then top-p, as transformers' logits processors define them."""
+    if settings.is_greedy:
+        return OneHot(logits_NV.argmax(dim=1))
+    scores_NV = logits_NV.float() / settings.temperature
+    if 0 < settings.top_k < scores_NV.shape[1]:
+        kth_N1 = scores_NV.topk(settings.top_k, dim=1).values[:, -1:]
+        scores_NV = scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)
+    if settings.top_p < 1:
+        ascending_NV, order_NV = scores_NV.sort(dim=1)
+        outside_NV = ascending_NV.softmax(dim=1).cumsum(dim=1) <= 1 - settings.top_p
+        outside_NV[:, -1] = False
+        scores_NV = scores_NV.masked_fill(outside_NV.scatter(1, order_NV, outside_NV), -torch.inf)
+    return Dense(scores_NV.softmax(dim=1))

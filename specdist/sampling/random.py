@@ -1,0 +1,78 @@
+"""Counter-based random numbers: every draw is a pure function of what it is for.
+
+A number is keyed by (seed, row, sample) through the row's *stream key*, and by (position, attempt, purpose)
+through a counter. So a completion does not depend on which rows share its batch, on the shard plan or on a
+restart, and one number never serves two purposes. The mixer is SplitMix64's finaliser (Steele, Lea, Flood
+2014), a bijection on 64 bits, applied twice with the key between.
+
+R rows, N any shape.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+WORD = 2**64
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+MULTIPLIER_1 = 0xBF58476D1CE4E5B9
+MULTIPLIER_2 = 0x94D049BB133111EB
+
+PURPOSE_BITS = 2
+ATTEMPT_BITS = 30
+# 52 bits: the largest number, 1 - 2**-52, times any total mass stays strictly below that mass in float64.
+UNIFORM_BITS = 52
+
+
+class Purpose(IntEnum):
+    """What a random number decides. Reusing one for another purpose would bias the output silently."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    DECIDE = 2  # the recovered token after a rejection, or the bonus token after a fully accepted block
+
+
+def signed(word: int) -> int:
+    """The 64-bit word as the signed integer that an int64 tensor holds."""
+    word %= WORD
+    return word - WORD if word >= WORD // 2 else word
+
+
+def _mix_word(word: int) -> int:
+    word = ((word ^ (word >> 30)) * MULTIPLIER_1) % WORD
+    word = ((word ^ (word >> 27)) * MULTIPLIER_2) % WORD
+    return word ^ (word >> 31)
+
+
+def stream_key(seed: int, row_id: int, sample_index: int) -> int:
+    """The key of one completion's random stream, as a signed 64-bit integer."""
+    key = _mix_word(seed + GOLDEN_GAMMA)
+    for part in (row_id, sample_index):
+        key = _mix_word((key ^ part) + GOLDEN_GAMMA)
+    return signed(key)
+
+
+def _shift_right(words_N: Tensor, bits: int) -> Tensor:
+    return (words_N >> bits) & ((1 << (64 - bits)) - 1)  # int64's own shift copies the sign
+
+
+def _mix(words_N: Tensor) -> Tensor:
+    words_N = (words_N ^ _shift_right(words_N, 30)) * signed(MULTIPLIER_1)
+    words_N = (words_N ^ _shift_right(words_N, 27)) * signed(MULTIPLIER_2)
+    return words_N ^ _shift_right(words_N, 31)
+
+
+def uniforms(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, purpose: Purpose) -> Tensor:
+    """float64 numbers in [0, 1), one per (stream, position, attempt), for one purpose.
+
+    Args:
+        stream_keys_N: int64, from :func:`stream_key`; broadcasts with the others.
+        positions_N: int64 position in the row of the token that the number decides, below 2**32.
+        attempts_N: int64 count of the row's verification steps so far, below 2**30: a position that is
+            drafted again after a rejection gets a fresh number.
+    """
+    counters_N = (positions_N << (ATTEMPT_BITS + PURPOSE_BITS)) | (attempts_N << PURPOSE_BITS) | int(purpose)
+    words_N = _mix(_mix(counters_N * signed(GOLDEN_GAMMA) + stream_keys_N) ^ stream_keys_N)
+    return _shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) * 2.0**-UNIFORM_BITS

@@ -1,0 +1,124 @@
+"""An engine on tiny random models, in this process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from specdist.cache.pages import PageTable
+from specdist.engine.draft import DraftModel
+from specdist.engine.engine import Engine
+from specdist.engine.ledger import Ledger
+from specdist.engine.proposals import Proposer
+from specdist.engine.proposers import ColocatedDraft, NoDraft
+from specdist.engine.scheduler import Scheduler, SchedulerSettings
+from specdist.engine.sequence import Completion, Request
+from specdist.engine.stopping import StopRules
+from specdist.engine.targets import LocalTarget
+from specdist.models.attention import ATTENTION_NAME
+from specdist.models.runner import ModelRunner
+from specdist.policies import FixedLength
+from specdist.sampling.distributions import SamplingSettings
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 4
+
+
+def paged_runner(model: PreTrainedModel) -> ModelRunner:
+    model = copy.deepcopy(model)
+    model.set_attn_implementation(ATTENTION_NAME)
+    return ModelRunner(model, CPU)
+
+
+def decode(token_ids: list[int]) -> str:
+    """A text in which every token is one letter, so that stop strings can be placed exactly."""
+    return "".join(chr(ord("A") + token_id) for token_id in token_ids)
+
+
+class Replica:
+    """Both models with their caches; ``generate`` may be called again and again."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | None,
+        *,
+        num_draft_tokens: int = 4,
+        settings: SamplingSettings | None = None,
+        eos: Sequence[int] = (),
+        stop: Sequence[str] = (),
+        max_new_tokens: int = 20,
+        max_batch_rows: int = 8,
+        max_batch_tokens: int = 64,
+        max_seq_len: int = 96,
+        num_pages: int = 512,
+        seed: int = 0,
+    ) -> None:
+        self.settings = settings or SamplingSettings(temperature=0.0)
+        self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
+        self.scheduling = SchedulerSettings(
+            max_batch_rows=max_batch_rows,
+            max_batch_tokens=max_batch_tokens,
+            max_draft_tokens=num_draft_tokens if draft is not None else 0,
+            max_new_tokens=max_new_tokens,
+            max_seq_len=max_seq_len,
+            seed=seed,
+        )
+        self.num_pages = num_pages
+        self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
+        self.max_seq_len = max_seq_len
+        self.runners = [paged_runner(model) for model in (target, draft) if model is not None]
+        for runner in self.runners:
+            runner.allocate(
+                num_pages=num_pages,
+                page_size=PAGE_SIZE,
+                num_slots=self.scheduling.num_slots,
+                max_seq_len=max_seq_len,
+            )
+        self.policy = FixedLength(num_draft_tokens)
+        self.ledger = Ledger()
+
+    def proposer(self) -> Proposer:
+        if len(self.runners) == 1:
+            return NoDraft(self.scheduling.num_slots)
+        return ColocatedDraft(
+            DraftModel(
+                self.runners[1],
+                self.policy,
+                settings=self.settings,
+                vocab_size=self.vocab_size,
+                stop_token_ids=self.stop_rules.token_ids,
+                num_slots=self.scheduling.num_slots,
+                max_seq_len=self.max_seq_len,
+            )
+        )
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Completions in the order of their requests."""
+        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.scheduling.num_slots)
+        self.ledger = Ledger()
+        self.scheduler = Scheduler(self.scheduling, pages, iter(requests))
+        engine = Engine(
+            target=LocalTarget(self.runners[0]),
+            proposer=self.proposer(),
+            scheduler=self.scheduler,
+            settings=self.settings,
+            stop_rules=self.stop_rules,
+            vocab_size=self.vocab_size,
+            ledger=self.ledger,
+        )
+        completions = list(engine.run())
+        assert pages.num_available == pages.num_pages, "a finished row kept its pages"
+        order = {(r.row_id, r.sample_index): index for index, r in enumerate(requests)}
+        return sorted(completions, key=lambda c: order[c.request.row_id, c.request.sample_index])
+
+
+def requests_for(prompts: Sequence[Sequence[int]], num_samples: int = 1) -> list[Request]:
+    return [
+        Request(row_id=row, sample_index=sample, prompt_ids=list(prompt))
+        for row, prompt in enumerate(prompts)
+        for sample in range(num_samples)
+    ]

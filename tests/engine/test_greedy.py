@@ -1,0 +1,52 @@
+"""Greedy output is token-identical to transformers' own generate."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.engine.harness import Replica, requests_for
+from tests.models.families import VOCAB_SIZE, tiny_model
+
+FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "mistral")
+MAX_NEW_TOKENS = 24
+
+
+def prompts_of_lengths(*lengths: int) -> list[list[int]]:
+    generator = np.random.default_rng(7)
+    return [generator.integers(2, VOCAB_SIZE, size=length).tolist() for length in lengths]
+
+
+def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> list[int]:
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=MAX_NEW_TOKENS,
+            eos_token_id=eos,
+            pad_token_id=0,
+        )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_token_identical_with_a_draft_that_often_misses(family: str) -> None:
+    target = tiny_model(family)
+    draft = tiny_model(family, seed=0)
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    prompts = prompts_of_lengths(3, 17, 9, 31, 1, 12)
+    free_running = [reference(target, prompt, None) for prompt in prompts]
+    # A token from the middle of one answer as the stop token: rows end inside blocks, at different times.
+    eos = free_running[1][10]
+    expected = [reference(target, prompt, eos) for prompt in prompts]
+    replica = Replica(
+        target, draft, num_draft_tokens=4, eos=[eos], max_new_tokens=MAX_NEW_TOKENS, max_batch_rows=4
+    )
+    completions = replica.generate(requests_for(prompts))
+    assert [completion.token_ids for completion in completions] == expected
+    assert any(len(ids) < MAX_NEW_TOKENS for ids in expected)
+    stats = replica.ledger.close_shard(0)
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens

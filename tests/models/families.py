@@ -1,0 +1,48 @@
+"""Tiny random models of every family that the engine promises to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCAB_SIZE = 96
+
+_COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    # Wide weights: peaked distributions, so that a wrong mask or a stale key changes the likeliest token.
+    "initializer_range": 0.2,
+}
+_WITHOUT_GQA = {key: _COMMON[key] for key in _COMMON if key not in ("num_key_value_heads", "head_dim")}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _COMMON,
+    "qwen2": {key: _COMMON[key] for key in _COMMON if key != "head_dim"},
+    "qwen3": _COMMON,
+    "mistral": {**_COMMON, "sliding_window": 16},
+    "gemma": _COMMON,
+    "gemma2": {**_COMMON, "sliding_window": 16, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
+    "gpt_neox": {**_WITHOUT_GQA, "rotary_pct": 0.5},
+    "gpt2": {
+        "vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256,
+        "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.2,
+    },
+}  # fmt: skip
+
+
+def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """A random float32 model with transformers' own attention; the same seed gives the same weights."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
