@@ -30,7 +30,7 @@ from specdist.sampling.random import Purpose, uniforms
 
 
 class DraftSteps:
-    """The distributions of one block's candidates: step i holds those of the rows that drafted an i-th token."""
+    """The distributions of one block's candidates: step i holds those of the rows with an i-th candidate."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[np.ndarray, Distributions]] = []
@@ -39,7 +39,7 @@ class DraftSteps:
         self._steps.append((slots_A, distributions_A))
 
     def at_rejections(self, slots_W: np.ndarray, depths_W: np.ndarray, like: Dense) -> Dense:
-        """Per row the draft's distribution of its candidate number ``depth``; zeros where it drafted fewer."""
+        """Per row the draft's distribution of its candidate number ``depth``; zeros if it has fewer."""
         rows_WV = torch.zeros_like(like.probabilities_NV)
         for depth, (slots_A, distributions_A) in enumerate(self._steps):
             wanted = np.flatnonzero(depths_W == depth)
@@ -67,12 +67,13 @@ class DraftModel:
         max_seq_len: int,
     ) -> None:
         self._runner = runner
+        self.device = runner.device
         self._policy = policy
         self._settings = settings
         self._vocab_size = vocab_size
         self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
         self.max_draft_tokens = policy.max_draft_tokens
-        # Tokens by position: the prompt where it was run, what was committed, and the last candidates behind it.
+        # Tokens by position: the context that was run, what was committed, and the candidates behind it.
         self._token_ids = np.zeros((num_slots, max_seq_len + policy.max_draft_tokens + 1), np.int64)
         self._num_committed = np.zeros(num_slots, np.int64)
         self._num_computed = np.zeros(num_slots, np.int64)
@@ -82,7 +83,7 @@ class DraftModel:
         self._steps = DraftSteps()
 
     def draft(self, request: ProposalRequest) -> ProposalReply:
-        """Draw the decisions, then candidates, until every row has its limit, a stop token, or its policy's end."""
+        """Draw the decisions, then candidates until a row's limit, a stop token, or its policy's end."""
         begin = time.perf_counter_ns()
         self._runner.update_pages(request.page_updates)
         self._settle(request)
@@ -98,7 +99,7 @@ class DraftModel:
             num_draft_passes=num_passes,
             times=RoleTimes(
                 draft=time.perf_counter_ns() - begin,
-                peak_memory_bytes=peak_memory_bytes(self._runner.device),
+                peak_memory_bytes=peak_memory_bytes(self.device),
             ),
         )
 
@@ -129,7 +130,7 @@ class DraftModel:
             target_W = request.decisions_W
             assert isinstance(target_W, Dense)
             slots_W = slots_R[drawn]
-            # A fully accepted block has no draft distribution here: its residual is the target's own, the bonus.
+            # Behind a fully accepted block the draft has no distribution: the residual is the target's own.
             draft_W = self._steps.at_rejections(slots_W, depths_R[drawn], like=target_W)
             uniforms_W = self._uniforms(slots_W, positions_R[drawn], self._num_steps[slots_W], Purpose.DECIDE)
             decision_ids_R[drawn] = target_W.residual(draft_W).draw(uniforms_W).cpu().numpy()
@@ -170,7 +171,7 @@ class DraftModel:
         return active_A[wanted_A & ~stopped_A & (depth < request.draft_limits_R[active_A])]
 
     def _next_distributions(self, slots_A: np.ndarray, ends_A: np.ndarray) -> Distributions:
-        """Run each row's tokens that the cache lacks, up to position ``end - 1``; distributions of what follows."""
+        """Run each row's tokens up to ``end - 1`` that the cache lacks; distributions of what follows."""
         begins_A = self._num_computed[slots_A]
         lengths_A = ends_A - begins_A
         slots_T = np.repeat(slots_A, lengths_A)
@@ -189,4 +190,4 @@ class DraftModel:
             torch.from_numpy(attempts),
             purpose,
         )
-        return numbers.to(self._runner.device)
+        return numbers.to(self.device)

@@ -3,7 +3,8 @@
 Every round commits (accepted + 1) tokens per row. A row without candidates is an ordinary row, so prompt,
 target-only and speculative rounds are the same round.
 
-R rows that decode, C candidates of all rows one after the other, T flat tokens, W rows whose decision is drawn.
+R rows that decode, C candidates of all rows one after the other, T flat tokens, W rows whose decision is
+drawn.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One round: rows that decode, each with the most candidates it may get, and prompt chunks beside them."""
+    """One round: rows that decode, the most candidates of each, and the prompt chunks beside them."""
 
     decoding: list[Sequence]
     draft_limits: list[int]

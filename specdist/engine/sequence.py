@@ -33,7 +33,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the row has cost so far. Steps are target passes after the prompt; drafts those with candidates."""
+    """What the row has cost. Steps are target passes after the prompt; drafts those with candidates."""
 
     num_steps: int = 0
     num_drafts: int = 0

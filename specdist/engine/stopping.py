@@ -1,4 +1,4 @@
-"""Where a completion ends: stop tokens, stop strings, length. Cuts a block wherever the end falls inside it."""
+"""Where a completion ends: stop tokens, stop strings, length. The end may fall anywhere inside a block."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StopRules:
     strings: tuple[str, ...] = field(default=())
 
     def examine(self, sequence: Sequence, new_ids: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of the new tokens belong to the completion, and why it ends with the last of them, if so."""
+        """How many of the new tokens belong to the completion, and why it ends there, if it does."""
         reason: FinishReason | None = None
         num_kept = len(new_ids)
         room = sequence.max_length - len(sequence.token_ids)

@@ -9,6 +9,7 @@ T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from transformers import AttentionInterface
 from specdist.models.flat import AttentionGroup, AttentionPlan
 
 ATTENTION_NAME = "specdist_paged"
+HARMLESS_TENSORS = {"position_ids", "cache_position", "logits_to_keep"}
 
 
 class LayerAttention(Protocol):
@@ -34,6 +36,7 @@ class LayerAttention(Protocol):
         scale: float | None,
         window: int | None,
         softcap: float | None,
+        extra: Mapping[str, Any],
     ) -> Tensor: ...
 
 
@@ -51,7 +54,7 @@ def paged_attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The registry's interface: query [1, H, T, D], key and value [1, G, T, D] → ([1, T, H, D], None)."""
-    del attention_mask, kwargs
+    del attention_mask
     output_THD = paged_attention.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
@@ -60,6 +63,7 @@ def paged_attention_forward(
         scale=scaling,
         window=sliding_window,
         softcap=softcap,
+        extra=kwargs,
     )
     return output_THD[None], None
 
@@ -68,16 +72,32 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 
 
 class LayerShapes:
-    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width)."""
+    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width).
+
+    ``foreign`` names tensors that a layer hands over for a kind of attention that is not implemented here
+    (such as attention sinks), and that would be ignored without an error.
+    """
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}
+        self.foreign: set[str] = set()
 
     def attend(
-        self, layer: int, queries_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor, **kwargs: Any
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        *,
+        extra: Mapping[str, Any],
+        **settings: Any,
     ) -> Tensor:
-        del values_TGD, kwargs
+        del settings
         self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
+        tensors = {name for name, value in extra.items() if isinstance(value, Tensor)}
+        self.foreign |= tensors - HARMLESS_TENSORS
+        if values_TGD.shape != keys_TGD.shape:
+            self.foreign.add("values narrower or wider than keys")
         return torch.zeros_like(queries_THD)
 
 
@@ -127,6 +147,7 @@ class PagedAttention:
         scale: float | None,
         window: int | None,
         softcap: float | None,
+        extra: Mapping[str, Any],
     ) -> Tensor:
         page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
         heads, width = self._cache.shapes[layer]
@@ -169,7 +190,7 @@ def _attend_group(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """[R × Q, H, D] → the same shape. Query heads that share a key/value head are laid out as more queries."""
+    """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it."""
     num_rows, num_queries = group.num_rows, group.num_queries
     num_kv_heads, width = keys_RGLD.shape[1], keys_RGLD.shape[3]
     num_repeats = queries.shape[1] // num_kv_heads

@@ -64,14 +64,15 @@ class AttentionGroup:
     def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, out of the window, or
         padding. None where every query sees every key. Built once per pass, shared by all layers."""
-        windowed = window is not None and window < self.num_keys
-        if self.sees_all_keys and not windowed:
+        if window is not None and window >= self.num_keys:
+            window = None
+        if self.sees_all_keys and window is None:
             return None
-        key = (window if windowed else None, num_repeats, dtype)
+        key = (window, num_repeats, dtype)
         if key not in self._biases:
             keys_L = torch.arange(self.num_keys, device=self.positions_RQ.device)
             hidden_RQL = keys_L > self.positions_RQ[:, :, None]
-            if windowed:
+            if window is not None:
                 hidden_RQL |= keys_L <= self.positions_RQ[:, :, None] - window
             bias_RQL = torch.zeros(hidden_RQL.shape, dtype=dtype, device=keys_L.device)
             bias_RQL.masked_fill_(hidden_RQL, -torch.inf)

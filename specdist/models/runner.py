@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageUpdates
+from specdist.errors import UserError
 from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
 
@@ -30,6 +31,15 @@ class ModelRunner:
         self._shapes = LayerShapes()
         # A dry run of one token tells every layer's local shape, whatever the family and its sharding.
         self._run(np.zeros(1, np.int64), np.zeros(1, np.int64), [0], self._shapes)
+        num_layers = model.config.get_text_config().num_hidden_layers
+        if len(self._shapes.shapes) != num_layers or self._shapes.foreign:
+            reason = ", ".join(sorted(self._shapes.foreign)) or (
+                f"only {len(self._shapes.shapes)} of {num_layers} layers have attention"
+            )
+            raise UserError(
+                f"{model.name_or_path} is of the family {model.config.model_type}, whose attention specdist "
+                f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
+            )
         self._cache: KeyValueCache | None = None
         self._page_table = np.zeros((0, 0), np.int32)
 
@@ -52,7 +62,7 @@ class ModelRunner:
         self._page_table[updates.slots, updates.indices] = updates.pages
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
-        """Run the tokens, write their keys and values, and return logits [N, V] of the tokens at ``logits_index``."""
+        """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
         assert self._cache is not None, "allocate() comes first"
         plan = plan_attention(batch, self._page_table, self._cache.page_size, self.device)
         return self._run(

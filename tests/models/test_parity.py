@@ -1,6 +1,7 @@
 """The flat forward over the paged cache against one plain transformers forward per row."""
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from specdist.models.attention import ATTENTION_NAME
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
+from tests.ranks import run_ranks
 
 PAGE_SIZE = 4
 # float32 sums in another order; the logits are of order 1 to 10.
@@ -28,7 +30,7 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
     generator = np.random.default_rng(0)
     rows = {slot: generator.integers(2, VOCAB_SIZE, size=length) for slot, length in
             {4: 41, 0: 23, 2: 70, 1: 9}.items()}  # fmt: skip
-    # Prompts whole, verification blocks, single steps and a resumed chunk, mixed; rows begin at different times.
+    # Whole prompts, verification blocks, single steps and later chunks, mixed; rows begin at different times.
     schedule = [{4: 20, 0: 5}, {4: 21, 2: 60}, {4: 25, 0: 12, 2: 61, 1: 3}, {4: 41, 0: 23, 2: 70, 1: 9}]
     done = dict.fromkeys(rows, 0)
     expected = {}
@@ -50,3 +52,14 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
         wanted = torch.cat([expected[slot][done[slot] : end] for slot, end in ends.items()])
         torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE)
         done.update(ends)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) -> None:
+    families = [family for family in FAMILIES if family != "gpt2"]
+    for family in families:
+        model = tiny_model(family, tie_word_embeddings=tied)
+        model.save_pretrained(tmp_path / family, max_shard_size="60KB")
+        assert len(list((tmp_path / family).glob("*.safetensors"))) > 1
+    run_ranks("tests.models.sliced_parity", 3, *(str(tmp_path / family) for family in families))

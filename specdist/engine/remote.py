@@ -1,0 +1,140 @@
+"""The draft on a rank of its own: the proposer that asks it, and the loop in which it answers.
+
+Target → draft: counts, decisions and context tokens as one message of integers, and one probability row
+for each row whose decision is to be drawn. Draft → target: token ids and the scalar probability of each
+candidate. Messages carry the number of the target group that they belong to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from specdist.cache.pages import PageUpdates
+from specdist.engine.draft import DraftModel
+from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.wire import as_ints, wire_from, wire_to
+from specdist.models.flat import FlatBatch
+from specdist.sampling.distributions import Dense
+
+REQUEST, CLOSE = 0, 1
+
+
+class RemoteDraft:
+    """The proposer in the target's lead process."""
+
+    def __init__(self, draft_rank: int, *, max_draft_tokens: int, group: int = 0) -> None:
+        self._rank = draft_rank
+        self._group = group
+        self._requests = wire_to(draft_rank)
+        self._replies = wire_from(draft_rank)
+        self.max_draft_tokens = max_draft_tokens
+
+    def propose(self, request: ProposalRequest) -> ProposalReply:
+        self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
+        if request.decisions_W is not None:
+            assert isinstance(request.decisions_W, Dense)
+            dist.send(request.decisions_W.probabilities_NV.contiguous(), self._rank)
+        return _reply_from_arrays(self._replies.receive())
+
+    def close(self) -> None:
+        self._requests.send([np.array([CLOSE, self._group])])
+
+
+def serve_drafts(drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size: int) -> None:
+    """Answer requests until every target group has closed. The contexts are run after the answer is sent,
+    while the target is busy with its pass."""
+    requests, replies = wire_from(lead_rank), wire_to(lead_rank)
+    is_open = set(drafts)
+    followed = RoleTimes()
+    transfer = 0
+    last = time.perf_counter_ns()
+    while is_open:
+        arrays = requests.receive()
+        received = time.perf_counter_ns()
+        idle = received - last
+        kind, group = arrays[0].tolist()
+        if kind == CLOSE:
+            is_open.remove(group)
+            continue
+        draft = drafts[group]
+        request = _request_from_arrays(arrays[1:])
+        num_drawn = int((request.decision_ids_R == DRAW).sum())
+        if num_drawn:
+            rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
+            dist.recv(rows_WV, lead_rank)
+            request = dataclasses.replace(request, decisions_W=Dense(rows_WV))
+        transfer += time.perf_counter_ns() - received
+        reply = draft.draft(request)
+        times = dataclasses.replace(reply.times, prefill=followed.prefill, transfer=transfer, idle=idle)
+        begin = time.perf_counter_ns()
+        replies.send(_reply_arrays(dataclasses.replace(reply, times=times)))
+        transfer = time.perf_counter_ns() - begin
+        followed = draft.follow_contexts(request)
+        last = time.perf_counter_ns()
+
+
+def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
+    updates, opened, context = request.page_updates, request.opened, request.context
+    return [
+        updates.slots,
+        updates.indices,
+        updates.pages,
+        request.slots_R,
+        request.num_accepted_R,
+        request.decision_ids_R,
+        request.draft_limits_R,
+        opened.slots,
+        as_ints(opened.stream_keys),
+        opened.num_steps,
+        np.asarray(context.token_ids_T),
+        context.slots_T,
+        context.positions_T,
+    ]
+
+
+def _request_from_arrays(arrays: list[np.ndarray]) -> ProposalRequest:
+    (update_slots, indices, pages, slots, accepted, decisions, limits,
+     opened_slots, keys, num_steps, token_ids, context_slots, positions) = arrays  # fmt: skip
+    return ProposalRequest(
+        page_updates=PageUpdates(update_slots, indices, pages),
+        slots_R=slots.astype(np.int64),
+        num_accepted_R=accepted.astype(np.int64),
+        decision_ids_R=decisions.astype(np.int64),
+        draft_limits_R=limits,
+        decisions_W=None,
+        opened=OpenedRows(slots=opened_slots, stream_keys=keys.view(np.int64), num_steps=num_steps),
+        context=FlatBatch(
+            token_ids.astype(np.int64), context_slots.astype(np.int64), positions.astype(np.int64)
+        ),
+    )
+
+
+def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
+    times = np.array(dataclasses.astuple(reply.times), np.int64)
+    return [
+        reply.decision_ids_R,
+        reply.num_drafted_R,
+        reply.candidate_ids_C,
+        # Exact: they are entries of a float32 distribution.
+        as_ints(reply.draft_probabilities_C.astype(np.float32)),
+        np.array([reply.num_draft_passes]),
+        as_ints(times),
+    ]
+
+
+def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
+    decisions, num_drafted, candidates, probabilities, num_passes, times = arrays
+    return ProposalReply(
+        decision_ids_R=decisions.astype(np.int64),
+        num_drafted_R=num_drafted.astype(np.int64),
+        candidate_ids_C=candidates.astype(np.int64),
+        draft_probabilities_C=probabilities.view(np.float32).astype(np.float64),
+        num_draft_passes=int(num_passes[0]),
+        times=RoleTimes(*times.view(np.int64).tolist()),
+    )

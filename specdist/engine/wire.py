@@ -1,0 +1,70 @@
+"""Messages between ranks: the integers of a message in one frame over a preallocated buffer.
+
+A frame has a fixed size, so that the receiver need not be told it; what does not fit follows in a second
+message of the size that the first one names. A round's message fits in the first unless prompts are long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FRAME_INTS = 4096
+
+
+class Wire:
+    """One direction of integer messages. ``transfer`` sends or receives a whole tensor, blocking."""
+
+    def __init__(self, transfer: Callable[[Tensor], object]) -> None:
+        self._transfer = transfer
+        self._frame = torch.zeros(FRAME_INTS, dtype=torch.int32)
+
+    def send(self, arrays: Sequence[np.ndarray]) -> None:
+        """Send int32 arrays: their number, their lengths, then their contents."""
+        parts = [np.array([len(arrays), *map(len, arrays)], np.int32)]
+        parts += [array.astype(np.int32, copy=False) for array in arrays]
+        message = np.concatenate(parts)
+        first = message[:FRAME_INTS]
+        self._frame.numpy()[: len(first)] = first
+        self._transfer(self._frame)
+        if len(message) > FRAME_INTS:
+            self._transfer(torch.from_numpy(message[FRAME_INTS:]))
+
+    def receive(self) -> list[np.ndarray]:
+        """Wait for a message and return its arrays."""
+        self._transfer(self._frame)
+        num_arrays = int(self._frame[0])
+        lengths = self._frame[1 : 1 + num_arrays].tolist()
+        missing = 1 + num_arrays + sum(lengths) - FRAME_INTS
+        message = self._frame.numpy()
+        if missing > 0:
+            rest = torch.zeros(missing, dtype=torch.int32)
+            self._transfer(rest)
+            message = np.concatenate([message, rest.numpy()])
+        bounds = 1 + num_arrays + np.cumsum([0, *lengths])
+        return [message[begin:end].copy() for begin, end in pairwise(bounds.tolist())]
+
+
+def wire_to(rank: int) -> Wire:
+    """Messages to one rank of the world."""
+    return Wire(lambda tensor: dist.send(tensor, rank))
+
+
+def wire_from(rank: int) -> Wire:
+    """Messages from one rank of the world."""
+    return Wire(lambda tensor: dist.recv(tensor, rank))
+
+
+def wire_broadcast(source: int, group: dist.ProcessGroup) -> Wire:
+    """Messages from the source to every other rank of the group; each end uses its own half."""
+    return Wire(lambda tensor: dist.broadcast(tensor, source, group=group))
+
+
+def as_ints(words: np.ndarray) -> np.ndarray:
+    """int64 or float32 values as the int32 words that hold them."""
+    return np.ascontiguousarray(words).view(np.int32)

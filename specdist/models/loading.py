@@ -1,0 +1,138 @@
+"""Weights onto devices: a whole model, or this rank's slice of one that DeepSpeed shards."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+from specdist.errors import UserError
+from specdist.models.attention import ATTENTION_NAME
+from specdist.models.checkpoint import Checkpoint
+
+
+def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """All of the model on one device."""
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder, dtype=dtype, device_map={"": device}, attn_implementation=ATTENTION_NAME
+    )
+    return model.eval()
+
+
+def load_slice(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
+) -> PreTrainedModel:
+    """This rank's slice. DeepSpeed shards the model while it has no memory; then each weight is read from its
+    file, cut as DeepSpeed's layer cuts it, and kept: a rank holds its slice and at most one file.
+
+    Every rank of the world that is not in the group must call :func:`join_slicing` at the same time.
+
+    DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
+    list (Gemma's) without weights, and fails where a layer's weight and bias are in different files.
+    """
+    import deepspeed  # takes seconds, and a replica of one process does without it
+
+    with deepspeed.OnDevice(dtype=dtype, device="meta"):
+        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype)
+    model.set_attn_implementation(ATTENTION_NAME)
+    # What is computed and not stored (such as the frequencies of rotary embeddings) is real already.
+    computed = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+    names = WeightNames(model)
+    engine = deepspeed.init_inference(
+        model,
+        # Without tp_group nothing is sharded, and nothing says so.
+        tensor_parallel={
+            "tp_size": dist.get_world_size(group),
+            "mpu": ModelParallelUnit(group),
+            "tp_group": group,
+        },
+        dtype=dtype,
+        replace_with_kernel_inject=False,
+    )
+    sliced: PreTrainedModel = engine.module.to_empty(device=device)
+    for name, buffer in computed.items():
+        sliced.get_buffer(name).copy_(buffer)
+    _read_weights(sliced, checkpoint, names, dtype)
+    return sliced.eval()
+
+
+def join_slicing() -> None:
+    """DeepSpeed broadcasts rank 0's random state over the whole world while it shards: receive it."""
+    import deepspeed.comm
+
+    deepspeed.comm.broadcast(torch.get_rng_state(), 0)
+
+
+class ModelParallelUnit:
+    """Keeps DeepSpeed from creating a group of its own, in which the draft's rank would be missed."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        return self._group
+
+
+class WeightNames:
+    """The parameters that a tensor in a checkpoint's files is for; transformers knows what was renamed."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._renamings = [
+            change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)
+        ]
+        self._prefix = model.base_model_prefix
+        self._known = model.state_dict()
+        self._tied = {}
+        if model.config.get_text_config().tie_word_embeddings:
+            # Files hold such a pair once, under the embedding's name; sharded, they are two parameters.
+            names = {id(module): name for name, module in model.named_modules()}
+            head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+            self._tied = {f"{names[id(embedding)]}.weight": f"{names[id(head)]}.weight"}
+
+    def parameters_of(self, stored_name: str) -> set[str]:
+        name, _ = rename_source_key(stored_name, self._renamings, [], self._prefix, self._known)
+        return {name, self._tied.get(name, name)} & set(self._known)
+
+
+@torch.no_grad()
+def _read_weights(
+    model: PreTrainedModel, checkpoint: Checkpoint, names: WeightNames, dtype: torch.dtype
+) -> None:
+    """Fill every parameter. Raises :class:`UserError` if the files do not hold them all."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    missing = set(parameters)
+    num_sliced = 0
+    for path in checkpoint.weight_files:
+        with safe_open(path, framework="pt") as file:
+            for stored_name in file.keys():  # noqa: SIM118 (it is no dictionary)
+                for name in names.parameters_of(stored_name) & set(parameters):
+                    whole = file.get_tensor(stored_name)
+                    layer = model.get_submodule(name.rpartition(".")[0])
+                    local = _cut(layer, parameters[name], whole, dtype)
+                    parameters[name].copy_(local)
+                    num_sliced += local.shape != whole.shape
+                    missing.discard(name)
+    if missing:
+        raise UserError(
+            f"{checkpoint.option} {checkpoint.name}: its files hold no {', '.join(sorted(missing))}: "
+            "fetch it again"
+        )
+    if not num_sliced:
+        raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
+
+
+def _cut(layer: nn.Module, parameter: nn.Parameter, whole: Tensor, dtype: torch.dtype) -> Tensor:
+    """This rank's part of a stored tensor, as its DeepSpeed layer defines it."""
+    if parameter.shape == whole.shape:
+        return whole
+    holder = nn.Parameter(whole.to(dtype), requires_grad=False)
+    layer._tp_partition([holder] if whole.dim() == 1 else [holder, None])  # type: ignore[operator]
+    if holder.shape != parameter.shape:
+        raise RuntimeError(
+            f"a slice of {tuple(whole.shape)} is {tuple(holder.shape)}, not {tuple(parameter.shape)}"
+        )
+    return holder
