@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NS_PER_S = 1_000_000_000
+# Two regressors are told apart if the squared sine of the angle between them exceeds this.
+INDEPENDENT = 1e-3
 
 
 @dataclass
@@ -39,7 +41,8 @@ class DraftTimes:
 class CostSums:
     """Sums for the least-squares fit T = t_draft N_draft + t_target N_target over completions (SpecDec++ §2).
 
-    T is the time from a completion's first pass to its last, N the passes of each model in that time.
+    From a completion's first round to its last, T is the time that both models spent drafting and verifying
+    (prompts aside), N the passes of each.
     """
 
     num: int = 0
@@ -64,15 +67,14 @@ class CostSums:
     def fit(self) -> dict[str, float] | None:
         """``t_draft_s``, ``t_target_s`` and R²; None where the passes do not tell the two apart.
 
-        A fixed draft length makes N_draft almost a multiple of N_target: then only a correlation below
-        0.9999 between them (a few short blocks at the ends) carries information, and below that none is shown.
+        With a fixed draft length N_draft is almost a multiple of N_target, and the solution is arbitrary.
         """
         determinant = self.dd * self.vv - self.dv**2
-        if self.num < 3 or determinant <= 1e-4 * self.dd * self.vv:
+        if self.num < 3 or determinant <= INDEPENDENT * self.dd * self.vv:
             return None
         t_draft = (self.dt * self.vv - self.vt * self.dv) / determinant
         t_target = (self.vt * self.dd - self.dt * self.dv) / determinant
-        return self._result(t_draft, t_target)
+        return self._result(t_draft, t_target) if min(t_draft, t_target) >= 0 else None
 
     def explained_by(self, t_draft_ns: float, t_target_ns: float) -> dict[str, float] | None:
         """R² of given costs per pass, such as those measured directly."""
@@ -233,7 +235,7 @@ def _merge(into: Any, other: Any) -> None:
 
 
 def split_proportionally(amount: int, weights: Mapping[int, int]) -> dict[int, int]:
-    """Split an integer over keys in proportion to positive weights, so that the parts add up to it exactly."""
+    """Split an integer over keys in proportion to positive weights; the parts add up to it exactly."""
     total, before, given, parts = sum(weights.values()), 0, 0, {}
     for key, weight in weights.items():
         before += weight

@@ -3,9 +3,10 @@
 A page holds the keys and values of ``page_size`` consecutive positions of one row, for every layer. One table
 serves the target and the draft: the same page number is that stretch of tokens in both models' memory.
 
-Full pages of prompts are shared. A page is known by the chain of tokens from the row's beginning to its end,
-so rows with a common beginning point to the same pages, and a finished row's prompt pages stay usable until
-their memory is needed. Rolling back after a rejection is remembering a shorter length: later writes overwrite.
+Full pages of prompts are shared. A page is known by the chain of tokens from the row's beginning to its
+end, so rows with a common beginning point to the same pages, and a finished row's prompt pages stay usable
+until their memory is needed. Rolling back after a rejection is remembering a shorter length: later writes
+overwrite.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DIGEST_BYTES = 16  # two different contexts share a digest with odds of 1 in 2**
 
 @dataclass(frozen=True)
 class PageUpdates:
-    """Entries of the page table that changed: ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths."""
+    """Changed entries of the page table, ``table[slots[i], indices[i]] = pages[i]``; int32, equal lengths."""
 
     slots: np.ndarray
     indices: np.ndarray

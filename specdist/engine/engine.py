@@ -79,7 +79,8 @@ class Engine:
 
             begin = time.perf_counter_ns()
             reply = self._proposer.propose(self._request(plan))
-            times.idle = time.perf_counter_ns() - begin
+            times.transfer = reply.transfer_ns
+            times.idle = time.perf_counter_ns() - begin - times.transfer
             blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
             # With nothing to run the page updates are not sent: they are of rows that have just ended.
             num_target_passes = int(bool(blocks or plan.chunks))
@@ -87,7 +88,7 @@ class Engine:
                 self._verify(plan, blocks, draft_probabilities_C, times, finished)
 
             now = time.perf_counter_ns()
-            times.host = now - last - times.prefill - times.verify - times.idle
+            times.host = now - last - times.prefill - times.verify - times.transfer - times.idle
             self._ledger.book_round(
                 plan,
                 wall_ns=now - last,

@@ -20,7 +20,7 @@ from specdist.stats import Stats, TargetTimes, split_proportionally
 class _Mark:
     """Where the books stood when a sequence was admitted."""
 
-    elapsed_ns: int
+    decoding_ns: int
     num_draft_passes: int
     num_target_passes: int
 
@@ -66,7 +66,7 @@ class Ledger:
         first.num_draft_passes += num_draft_passes
         first.num_preemptions += plan.num_preempted
         self._now = _Mark(
-            self._now.elapsed_ns + wall_ns,
+            self._now.decoding_ns + target.verify + draft.draft,
             self._now.num_draft_passes + num_draft_passes,
             self._now.num_target_passes + num_target_passes,
         )
@@ -93,7 +93,7 @@ class Ledger:
         stats.num_completion_tokens += sequence.num_completion_tokens
         mark = self._admitted.pop(sequence.order)
         stats.cost_sums.observe(
-            time_ns=self._now.elapsed_ns - mark.elapsed_ns,
+            time_ns=self._now.decoding_ns - mark.decoding_ns,
             num_draft_passes=self._now.num_draft_passes - mark.num_draft_passes,
             num_target_passes=self._now.num_target_passes - mark.num_target_passes,
         )

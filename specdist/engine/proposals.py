@@ -50,7 +50,7 @@ class ProposalRequest:
     context: FlatBatch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RoleTimes:
     """Nanoseconds that the draft's side spent since its last reply, and the most memory it has held."""
 
@@ -65,7 +65,8 @@ class RoleTimes:
 class ProposalReply:
     """Draft → target: each row's decision, and the candidates behind it with the probability of each.
 
-    ``num_draft_passes`` (what this reply took) and ``times`` feed the statistics.
+    ``num_draft_passes`` (what this reply took), ``times`` and ``transfer_ns`` (what the target's side spent on
+    sending and receiving, waiting aside) feed the statistics.
     """
 
     decision_ids_R: np.ndarray
@@ -74,6 +75,7 @@ class ProposalReply:
     draft_probabilities_C: np.ndarray
     num_draft_passes: int
     times: RoleTimes
+    transfer_ns: int = 0
 
 
 class Proposer(Protocol):

@@ -36,11 +36,17 @@ class RemoteDraft:
         self.max_draft_tokens = max_draft_tokens
 
     def propose(self, request: ProposalRequest) -> ProposalReply:
+        begin = time.perf_counter_ns()
         self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
         if request.decisions_W is not None:
             assert isinstance(request.decisions_W, Dense)
             dist.send(request.decisions_W.probabilities_NV.contiguous(), self._rank)
-        return _reply_from_arrays(self._replies.receive())
+        sent = time.perf_counter_ns()
+        arrays = self._replies.receive()
+        received = time.perf_counter_ns()
+        reply = _reply_from_arrays(arrays)
+        transfer_ns = sent - begin + time.perf_counter_ns() - received
+        return dataclasses.replace(reply, transfer_ns=transfer_ns)
 
     def close(self) -> None:
         self._requests.send([np.array([CLOSE, self._group])])

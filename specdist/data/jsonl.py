@@ -1,0 +1,150 @@
+"""JSON lines to an Arrow table, a few megabytes of Python objects at a time.
+
+pyarrow's own JSON reader is not used: it turns text that looks like a date into a timestamp, and it cannot
+say which line is wrong.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+
+from specdist.data.text import bytes_as_text
+from specdist.errors import UserError
+
+CHUNK_BYTES = 2**24
+# OverflowError: an integer beyond 64 bits.
+CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some consecutive objects of a file, and the line number of each."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+
+def read_jsonl(files: list[Path]) -> pa.Table:
+    """The rows of the files, which must have the same keys and types that go together.
+
+    Integers become floats, and nulls anything, where other rows need it; a key that a row lacks is null. Text
+    that has no UTF-8 is kept as bytes that are none, for its row to be refused later. Raises
+    :class:`UserError` with the file and the line.
+    """
+    known = pa.schema([])
+    tables: list[pa.Table] = []
+    names_of_file: dict[Path, set[str]] = {}
+    for path in files:
+        for chunk in _chunks(path):
+            try:
+                table, known = _convert(chunk.rows, known)
+            except CONVERSION_ERRORS as error:
+                raise _bad_line(path, chunk, known, error) from error
+            tables.append(table)
+            names_of_file.setdefault(path, set()).update(table.column_names)
+    _check_same_names(names_of_file)
+    try:
+        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+    except pa.ArrowException as error:
+        raise UserError(f"--prompts {files[0]}: rows far apart have no common type: {error}") from error
+
+
+def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
+    for path, names in names_of_file.items():
+        first_path, first_names = next(iter(names_of_file.items()))
+        if names != first_names:
+            raise UserError(
+                f"--prompts: {path} has the columns {', '.join(sorted(names))}, but {first_path} has "
+                f"{', '.join(sorted(first_names))}; all files must have the same columns"
+            )
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _chunks(path: Path) -> Iterator[_Chunk]:
+    chunk, num_bytes, number = _Chunk(), 0, 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                if line.isspace():
+                    continue
+                chunk.rows.append(_parse(path, number, line))
+                chunk.lines.append(number)
+                num_bytes += len(line)
+                if num_bytes >= CHUNK_BYTES:
+                    yield chunk
+                    chunk, num_bytes = _Chunk(), 0
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"--prompts {path} cannot be read after line {number}: {error}") from error
+    if chunk.rows:
+        yield chunk
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    # surrogateescape: bytes that are not UTF-8 make a bad row, not a bad file.
+    text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"--prompts {path}, line {number} is not JSON: {error}; the file must hold one object a line"
+        ) from error
+    if not isinstance(row, dict):
+        raise UserError(
+            f"--prompts {path}, line {number} is a JSON {type(row).__name__}, not an object; "
+            "the file must hold one object a line"
+        )
+    return row
+
+
+def _convert(rows: list[dict[str, Any]], known: pa.Schema) -> tuple[pa.Table, pa.Schema]:
+    """The rows as a table, and the known types widened by theirs. Raises ``CONVERSION_ERRORS``."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    return table, pa.unify_schemas([known, table.schema], promote_options="permissive")
+
+
+def _column(name: str, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except UnicodeEncodeError:
+        return bytes_as_text(pa.array([_encoded(value) for value in values]))
+    except CONVERSION_ERRORS as error:
+        raise ValueError(f"column {name}: {error}") from error
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, list):
+        return [_encoded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _encoded(item) for name, item in value.items()}
+    return value
+
+
+def _bad_line(path: Path, chunk: _Chunk, known: pa.Schema, error: Exception) -> UserError:
+    """Names the last row of the chunk's shortest prefix that does not convert, found by bisection."""
+    num_good, num_bad = 0, len(chunk.rows)
+    while num_bad - num_good > 1:
+        middle = (num_good + num_bad) // 2
+        try:
+            _convert(chunk.rows[:middle], known)
+            num_good = middle
+        except CONVERSION_ERRORS as earlier_error:
+            num_bad, error = middle, earlier_error
+    return UserError(
+        f"--prompts {path}, line {chunk.lines[num_bad - 1]} does not fit the rows before it: {error}; "
+        "a column must hold one type"
+    )

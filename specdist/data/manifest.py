@@ -1,0 +1,109 @@
+"""What a run folder was started with, and whether a relaunch asks for the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdist.data.files import write_json
+from specdist.errors import UserError
+
+FORMAT_VERSION = 1
+# Names have five digits: beyond them the order of names would no longer be that of the shards.
+MAX_SHARDS = 10**5
+ABSENT = "(absent)"
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Shard i is rows i·rows_per_shard and on; the last may be shorter."""
+
+    num_rows: int
+    rows_per_shard: int
+
+    def __post_init__(self) -> None:
+        if self.num_shards > MAX_SHARDS:
+            raise UserError(
+                f"--rows_per_shard {self.rows_per_shard} splits {self.num_rows} rows into {self.num_shards} "
+                f"shards, more than {MAX_SHARDS}: raise it to {-(-self.num_rows // MAX_SHARDS)} or more"
+            )
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_rows // self.rows_per_shard)
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """First row of a shard, and the row after its last. Raises IndexError for a shard not in the plan."""
+        if not 0 <= shard < self.num_shards:
+            raise IndexError(f"shard {shard} is not one of {self.num_shards}")
+        start = shard * self.rows_per_shard
+        return start, min(start + self.rows_per_shard, self.num_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """``fingerprint``: all that decides the output. ``info``: frozen at the start, but not compared."""
+
+    fingerprint: dict[str, Any]
+    info: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def write(self, path: Path) -> None:
+        write_json(path, dataclasses.asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> Manifest:
+        """Raises :class:`UserError` if the file is no manifest, or one of a newer format."""
+        try:
+            values = json.loads(path.read_bytes())
+            version, fingerprint, info = values["format_version"], values["fingerprint"], values["info"]
+            if not (isinstance(version, int) and isinstance(fingerprint, dict) and isinstance(info, dict)):
+                raise TypeError("a field has the wrong type")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} cannot be read as the manifest of a run ({error!r}): use another --output, or "
+                "delete the folder yourself if nothing in it is needed"
+            ) from error
+        if version > FORMAT_VERSION:
+            raise UserError(
+                f"{path} has format version {version}, written by a newer specdist; this one knows up to "
+                f"{FORMAT_VERSION}: update specdist, or use another --output"
+            )
+        return Manifest(fingerprint=fingerprint, info=info, format_version=version)
+
+
+def check_same(old: Manifest, new: Manifest) -> None:
+    """Raises :class:`UserError` that names every field in which the fingerprints differ."""
+    before = _flat(old.fingerprint)
+    # Through JSON, as the old one went: a tuple is a list there.
+    now = _flat(json.loads(json.dumps(new.fingerprint)))
+    differences = [
+        f"  {name}: {_shown(before, name)} in --output, {_shown(now, name)} now"
+        for name in {**before, **now}
+        if name not in before or name not in now or before[name] != now[name]
+    ]
+    if differences:
+        raise UserError(
+            "--output holds a run that differs from this one:\n"
+            + "\n".join(differences)
+            + "\nUse another --output, or --overwrite to delete that run's results and start afresh"
+        )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return json.dumps(values[name], ensure_ascii=False) if name in values else ABSENT

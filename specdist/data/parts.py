@@ -1,0 +1,100 @@
+"""The rows of an unfinished shard, one checksummed line each, so that a crash loses none that was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from specdist.data.files import fsync_folder
+from specdist.data.rows import RowResult
+
+SYNC_INTERVAL_S = 1.0
+LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|stats)":(.*)\})\n', re.DOTALL)
+
+
+class PartLog:
+    """Append-only log of finished rows and of the latest statistics.
+
+    Opening keeps every line before the first bad one and cuts off the rest: a torn last line, or what a power
+    loss left. A line has reached the kernel when its call returns, so it survives the end of the process;
+    a power loss costs at most what was appended since the last :meth:`sync`, about a second.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open or create the log; ``clock`` gives seconds."""
+        self.results: dict[tuple[int, int], RowResult] = {}
+        """By (row_id, sample_index), in the order in which they were appended."""
+        self.stats: dict[str, Any] | None = None
+        """The latest snapshot."""
+        self._clock = clock
+        self._file = path.open("ab", buffering=0)
+        self._num_bytes = self._load(path)
+        self._file.truncate(self._num_bytes)
+        fsync_folder(path.parent)
+        self._synced_at = clock()
+
+    def append(self, result: RowResult) -> None:
+        """Record a finished completion; a second one of the same row and sample is ignored."""
+        key = (result.row_id, result.sample_index)
+        if key in self.results:
+            return
+        self._write_line(b'"row":' + result.to_json() + b"}")
+        self.results[key] = result
+        if self._clock() - self._synced_at >= SYNC_INTERVAL_S:
+            self.sync()
+
+    def snapshot(self, stats: dict[str, Any]) -> None:
+        """Record the shard's statistics so far, which replace those recorded before."""
+        self._write_line(b'"stats":' + json.dumps(stats).encode() + b"}")
+        self.stats = stats
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a power loss."""
+        os.fsync(self._file.fileno())
+        self._synced_at = self._clock()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> PartLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _load(self, path: Path) -> int:
+        """Read the valid lines; returns how many bytes they take."""
+        num_bytes = 0
+        with path.open("rb") as file:
+            for line in file:
+                match = LINE.fullmatch(line)
+                if match is None or int(match[1], 16) != zlib.crc32(match[2]):
+                    break
+                num_bytes += len(line)
+                if match[3] == b"row":
+                    result = RowResult.from_json(match[4])
+                    self.results.setdefault((result.row_id, result.sample_index), result)
+                else:
+                    self.stats = json.loads(match[4])
+        return num_bytes
+
+    def _write_line(self, content: bytes) -> None:
+        line = b'{"crc32":"%08x",%s\n' % (zlib.crc32(content), content)
+        try:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+        except BaseException:
+            # Lines behind a torn one would be lost at the next opening.
+            self._file.truncate(self._num_bytes)
+            raise
+        self._num_bytes += len(line)

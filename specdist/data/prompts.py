@@ -1,0 +1,138 @@
+"""The input: prompts in Arrow, Parquet or JSONL files, checked as a whole before any model is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.data.files import sha256_of
+from specdist.data.inputs import describe_columns, find_files, read_table
+from specdist.data.rows import OUTPUT_COLUMNS
+from specdist.data.text import BYTES_OF_TEXT
+from specdist.errors import UserError
+
+
+class RowError(Exception):
+    """One row cannot be used; ``reason`` goes into its ``error`` column and the job goes on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """The input rows. Rows are numbered from 0; Arrow files stay on disk until a row is read."""
+
+    files: tuple[Path, ...]
+    rows: pa.Table
+    column: str
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.num_rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of all input columns."""
+        return self.rows.schema
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the files' SHA-256s in order; whatever their names, it changes with any byte."""
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(sha256_of(file))
+        return digest.hexdigest()
+
+    def table(self, start: int, stop: int) -> pa.Table:
+        """All input columns of rows ``start`` to ``stop - 1``, unchanged."""
+        return self.rows.slice(start, stop - start)
+
+    def prompt(self, row: int) -> str | list[dict[str, Any]]:
+        """A row's text, or its chat messages without their null fields. Raises :class:`RowError`."""
+        try:
+            value = self.rows.column(self.column)[row].as_py()
+        except UnicodeDecodeError as error:
+            raise RowError(f"{self.column} is not valid UTF-8: {error.reason}") from error
+        if value is None:
+            raise RowError(f"{self.column} is null")
+        if not value:
+            raise RowError(f"{self.column} is empty")
+        return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
+
+    def _message(self, index: int, message: dict[str, Any] | None) -> dict[str, Any]:
+        if message is None:
+            raise RowError(f"{self.column}[{index}] is null")
+        for name in ("role", "content"):
+            if message[name] is None:
+                raise RowError(f"{self.column}[{index}] has no {name}")
+        # Arrow gives every message every field; a template would take a null one for set.
+        return {name: value for name, value in message.items() if value is not None}
+
+
+def open_prompts(
+    path: str, *, prompt_column: str | None, messages_column: str | None, limit: int | None
+) -> Prompts:
+    """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts.
+
+    Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet or JSONL, and exactly one of the two columns.
+    Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
+    """
+    files = find_files(Path(path))
+    rows = read_table(files)
+    if rows.num_rows == 0:
+        raise UserError(f"--prompts {path} has no rows")
+    twice = [name for name, count in Counter(rows.column_names).items() if count > 1]
+    if twice:
+        raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
+    if messages_column is not None:
+        field = _field(path, rows.schema, "--messages_column", messages_column)
+        _check_messages_type(field)
+    else:
+        assert prompt_column is not None, "the configuration names one of the two columns"
+        field = _field(path, rows.schema, "--prompt_column", prompt_column)
+        if field.type not in BYTES_OF_TEXT:
+            raise UserError(
+                f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
+                "chat messages go into --messages_column"
+            )
+    _check_output_names(path, rows.schema, prompt_column)
+    return Prompts(files=tuple(files), rows=rows.slice(0, limit), column=field.name)
+
+
+def _check_output_names(path: str, schema: pa.Schema, prompt_column: str | None) -> None:
+    taken = [name for name in schema.names if name in OUTPUT_COLUMNS]
+    if prompt_column == "prompt" and "prompt" in taken:
+        taken.remove("prompt")
+    if taken:
+        raise UserError(
+            f"--prompts {path} has columns that the output uses for itself: {', '.join(taken)}; rename them"
+        )
+
+
+def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
+    if name not in schema.names:
+        raise UserError(
+            f"{option} {name} is no column of --prompts {path}, which has {describe_columns(schema)}; "
+            "name the column with --prompt_column (text) or --messages_column (chat)"
+        )
+    return schema.field(name)
+
+
+def _check_messages_type(field: pa.Field) -> None:
+    if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+        message = field.type.value_type
+        types = {item.name: item.type for item in message} if pa.types.is_struct(message) else {}
+        if all(types.get(name) in BYTES_OF_TEXT for name in ("role", "content")):
+            return
+    raise UserError(
+        f"--messages_column {field.name} has type {field.type}, but chat messages must be a list of structs "
+        "with the texts role and content; plain text goes into --prompt_column"
+    )

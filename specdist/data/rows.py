@@ -1,0 +1,119 @@
+"""One completion, and the Arrow table of a finished shard."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from specdist.data.text import readable, without_lone_surrogates
+
+OUTPUT_COLUMNS = {
+    "row_id": pa.int64(),
+    "sample_index": pa.int32(),
+    "prompt": pa.string(),
+    "completion": pa.string(),
+    "completion_ids": pa.list_(pa.int32()),
+    "finish_reason": pa.string(),
+    "error": pa.string(),
+    "num_prompt_tokens": pa.int32(),
+    "num_completion_tokens": pa.int32(),
+    "num_spec_steps": pa.int32(),
+    "num_draft_tokens": pa.int32(),
+    "num_accepted_draft_tokens": pa.int32(),
+    "mean_acceptance_length": pa.float64(),
+}
+# The names and labels of `datasets` features; it ignores those of columns that it does not know.
+KEPT_METADATA = b"huggingface"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """One finished completion of one input row.
+
+    ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None
+    where the row has none. ``error`` is the reason of ``finish_reason="error"``.
+    """
+
+    row_id: int
+    sample_index: int
+    prompt: str | None
+    completion: str
+    completion_ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "error"]
+    error: str | None
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens per speculation step with the bonus token, as vLLM defines it; None without any step."""
+        if self.num_spec_steps == 0:
+            return None
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    def to_json(self) -> bytes:
+        """One line without its end; :meth:`from_json` gives an equal result for any text."""
+        # Not as \u escapes: JSON would join a lone high surrogate with a low one behind it.
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+    @staticmethod
+    def from_json(line: bytes) -> RowResult:
+        values = json.loads(line.decode("utf-8", "surrogatepass"))
+        values["completion_ids"] = tuple(values["completion_ids"])
+        return RowResult(**values)
+
+
+def output_schema(input_schema: pa.Schema) -> pa.Schema:
+    """The output columns, then the input columns; an input column ``prompt`` takes the output's place."""
+    output_fields = [
+        input_schema.field(name) if name in input_schema.names else pa.field(name, type_)
+        for name, type_ in OUTPUT_COLUMNS.items()
+    ]
+    input_fields = [field for field in input_schema if field.name not in OUTPUT_COLUMNS]
+    metadata = {key: value for key, value in (input_schema.metadata or {}).items() if key == KEPT_METADATA}
+    return pa.schema(output_fields + input_fields, metadata=metadata or None)
+
+
+def shard_table(
+    inputs: pa.Table, results: Sequence[RowResult], *, first_row: int, num_samples: int
+) -> pa.Table:
+    """The output of a shard: its input rows in order, ``num_samples`` completions of each.
+
+    ``inputs`` are the shard's rows, the first of which has row_id ``first_row``; ``results`` come in any
+    order. Text that is not valid UTF-8 is written with U+FFFD, since readers refuse it. Raises ValueError
+    unless there is exactly one result for each sample of each row.
+    """
+    ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
+    row_ids = np.repeat(np.arange(first_row, first_row + inputs.num_rows), num_samples)
+    found = [(result.row_id, result.sample_index) for result in ordered]
+    expected = [(int(row_id), index % num_samples) for index, row_id in enumerate(row_ids)]
+    if found != expected:
+        missing, unexpected = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+        raise ValueError(
+            f"{inputs.num_rows} rows from {first_row} on need {num_samples} results each; of the "
+            f"{len(found)} given {len(unexpected)} are unexpected {unexpected[:5]}, and {len(missing)} are "
+            f"missing {missing[:5]}, as (row_id, sample_index)"
+        )
+    repeated = inputs if num_samples == 1 else inputs.take(pa.array(row_ids - first_row))
+    schema = output_schema(inputs.schema)
+    columns = [
+        readable(repeated.column(field.name))
+        if field.name in inputs.column_names
+        else pa.array([_value(result, field.name) for result in ordered], field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _value(result: RowResult, name: str) -> object:
+    value = getattr(result, name)
+    return without_lone_surrogates(value) if isinstance(value, str) else value

@@ -1,0 +1,140 @@
+"""The main job: prompts in, a run folder out. ``jobs/generate.py`` calls :func:`main`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from specdist.config import GenerateConfig, parse_generate_config
+from specdist.data import RunFolder
+from specdist.engine.ledger import Ledger
+from specdist.engine.stopping import StopRules
+from specdist.errors import UserError
+from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
+from specdist.job.progress import Progress
+from specdist.job.recording import Recorder
+from specdist.job.replica import Replica
+from specdist.job.tokens import PromptEncoder, load_tokenizer
+from specdist.job.topology import Topology, join_world, topology_from_environment
+from specdist.stats import Stats
+
+Planned = TypeVar("Planned")
+USAGE_ERROR = 2
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank of the job; returns its exit code. The lead's last line on stdout is a JSON document."""
+    try:
+        config = parse_generate_config(arguments)
+        topology = topology_from_environment(config)
+        _configure_logging(topology)
+        join_world(topology)
+        return _run(config, topology)
+    except UserError as error:
+        # Every rank finds the same error, or has been told of the lead's: it is shown once.
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            print(f"error: {error}", file=sys.stderr)  # noqa: T201 (what the user is to read, not a log line)
+        return USAGE_ERROR
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _run(config: GenerateConfig, topology: Topology) -> int:
+    models = _lead_first(topology, lambda: plan_models(config))
+    run = _lead_only(topology, lambda: plan_run(config, models, topology))
+    for warning in config.warnings() if run is not None else []:
+        logger.warning(warning)
+    if not _told_by_lead(topology, run is not None and bool(run.pending_shards)):
+        if run is not None:
+            logger.info("%s is complete: nothing to do", config.output)
+            _print_totals(config, run.folder, topology)
+        return 0
+    replica = Replica(config, models, topology)
+    if run is None:
+        replica.serve()
+    else:
+        _generate(config, models, run, replica)
+        _print_totals(config, run.folder, topology)
+    return 0
+
+
+def _generate(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: Replica) -> None:
+    encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+    stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
+    num_pending = len(run.pending_shards)
+    logger.info(
+        "%d of %d shards to do, up to %d rows at a time, %d cache pages",
+        num_pending,
+        run.shards.num_shards,
+        replica.num_slots,
+        replica.num_pages,
+    )
+    num_done = sum(
+        end - first
+        for shard in range(run.shards.num_shards)
+        if run.folder.is_complete(shard)
+        for first, end in [run.shards.bounds(shard)]
+    )
+    progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
+    ledger = Ledger()
+    recorder = Recorder(run, encoder, ledger, num_samples=config.num_samples, progress=progress)
+    for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
+        recorder.record(completion)
+    progress.close()
+
+
+def _lead_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
+    """Run on the lead and then on the others: it may fetch files, and its error is everybody's."""
+    planned = _lead_only(topology, plan)
+    return plan() if planned is None else planned
+
+
+def _lead_only(topology: Topology, plan: Callable[[], Planned]) -> Planned | None:
+    """Run on the lead alone; its :class:`UserError` is raised on every rank."""
+    planned: Planned | None = None
+    message: str | None = None
+    if topology.is_lead:
+        try:
+            planned = plan()
+        except UserError as error:
+            message = str(error)
+    message = _told_by_lead(topology, message)
+    if message is not None:
+        raise UserError(message)
+    return planned
+
+
+def _told_by_lead(topology: Topology, value: Any) -> Any:
+    if topology.world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
+    totals = Stats()
+    for shard in folder.shard_stats():
+        totals.add(Stats.from_json(shard))
+    document = {"output": config.output, "exact": True, **totals.summary(topology.world_size)}
+    print(json.dumps(document))  # noqa: T201 (the job's result)
+
+
+def _configure_logging(topology: Topology) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if topology.is_lead else logging.WARNING,
+        format=f"%(asctime)s [{topology.role}] %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    for noisy in ("httpx", "DeepSpeed"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

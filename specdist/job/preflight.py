@@ -1,0 +1,124 @@
+"""Everything that can be refused before a model is loaded, and what the run is decided to be."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from specdist.config import GenerateConfig, resolved_yaml
+from specdist.data import Manifest, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.errors import UserError
+from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
+from specdist.job.topology import Topology
+from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+
+LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlan:
+    """What every rank must know of the models."""
+
+    target: Checkpoint
+    draft: Checkpoint | None
+    vocab_size: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What the lead rank alone must know of the data."""
+
+    prompts: Prompts
+    shards: ShardPlan
+    folder: RunFolder
+
+    @property
+    def pending_shards(self) -> list[int]:
+        return [shard for shard in range(self.shards.num_shards) if not self.folder.is_complete(shard)]
+
+
+def plan_models(config: GenerateConfig) -> ModelPlan:
+    """Open and check both checkpoints. Raises :class:`UserError`."""
+    target = open_checkpoint("--target", config.target)
+    check_family(target, config.tp_size)
+    draft = None
+    if config.uses_draft:
+        assert config.draft is not None
+        draft = open_checkpoint("--draft", config.draft)
+        check_family(draft, 1)
+        check_same_tokenizer(target, draft)
+    check_chat_template(target, config.messages_column)
+    longest = min(model.max_positions for model in (target, draft) if model is not None)
+    if config.max_seq_len is not None and config.max_seq_len > longest:
+        raise UserError(
+            f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models were "
+            "made for: lower it"
+        )
+    return ModelPlan(
+        target=target,
+        draft=draft,
+        vocab_size=common_vocab_size(target, draft),
+        max_seq_len=config.max_seq_len or longest,
+    )
+
+
+def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
+    """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
+    prompts = open_prompts(
+        config.prompts,
+        prompt_column=config.prompt_column,
+        messages_column=config.messages_column,
+        limit=config.limit,
+    )
+    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
+    manifest = Manifest(
+        fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology)
+    )
+    folder = RunFolder.open(Path(config.output), manifest, resolved_yaml(config), config.overwrite)
+    return RunPlan(prompts=prompts, shards=shards, folder=folder)
+
+
+def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:
+    """Whatever decides a row's completion, or which file it is in."""
+    draft = models.draft
+    return {
+        "prompts": prompts.fingerprint,
+        "prompt_column": config.prompt_column,
+        "messages_column": config.messages_column,
+        "num_rows": prompts.num_rows,
+        "rows_per_shard": config.rows_per_shard,
+        "target": models.target.fingerprint(),
+        "draft": draft.fingerprint() if draft else None,
+        "dtype": config.dtype,
+        "policy": config.policy,
+        "num_draft_tokens": config.num_draft_tokens if config.uses_draft else None,
+        "temperature": config.temperature,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "max_new_tokens": config.max_new_tokens,
+        "max_seq_len": models.max_seq_len,
+        "stop": config.stop,
+        "num_samples": config.num_samples,
+        "seed": config.seed,
+    }
+
+
+def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
+    return {
+        "exact": True,
+        # Every row's block lengths depend on that row and frozen settings alone.
+        "reproducibility": "tokens",
+        "target": models.target.name,
+        "draft": models.draft.name if models.draft else None,
+        "prompts": config.prompts,
+        "vocab_size": models.vocab_size,
+        "tp_size": config.tp_size,
+        "world_size": topology.world_size,
+        "device": topology.device.type,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("specdist", *LIBRARIES)},
+    }

@@ -1,0 +1,179 @@
+"""Models onto ranks: what this rank loads, how many pages all of them can hold, and the loop that it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from transformers.utils import logging as transformers_logging
+
+from specdist.cache.pages import PageTable
+from specdist.config import GenerateConfig
+from specdist.engine.draft import DraftModel
+from specdist.engine.engine import Engine
+from specdist.engine.ledger import Ledger
+from specdist.engine.proposals import Proposer
+from specdist.engine.proposers import ColocatedDraft, NoDraft
+from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.scheduler import Scheduler, SchedulerSettings
+from specdist.engine.sequence import Request
+from specdist.engine.stopping import StopRules
+from specdist.engine.targets import LEAD_RANK, LeadTarget, LocalTarget, Target, follow_lead
+from specdist.errors import UserError
+from specdist.job.preflight import ModelPlan
+from specdist.job.topology import Topology, init_deepspeed
+from specdist.models.checkpoint import Checkpoint
+from specdist.models.loading import join_slicing, load_slice, load_whole
+from specdist.models.memory import available_memory_bytes
+from specdist.models.runner import ModelRunner
+from specdist.policies import FixedLength, LengthPolicy
+from specdist.sampling.distributions import SamplingSettings
+
+PAGE_SIZE = 16
+TARGET_GROUP = 0
+
+
+class Replica:
+    """This rank's part of a replica. All ranks construct it at the same time."""
+
+    def __init__(self, config: GenerateConfig, models: ModelPlan, topology: Topology) -> None:
+        self._config = config
+        self._models = models
+        self._topology = topology
+        self._group: dist.ProcessGroup | None = None
+        self._settings = SamplingSettings(
+            temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+        )
+        self._policy: LengthPolicy = FixedLength(config.num_draft_tokens if config.uses_draft else 0)
+        self._scheduling = SchedulerSettings(
+            max_batch_rows=config.max_batch_rows,
+            max_batch_tokens=config.max_batch_tokens,
+            max_draft_tokens=self._policy.max_draft_tokens,
+            max_new_tokens=config.max_new_tokens,
+            max_seq_len=models.max_seq_len,
+            seed=config.seed,
+        )
+        self._target: ModelRunner | None = None
+        self._draft: ModelRunner | None = None
+        with _quiet_libraries():
+            self._load()
+        self.num_pages = self._allocate()
+
+    @property
+    def num_slots(self) -> int:
+        """Most rows in flight."""
+        return self._scheduling.num_slots
+
+    def serve(self) -> None:
+        """The loop of every rank but the lead."""
+        if self._topology.holds_target:
+            assert self._target is not None and self._group is not None
+            follow_lead(self._target, self._group)
+        else:
+            serve_drafts({TARGET_GROUP: self._draft_model()}, LEAD_RANK, vocab_size=self._models.vocab_size)
+
+    def engine(self, requests: Iterator[Request], stop_rules: StopRules, ledger: Ledger) -> Engine:
+        """The lead rank's engine over these requests."""
+        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
+        return Engine(
+            target=self._lead_target(),
+            proposer=self._proposer(),
+            scheduler=Scheduler(self._scheduling, pages, requests),
+            settings=self._settings,
+            stop_rules=stop_rules,
+            vocab_size=self._models.vocab_size,
+            ledger=ledger,
+        )
+
+    def _load(self) -> None:
+        topology = self._topology
+        if topology.world_size > 1 and topology.tp_size > 1:
+            init_deepspeed(topology)
+            self._group = dist.new_group(list(range(topology.tp_size)))
+        if topology.holds_target:
+            self._target = ModelRunner(self._load_target(), topology.device)
+        elif topology.tp_size > 1:
+            join_slicing()
+        draft = self._models.draft
+        if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
+            model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
+            self._draft = ModelRunner(model, topology.device)
+
+    def _load_target(self) -> torch.nn.Module:
+        target, device = self._models.target, self._topology.device
+        if self._group is None:
+            return load_whole(target, dtype=self._dtype(target), device=device)
+        return load_slice(target, dtype=self._dtype(target), device=device, group=self._group)
+
+    def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:
+        return checkpoint.torch_dtype(self._config.dtype)
+
+    def _allocate(self) -> int:
+        """Agree on the number of pages and take their memory; one page table serves all ranks."""
+        runners = [runner for runner in (self._target, self._draft) if runner is not None]
+        device = self._topology.device
+        budget = self._config.cache_bytes()
+        if budget is None:
+            budget = available_memory_bytes(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        max_seq_len = self._models.max_seq_len
+        pages_per_row = -(-max_seq_len // PAGE_SIZE)
+        num_pages = min(
+            budget // sum(runner.bytes_per_page(PAGE_SIZE) for runner in runners),
+            self.num_slots * pages_per_row,
+        )
+        if dist.is_initialized():
+            fewest = torch.tensor(num_pages)
+            dist.all_reduce(fewest, dist.ReduceOp.MIN)
+            num_pages = int(fewest)
+        if num_pages < pages_per_row:
+            raise UserError(
+                f"the cache holds {num_pages * PAGE_SIZE} tokens, fewer than one row of --max_seq_len "
+                f"{max_seq_len}: lower it to {num_pages * PAGE_SIZE}, or raise --cache_memory"
+            )
+        for runner in runners:
+            runner.allocate(
+                num_pages=num_pages,
+                page_size=PAGE_SIZE,
+                num_slots=self.num_slots,
+                max_seq_len=max_seq_len,
+            )
+        return num_pages
+
+    def _lead_target(self) -> Target:
+        assert self._target is not None
+        return LocalTarget(self._target) if self._group is None else LeadTarget(self._target, self._group)
+
+    def _proposer(self) -> Proposer:
+        if not self._topology.uses_draft:
+            return NoDraft(self.num_slots)
+        if self._topology.is_colocated:
+            return ColocatedDraft(self._draft_model())
+        return RemoteDraft(
+            self._topology.draft_rank,
+            max_draft_tokens=self._policy.max_draft_tokens,
+            group=TARGET_GROUP,
+        )
+
+    def _draft_model(self) -> DraftModel:
+        assert self._draft is not None
+        return DraftModel(
+            self._draft,
+            self._policy,
+            settings=self._settings,
+            vocab_size=self._models.vocab_size,
+            stop_token_ids=self._models.target.stop_token_ids(),
+            num_slots=self.num_slots,
+            max_seq_len=self._models.max_seq_len,
+        )
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Libraries print while they load: off stdout, whose last line is the job's result, and no bars."""
+    transformers_logging.disable_progress_bar()
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

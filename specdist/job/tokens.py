@@ -1,0 +1,112 @@
+"""Text to token ids and back, and whether target and draft mean the same by an id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from specdist.data import RowError
+from specdist.errors import UserError
+from specdist.models.checkpoint import Checkpoint
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
+    """The model's own tokenizer. Raises :class:`UserError` if it has none."""
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.folder)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: {error}"
+        ) from error
+
+
+def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
+    """Target and draft must give the same ids to the same tokens, special ones included."""
+    target_tokenizer, draft_tokenizer = load_tokenizer(target), load_tokenizer(draft)
+    target_ids, draft_ids = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if target_ids != draft_ids:
+        target_tokens = {token_id: token for token, token_id in target_ids.items()}
+        draft_tokens = {token_id: token for token, token_id in draft_ids.items()}
+        first = min(
+            token_id
+            for token_id in target_tokens.keys() | draft_tokens.keys()
+            if target_tokens.get(token_id) != draft_tokens.get(token_id)
+        )
+        raise UserError(
+            f"--target {target.name} and --draft {draft.name} have different tokenizers: token {first} is "
+            f"{target_tokens.get(first)!r} for the target and {draft_tokens.get(first)!r} for the draft; "
+            "choose a draft of the target's family"
+        )
+    for name in ("bos_token_id", "eos_token_id"):
+        target_id, draft_id = getattr(target_tokenizer, name), getattr(draft_tokenizer, name)
+        if target_id != draft_id:
+            raise UserError(
+                f"--target {target.name} and --draft {draft.name} differ in {name}: {target_id} and "
+                f"{draft_id}; choose a draft of the target's family"
+            )
+
+
+def common_vocab_size(target: Checkpoint, draft: Checkpoint | None) -> int:
+    """Width on which distributions are compared: logits may be padded to different widths.
+
+    Raises :class:`UserError` if a real token lies outside.
+    """
+    width = min(checkpoint.vocab_width for checkpoint in (target, draft) if checkpoint is not None)
+    last = max(load_tokenizer(target).get_vocab().values())
+    if last >= width:
+        raise UserError(
+            f"the tokenizer of --target {target.name} has token {last}, but only {width} ids have logits in "
+            "both models: choose a draft of the target's family"
+        )
+    return width
+
+
+class PromptEncoder:
+    """Turns one input row into token ids."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_prompt_tokens = max_prompt_tokens
+
+    def text(self, prompt: str | list[dict[str, Any]]) -> str:
+        """The prompt as the model sees it: chat messages go through the chat template.
+
+        Raises :class:`RowError` if the template refuses them.
+        """
+        if isinstance(prompt, str):
+            return prompt
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            )
+        except Exception as error:  # a template can raise anything, and speaks of this row alone
+            raise RowError(f"the chat template refuses the messages: {error}") from error
+
+    def token_ids(self, text: str, *, is_chat: bool) -> list[int]:
+        """Raises :class:`RowError` for a prompt of no tokens, or of too many. A chat template has written the
+        special tokens already."""
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=not is_chat)["input_ids"]
+        if not token_ids:
+            raise RowError("the prompt has no tokens")
+        if len(token_ids) > self._max_prompt_tokens:
+            raise RowError(
+                f"the prompt has {len(token_ids)} tokens; with --max_seq_len {self._max_prompt_tokens + 1} "
+                f"at most {self._max_prompt_tokens} leave room for a completion"
+            )
+        return token_ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text of a completion, without special tokens."""
+        return str(
+            self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+
+def check_chat_template(checkpoint: Checkpoint, messages_column: str | None) -> None:
+    """Chat messages need a template; without one every row would fail alike."""
+    if messages_column is not None and not load_tokenizer(checkpoint).chat_template:
+        raise UserError(
+            f"--messages_column {messages_column} needs a chat template, and the tokenizer of --target "
+            f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
+        )
