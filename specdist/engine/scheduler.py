@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from specdist.cache.pages import PageTable, PageUpdates
 from specdist.engine.sequence import Request, Sequence
-from specdist.sampling.random import stream_key
+from specdist.sampling.keys import stream_key
 
 
 @dataclass(frozen=True, kw_only=True)

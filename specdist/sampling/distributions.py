@@ -100,7 +100,8 @@ def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> 
     """Temperature, then top-k, then top-p, as transformers' logits processors define them."""
     if settings.is_greedy:
         return OneHot(logits_NV.argmax(dim=1))
-    scores_NV = logits_NV.float() / settings.temperature
+    # Half precision cannot hold the tail of a large vocabulary.
+    scores_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / settings.temperature
     if 0 < settings.top_k < scores_NV.shape[1]:
         kth_N1 = scores_NV.topk(settings.top_k, dim=1).values[:, -1:]
         scores_NV = scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)

@@ -1,9 +1,9 @@
 """Counter-based random numbers: every draw is a pure function of what it is for.
 
-A number is keyed by (seed, row, sample) through the row's *stream key*, and by (position, attempt, purpose)
-through a counter. So a completion does not depend on which rows share its batch, on the shard plan or on a
-restart, and one number never serves two purposes. The mixer is SplitMix64's finaliser (Steele, Lea, Flood
-2014), a bijection on 64 bits, applied twice with the key between.
+A number is keyed by (seed, row, sample) through the row's *stream key* (``keys.py``), and by (position,
+attempt, purpose) through a counter. So a completion does not depend on which rows share its batch, on the
+shard plan or on a restart, and one number never serves two purposes. The mixer is SplitMix64's finaliser
+(Steele, Lea, Flood 2014), a bijection on 64 bits, applied twice with the key between.
 
 R rows, N any shape.
 """
@@ -15,10 +15,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-WORD = 2**64
-GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-MULTIPLIER_1 = 0xBF58476D1CE4E5B9
-MULTIPLIER_2 = 0x94D049BB133111EB
+from specdist.sampling.keys import GOLDEN_GAMMA, MULTIPLIER_1, MULTIPLIER_2, signed
 
 PURPOSE_BITS = 2
 ATTEMPT_BITS = 30
@@ -32,26 +29,6 @@ class Purpose(IntEnum):
     DRAFT = 0
     ACCEPT = 1
     DECIDE = 2  # the recovered token after a rejection, or the bonus token after a fully accepted block
-
-
-def signed(word: int) -> int:
-    """The 64-bit word as the signed integer that an int64 tensor holds."""
-    word %= WORD
-    return word - WORD if word >= WORD // 2 else word
-
-
-def _mix_word(word: int) -> int:
-    word = ((word ^ (word >> 30)) * MULTIPLIER_1) % WORD
-    word = ((word ^ (word >> 27)) * MULTIPLIER_2) % WORD
-    return word ^ (word >> 31)
-
-
-def stream_key(seed: int, row_id: int, sample_index: int) -> int:
-    """The key of one completion's random stream, as a signed 64-bit integer."""
-    key = _mix_word(seed + GOLDEN_GAMMA)
-    for part in (row_id, sample_index):
-        key = _mix_word((key ^ part) + GOLDEN_GAMMA)
-    return signed(key)
 
 
 def _shift_right(words_N: Tensor, bits: int) -> Tensor:
@@ -68,7 +45,7 @@ def uniforms(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, pur
     """float64 numbers in [0, 1), one per (stream, position, attempt), for one purpose.
 
     Args:
-        stream_keys_N: int64, from :func:`stream_key`; broadcasts with the others.
+        stream_keys_N: int64, from :func:`specdist.sampling.keys.stream_key`; broadcasts with the others.
         positions_N: int64 position in the row of the token that the number decides, below 2**32.
         attempts_N: int64 count of the row's verification steps so far, below 2**30: a position that is
             drafted again after a rejection gets a fresh number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -46,3 +47,13 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedMod
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+def noisy_copy(model: PreTrainedModel, scale: float = 0.02, seed: int = 1) -> PreTrainedModel:
+    """A draft that agrees with the model often, and not always."""
+    copied = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+    return copied

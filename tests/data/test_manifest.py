@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specdist.data import Manifest, ShardPlan, check_same
+from specdist.data.manifest import FORMAT_VERSION
+from specdist.errors import UserError
+
+
+def test_shards_cover_all_rows_once_and_in_order():
+    for num_rows in range(1, 40):
+        for rows_per_shard in range(1, 45):
+            plan = ShardPlan(num_rows, rows_per_shard)
+            bounds = [plan.bounds(shard) for shard in range(plan.num_shards)]
+            assert [row for start, stop in bounds for row in range(start, stop)] == list(range(num_rows))
+            assert all(stop - start == rows_per_shard for start, stop in bounds[:-1])
+            assert bounds[-1][1] > bounds[-1][0]
+
+
+def test_a_shard_outside_of_the_plan_is_refused():
+    for shard in (-1, 3):
+        with pytest.raises(IndexError, match=f"shard {shard} is not one of 3"):
+            ShardPlan(5, 2).bounds(shard)
+
+
+def test_more_shards_than_names_are_refused_with_the_number_that_fits():
+    with pytest.raises(UserError, match=r"--rows_per_shard 1 splits 250001 rows.*raise it to 3 or more"):
+        ShardPlan(250_001, 1)
+    assert ShardPlan(250_001, 3).num_shards == 83_334
+
+
+def test_a_manifest_comes_back(tmp_path):
+    manifest = Manifest(fingerprint={"seed": 1, "sampling": {"top_p": 0.1, "stop": ["é"]}}, info={"t": 0.25})
+    manifest.write(tmp_path / "manifest.json")
+    assert Manifest.read(tmp_path / "manifest.json") == manifest
+    assert manifest.format_version == FORMAT_VERSION
+
+
+def test_the_same_run_may_continue():
+    old = Manifest(fingerprint={"seed": 1, "sampling": {"stop": ["a"], "top_p": 1}}, info={"started": 1})
+    new = Manifest(fingerprint={"sampling": {"top_p": 1.0, "stop": ("a",)}, "seed": 1}, info={"started": 2})
+    check_same(old, new)
+
+
+def test_every_difference_is_named_with_both_values():
+    old = Manifest(fingerprint={"seed": 1, "same": 0, "sampling": {"top_p": 0.9, "top_k": 5}, "gone": None})
+    new = Manifest(fingerprint={"seed": 2, "same": 0, "sampling": {"top_p": 1.0, "top_k": 5}, "fresh": "x"})
+    with pytest.raises(UserError) as raised:
+        check_same(old, new)
+    assert str(raised.value).splitlines() == [
+        "--output holds a run that differs from this one:",
+        "  seed: 1 in --output, 2 now",
+        "  sampling.top_p: 0.9 in --output, 1.0 now",
+        "  gone: null in --output, (absent) now",
+        '  fresh: (absent) in --output, "x" now',
+        "Use another --output, or --overwrite to delete that run's results and start afresh",
+    ]
+
+
+def test_a_newer_format_is_refused(tmp_path):
+    path = tmp_path / "manifest.json"
+    Manifest(fingerprint={}, format_version=FORMAT_VERSION + 1).write(path)
+    with pytest.raises(
+        UserError, match=r"has format version 2.*knows up to 1: update specdist, or use another"
+    ):
+        Manifest.read(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"3",
+        b"{}",
+        json.dumps({"format_version": "1", "fingerprint": {}, "info": {}}).encode(),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused(tmp_path, content):
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"manifest.json cannot be read as the manifest of a run.*another --output"
+    ):
+        Manifest.read(path)

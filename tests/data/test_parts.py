@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from specdist.data import PartLog
+from tests.data.samples import STRANGE_TEXT, random_text, row_result
+
+
+def read(path):
+    with PartLog(path) as log:
+        return list(log.results.values()), log.stats
+
+
+def write(path, results, stats=None):
+    with PartLog(path) as log:
+        for result in results:
+            log.append(result)
+        if stats is not None:
+            log.snapshot(stats)
+
+
+def test_everything_comes_back_in_the_order_of_appending(tmp_path):
+    rng = random.Random(0)
+    texts = STRANGE_TEXT + [random_text(rng) for _ in range(200)]
+    results = [row_result(row, row % 3, completion=text) for row, text in enumerate(texts)]
+    rng.shuffle(results)
+    path = tmp_path / "log"
+    assert read(path) == ([], None)
+    write(path, results, {"num_drafts": 1})
+    write(path, [], {"num_drafts": 2, "text": "é\n"})
+    assert read(path) == (results, {"num_drafts": 2, "text": "é\n"})
+
+
+def test_the_first_of_two_results_for_a_sample_wins(tmp_path):
+    path = tmp_path / "log"
+    first, second = row_result(3, 1, completion="first"), row_result(3, 1, completion="second")
+    write(path, [first, second])
+    assert read(path) == ([first], None)
+    write(path, [second])
+    assert read(path) == ([first], None)
+    # Two writers, as after a network partition, can leave both in the file.
+    write(tmp_path / "other", [second])
+    path.write_bytes(path.read_bytes() + (tmp_path / "other").read_bytes())
+    assert read(path) == ([first], None)
+
+
+def test_a_last_line_torn_at_any_byte_costs_only_itself(tmp_path):
+    path = tmp_path / "log"
+    kept, torn, next_ = row_result(0), row_result(1, completion="é\ud83d"), row_result(2)
+    write(path, [kept], {"step": 1})
+    num_kept_bytes = path.stat().st_size
+    write(path, [torn])
+    whole = path.read_bytes()
+    for size in range(num_kept_bytes, len(whole)):
+        path.write_bytes(whole[:size])
+        assert read(path) == ([kept], {"step": 1}), size
+        assert path.stat().st_size == num_kept_bytes
+        path.write_bytes(whole[:size])
+        write(path, [next_])
+        assert read(path) == ([kept, next_], {"step": 1}), size
+
+
+def test_one_flipped_bit_anywhere_is_noticed(tmp_path):
+    path = tmp_path / "log"
+    results = [row_result(row) for row in range(4)]
+    write(path, results)
+    whole = path.read_bytes()
+    ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
+    rng = random.Random(0)
+    for _ in range(300):
+        position = rng.randrange(len(whole))
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        num_before = sum(end <= position for end in ends)
+        assert read(path)[0] == results[:num_before], position
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 5000, b"\n\n\n", b"{}\n", b'{"crc32":"00000000",}\n', b"\xff" * 99 + b"\n"]
+)
+def test_what_a_power_loss_left_is_cut_off(tmp_path, garbage):
+    path = tmp_path / "log"
+    write(path, [row_result(0)])
+    path.write_bytes(path.read_bytes() + garbage)
+    write(path, [row_result(1)])
+    assert read(path) == ([row_result(0), row_result(1)], None)
+
+
+def test_appended_rows_survive_a_kill(tmp_path):
+    path = tmp_path / "log"
+    code = (
+        "import os, sys, signal; from pathlib import Path; from specdist.data import PartLog; "
+        "from tests.data.samples import row_result; log = PartLog(Path(sys.argv[1])); "
+        "[log.append(row_result(row)) for row in range(50)]; os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert read(path)[0] == [row_result(row) for row in range(50)]
+
+
+def test_appending_syncs_at_most_once_a_second(tmp_path, monkeypatch):
+    now, synced_at = 0.0, []
+    with PartLog(tmp_path / "log", clock=lambda: now) as log:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced_at.append(now))
+        for row in range(40):
+            log.append(row_result(row))
+            now += 0.125
+        assert synced_at == [1.0, 2.0, 3.0, 4.0]
+        log.sync()
+        assert synced_at[-1] == 5.0
+
+
+class FullDisk:
+    """A raw file on a disk that fills up: as Linux does, it writes short before it fails."""
+
+    def __init__(self, file, num_free_bytes):
+        self.file, self.num_free_bytes = file, num_free_bytes
+
+    def write(self, data):
+        if self.num_free_bytes == 0:
+            raise OSError(28, "No space left on device")
+        written = self.file.write(data[: min(7, self.num_free_bytes)])
+        self.num_free_bytes -= written
+        return written
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_a_full_disk_leaves_no_torn_line_to_append_behind(tmp_path):
+    path = tmp_path / "log"
+    with PartLog(path) as log:
+        log.append(row_result(0))
+        raw = log._file
+        for num_free_bytes in (0, 1, 50):
+            log._file = FullDisk(raw, num_free_bytes)
+            with pytest.raises(OSError, match="No space left"):
+                log.append(row_result(1))
+        log._file = FullDisk(raw, 10**6)
+        log.append(row_result(1))
+        log.append(row_result(2))
+    assert read(path)[0] == [row_result(0), row_result(1), row_result(2)]

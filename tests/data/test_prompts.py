@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+
+import datasets
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from specdist.data import RowError, open_prompts
+from specdist.data import jsonl as jsonl_module
+from specdist.errors import UserError
+
+ROWS = [{"prompt": f"prompt {row}", "id": row} for row in range(10)]
+TABLE = pa.Table.from_pylist(ROWS)
+
+
+def open_(path, prompt_column="prompt", messages_column=None, limit=None):
+    if messages_column is not None:
+        prompt_column = None
+    return open_prompts(str(path), prompt_column=prompt_column, messages_column=messages_column, limit=limit)
+
+
+def write_arrow_file(path, table):
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+def write_arrow_stream(path, table):
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+
+
+def write_jsonl(path, table):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in table.to_pylist()))
+
+
+def write_gzip(path, table):
+    path.write_bytes(
+        gzip.compress("".join(json.dumps(row) + "\n" for row in table.to_pylist()).encode(), mtime=0)
+    )
+
+
+WRITERS = {
+    "file.arrow": write_arrow_file,
+    "stream.arrow": write_arrow_stream,
+    "a.parquet": lambda path, table: pa.parquet.write_table(table, path),
+    "a.jsonl": write_jsonl,
+    "a.json": write_jsonl,
+    "a.jsonl.gz": write_gzip,
+}
+
+
+@pytest.fixture(params=WRITERS)
+def written(request, tmp_path):
+    path = tmp_path / request.param
+    WRITERS[request.param](path, TABLE)
+    return path
+
+
+def error_of(path, **options):
+    with pytest.raises(UserError) as raised:
+        open_(path, **options)
+    return str(raised.value)
+
+
+def test_every_type_of_file_gives_the_same_rows(written):
+    prompts = open_(written)
+    assert prompts.num_rows == 10
+    assert prompts.schema.names == ["prompt", "id"]
+    assert prompts.table(0, 10).to_pylist() == ROWS
+    assert prompts.table(3, 5).to_pylist() == ROWS[3:5]
+    assert [prompts.prompt(row) for row in range(10)] == [row["prompt"] for row in ROWS]
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet", ".jsonl", ".json"])
+def test_a_folder_is_read_in_the_order_of_names_beside_other_files(tmp_path, suffix):
+    write = next(writer for name, writer in WRITERS.items() if name.endswith(suffix))
+    for name, rows in (("b", TABLE.slice(4)), ("a", TABLE.slice(0, 4))):
+        write(tmp_path / f"{name}{suffix}", rows)
+    (tmp_path / "README.md").write_text("# no data")
+    if suffix != ".json":
+        (tmp_path / "dataset_info.json").write_text("{}")
+    assert open_(tmp_path).table(0, 10).to_pylist() == ROWS
+
+
+def test_arrow_files_are_not_loaded_into_memory(tmp_path):
+    write_arrow_stream(tmp_path / "a.arrow", pa.table({"prompt": ["x" * 1000] * 10_000}))
+    before = pa.total_allocated_bytes()
+    prompts = open_(tmp_path / "a.arrow")
+    assert pa.total_allocated_bytes() - before < 100_000
+    assert prompts.num_rows == 10_000
+
+
+def test_the_limit_takes_the_first_rows(written):
+    assert open_(written, limit=3).num_rows == 3
+    assert open_(written, limit=3).table(0, 3).to_pylist() == ROWS[:3]
+    assert open_(written, limit=30).num_rows == 10
+
+
+def test_the_fingerprint_changes_with_any_byte_and_not_with_the_place(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        for name in ("a", "b"):
+            (folder / f"{name}.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    fingerprint = open_(first).fingerprint
+    assert len(fingerprint) == 64
+    assert open_(second, limit=1).fingerprint == fingerprint
+    (second / "b.jsonl").write_text('{"prompt": "one"}\n{"prompt": "twO"}\n')
+    assert open_(second).fingerprint != fingerprint
+    # The same bytes, cut into files at another place.
+    (second / "a.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n{"prompt": "one"}\n')
+    (second / "b.jsonl").write_text('{"prompt": "two"}\n')
+    assert open_(second).fingerprint != fingerprint
+
+
+def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path):
+    dataset = datasets.Dataset.from_list(ROWS).shuffle(seed=0)
+    dataset.save_to_disk(tmp_path / "saved", num_shards=3)
+    assert open_(tmp_path / "saved").table(0, 10).to_pylist() == dataset.to_list()
+    state_path = tmp_path / "saved" / "state.json"
+    state = json.loads(state_path.read_text())
+    state_path.write_text(json.dumps(state | {"_data_files": state["_data_files"][::-1]}))
+    reordered = open_(tmp_path / "saved").table(0, 10).to_pylist()
+    assert reordered[:3] == dataset.to_list()[-3:]
+
+
+def test_a_saved_dataset_that_needs_more_than_its_files_is_refused(tmp_path):
+    saved = tmp_path / "saved"
+    datasets.Dataset.from_list(ROWS).save_to_disk(saved)
+    state = json.loads((saved / "state.json").read_text())
+    (saved / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i.arrow"}]}))
+    assert "call flatten_indices() on the dataset and save it again" in error_of(saved)
+    (saved / "state.json").write_text(json.dumps(state | {"_data_files": [{"filename": "lost.arrow"}]}))
+    assert "lost.arrow, named in state.json, is missing" in error_of(saved)
+    (saved / "state.json").write_text(json.dumps(state | {"_data_files": []}))
+    assert "state.json names no data files" in error_of(saved)
+    for content in ("", "[]", "{}"):
+        (saved / "state.json").write_text(content)
+        assert "state.json cannot be read as that of save_to_disk" in error_of(saved)
+
+
+def test_a_dataset_dict_is_refused_with_its_splits(tmp_path):
+    dataset = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(tmp_path / "dict")
+    assert "is a DatasetDict: give the folder of one of its splits (test, train)" in error_of(
+        tmp_path / "dict"
+    )
+    assert open_(tmp_path / "dict" / "train").num_rows == 10
+
+
+def test_paths_without_data_are_refused(tmp_path):
+    assert f"--prompts {tmp_path / 'no'}: no such file or folder" in error_of(tmp_path / "no")
+    assert "holds no file that ends in one of .arrow, .parquet, .jsonl" in error_of(tmp_path)
+    (tmp_path / "a.txt").write_text("prompt")
+    assert "is of no known type: its name must end in one of .arrow" in error_of(tmp_path / "a.txt")
+    write_arrow_file(tmp_path / "a.arrow", TABLE)
+    write_jsonl(tmp_path / "a.jsonl", TABLE)
+    assert "mixes types of files (1 Arrow, 1 JSONL): give a folder of one type" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl.gz"])
+def test_a_file_cut_short_anywhere_is_refused(tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](path, TABLE)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7 if len(whole) > 300 else 1):
+        path.write_bytes(whole[:size])
+        message = error_of(path)
+        assert str(path) in message, size
+    path.write_bytes(whole[:-1])
+    assert str(path) in error_of(path)
+
+
+def test_a_stream_that_stops_between_two_batches_is_refused(tmp_path):
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as sink:
+        writer = pa.ipc.new_stream(sink, TABLE.schema)
+        writer.write_table(TABLE)
+    assert "not a whole Arrow file (damaged, or cut short?): the stream has no end mark" in error_of(path)
+
+
+@pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet"])
+def test_damage_gives_an_error_or_rows_but_never_a_crash(tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](path, TABLE)
+    whole, rng = path.read_bytes(), random.Random(0)
+    for _ in range(400):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            prompts = open_(path)
+        except UserError:
+            continue
+        for row in range(prompts.num_rows):
+            with contextlib.suppress(RowError):
+                assert isinstance(prompts.prompt(row), str)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"prompt": "cut', "line 3 is not JSON"),
+        (b'["prompt"]', "line 3 is a JSON list, not an object; the file must hold one object a line"),
+        (b"[" * 100_000, "line 3 is not JSON"),
+        (b'{"prompt": 5}', "line 3 does not fit the rows before it: column prompt: "),
+        (b'{"prompt": "x", "id": ["y"]}', "line 3 does not fit the rows before it: column id: "),
+        (b'{"prompt": "x", "id": 18446744073709551616}', "line 3 does not fit the rows before it: column id"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
+def test_a_bad_line_is_named_even_across_chunks(tmp_path, monkeypatch, line, expected, chunk_bytes):
+    monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", chunk_bytes)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"prompt": "x", "id": 1}\n\n' + line + b'\n{"prompt": "x", "id": 2}\n')
+    message = error_of(path)
+    if chunk_bytes == 1:  # types of different chunks are compared by pyarrow, in its own words
+        expected = expected.split(": column")[0]
+    assert str(path) in message
+    assert expected in message
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2**24])
+def test_json_types_widen_and_missing_keys_are_null(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", chunk_bytes)
+    rows = [
+        {"prompt": "2020-01-01", "n": None, "tags": []},
+        {"prompt": "2020-01-02", "n": 1, "s": {"a": 1}},
+        {"prompt": "2020-01-03", "n": 1.5, "tags": ["t"], "s": {"a": 2, "b": "x"}},
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\ufeff" + "\r\n".join(json.dumps(row) for row in rows) + "\n\n")
+    prompts = open_(path)
+    assert prompts.schema.field("prompt").type == pa.string()
+    assert prompts.table(0, 3).to_pylist() == [
+        {"prompt": "2020-01-01", "n": None, "tags": [], "s": None},
+        {"prompt": "2020-01-02", "n": 1.0, "tags": None, "s": {"a": 1, "b": None}},
+        {"prompt": "2020-01-03", "n": 1.5, "tags": ["t"], "s": {"a": 2, "b": "x"}},
+    ]
+
+
+def test_json_text_without_utf8_is_a_bad_row_and_not_a_bad_file(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"prompt": "\\ud83d", "m": [{"t": "\\udc00"}]}\n{"prompt": "\xff"}\n{"prompt": "\\ud83d\\ude00"}\n'
+    )
+    prompts = open_(path)
+    for row in (0, 1):
+        with pytest.raises(RowError, match="prompt is not valid UTF-8"):
+            prompts.prompt(row)
+    assert prompts.prompt(2) == "😀"
+
+
+def test_files_of_different_columns_are_refused(tmp_path):
+    write_arrow_file(tmp_path / "a.arrow", TABLE)
+    write_arrow_file(tmp_path / "b.arrow", pa.table({"prompt": ["x"], "id": ["y"]}))
+    message = error_of(tmp_path)
+    assert "b.arrow has the columns prompt (string), id (string), but" in message
+    assert (
+        "a.arrow has prompt (string), id (int64); all files must have the same columns and types" in message
+    )
+    folder = tmp_path / "json"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"prompt": "x"}\n')
+    (folder / "b.jsonl").write_text('{"question": "x"}\n')
+    assert "b.jsonl has the columns question, but" in error_of(folder)
+    (folder / "b.jsonl").write_text('{"prompt": "x"}\n{"prompt": 1}\n')
+    assert "b.jsonl, line 2 does not fit" in error_of(folder)
+
+
+@pytest.mark.parametrize("name", ["file.arrow", "a.parquet", "a.jsonl"])
+def test_no_rows_are_refused(tmp_path, name):
+    WRITERS[name](tmp_path / name, TABLE.slice(0, 0))
+    assert f"--prompts {tmp_path / name} has no rows" in error_of(tmp_path / name)
+
+
+def test_a_missing_column_lists_those_there_are(written):
+    message = error_of(written, prompt_column="text")
+    assert (
+        f"--prompt_column text is no column of --prompts {written}, which has prompt (string), id" in message
+    )
+    assert "--prompt_column (text) or --messages_column (chat)" in message
+
+
+def test_a_column_of_the_wrong_type_is_refused(tmp_path):
+    path = tmp_path / "a.arrow"
+    texts = pa.array(["x"])
+    for column in (pa.array([1]), pa.array([b"x"]), pa.array([None]), pa.array([["x"]])):
+        write_arrow_file(path, pa.table({"q": column}))
+        message = error_of(path, prompt_column="q")
+        assert f"--prompt_column q has type {column.type}, but a prompt must be text" in message
+    for column in (
+        texts,
+        pa.array([["x"]]),
+        pa.array([[{"role": "user"}]]),
+        pa.array([[{"role": "u", "content": 1}]]),
+    ):
+        write_arrow_file(path, pa.table({"q": column}))
+        message = error_of(path, messages_column="q")
+        assert f"--messages_column q has type {column.type}, but chat messages must be a list" in message
+    for type_ in (pa.string(), pa.large_string(), pa.string_view()):
+        write_arrow_file(path, pa.table({"prompt": texts.cast(type_)}))
+        assert open_(path).prompt(0) == "x"
+
+
+def test_columns_that_the_output_needs_are_refused(tmp_path):
+    path = tmp_path / "a.arrow"
+    write_arrow_file(path, pa.table({"prompt": ["x"], "error": [1], "completion": [1]}))
+    message = error_of(path)
+    assert (
+        f"--prompts {path} has columns that the output uses for itself: error, completion; rename" in message
+    )
+    write_arrow_file(path, pa.table({"prompt": ["x"], "question": ["y"]}))
+    assert "uses for itself: prompt; rename them" in error_of(path, prompt_column="question")
+    write_arrow_file(path, pa.table({"prompt": ["x"], "chat": [[{"role": "user", "content": "x"}]]}))
+    assert "uses for itself: prompt; rename them" in error_of(path, messages_column="chat")
+    write_arrow_file(path, pa.Table.from_arrays([pa.array(["x"])] * 2, names=["prompt", "prompt"]))
+    assert "more than one column named prompt: rename them" in error_of(path)
+
+
+def test_one_bad_row_is_an_error_of_that_row(tmp_path):
+    column = pa.array([b"good", None, b"", b"\xff\xfe", b"  "]).view(pa.string())
+    write_arrow_file(tmp_path / "a.arrow", pa.table({"prompt": column}))
+    prompts = open_(tmp_path / "a.arrow")
+    assert prompts.prompt(0) == "good"
+    assert prompts.prompt(4) == "  "
+    for row, reason in ((1, "prompt is null"), (2, "prompt is empty"), (3, "prompt is not valid UTF-8: ")):
+        with pytest.raises(RowError) as raised:
+            prompts.prompt(row)
+        assert raised.value.reason.startswith(reason)
+    assert prompts.table(0, 5)["prompt"].slice(0, 3).to_pylist() == ["good", None, ""]
+
+
+def test_messages_come_without_their_null_fields(tmp_path):
+    chats = [
+        [{"role": "system", "content": ""}, {"role": "user", "content": "hi", "name": "Ann"}],
+        None,
+        [],
+        [{"role": "user", "content": "hi"}, {"role": "user", "content": None}],
+        [{"role": None, "content": "hi"}],
+        [None],
+    ]
+    write_arrow_file(tmp_path / "a.arrow", pa.table({"chat": chats}))
+    prompts = open_(tmp_path / "a.arrow", messages_column="chat")
+    assert prompts.prompt(0) == chats[0]
+    reasons = [
+        "chat is null",
+        "chat is empty",
+        "chat[1] has no content",
+        "chat[0] has no role",
+        "chat[0] is null",
+    ]
+    for row, reason in enumerate(reasons, start=1):
+        with pytest.raises(RowError) as raised:
+            prompts.prompt(row)
+        assert raised.value.reason == reason

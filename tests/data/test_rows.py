@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import random
+
+import datasets
+import pyarrow as pa
+import pytest
+
+from specdist.data import RunFolder, output_schema, shard_table
+from specdist.data.rows import OUTPUT_COLUMNS, RowResult
+from tests.data.samples import STRANGE_TEXT, random_text, row_result
+
+
+def test_mean_acceptance_length_counts_the_bonus_token():
+    assert row_result(num_spec_steps=4, num_accepted_draft_tokens=6).mean_acceptance_length == 2.5
+    assert row_result(num_spec_steps=0, num_accepted_draft_tokens=0).mean_acceptance_length is None
+
+
+def test_json_is_one_line_and_loses_nothing():
+    rng = random.Random(0)
+    for text in STRANGE_TEXT + [random_text(rng) for _ in range(500)]:
+        result = row_result(prompt=None, completion=text, error=text[::-1])
+        line = result.to_json()
+        assert b"\n" not in line
+        assert RowResult.from_json(line) == result
+
+
+def test_columns_are_the_outputs_then_the_inputs():
+    inputs = pa.table({"id": ["x", "y"], "question": ["q0", "q1"]})
+    table = shard_table(inputs, [row_result(11), row_result(10)], first_row=10, num_samples=1)
+    assert table.column_names == [*OUTPUT_COLUMNS, "id", "question"]
+    assert table.schema == output_schema(inputs.schema)
+    assert table["row_id"].to_pylist() == [10, 11]
+    assert table["prompt"].to_pylist() == ["prompt 10", "prompt 11"]
+    assert table["question"].to_pylist() == ["q0", "q1"]
+    assert table["completion_ids"].to_pylist() == [[10, 0, 7], [11, 0, 7]]
+    assert table["mean_acceptance_length"].to_pylist() == [1.5, 1.5]
+    assert table["error"].to_pylist() == [None, None]
+
+
+def test_an_input_column_named_prompt_is_the_output_column():
+    inputs = pa.table({"id": [1], "prompt": pa.array(["as given"], pa.large_string())})
+    table = shard_table(inputs, [row_result(0, prompt="not used")], first_row=0, num_samples=1)
+    assert table.column_names == [*OUTPUT_COLUMNS, "id"]
+    assert table["prompt"].to_pylist() == ["as given"]
+    assert table.schema.field("prompt").type == pa.large_string()
+
+
+def test_samples_repeat_their_row_in_order_whatever_order_they_finished_in():
+    inputs = pa.table({"ref": [["a"], None, ["c", "d"]]})
+    results = [row_result(row, sample) for row in (5, 6, 7) for sample in range(2)]
+    expected = shard_table(inputs, results, first_row=5, num_samples=2)
+    assert expected["row_id"].to_pylist() == [5, 5, 6, 6, 7, 7]
+    assert expected["sample_index"].to_pylist() == [0, 1] * 3
+    assert expected["ref"].to_pylist() == [["a"], ["a"], None, None, ["c", "d"], ["c", "d"]]
+    rng = random.Random(0)
+    for _ in range(20):
+        rng.shuffle(results)
+        assert shard_table(inputs, results, first_row=5, num_samples=2) == expected
+
+
+@pytest.mark.parametrize(
+    "keys", [[(0, 0)], [(0, 0), (1, 0), (1, 0)], [(0, 0), (2, 0)], [(0, 0), (1, 1)], [(0, 0), (1, 0), (2, 0)]]
+)
+def test_results_must_be_exactly_one_for_each_sample(keys):
+    inputs = pa.table({"id": [1, 2]})
+    with pytest.raises(ValueError, match="2 rows from 0 on need 1 results each"):
+        shard_table(inputs, [row_result(*key) for key in keys], first_row=0, num_samples=1)
+
+
+def test_text_without_utf8_is_repaired_in_the_output_only_where_it_is_bad():
+    bad = pa.array([b"good \xc3\xa9", b"bad \xff!", None]).view(pa.string())
+    messages = pa.array([[{"content": b"\xff"}], None, []]).view(
+        pa.list_(pa.struct([("content", pa.string())]))
+    )
+    inputs = pa.table({"prompt": bad, "messages": messages, "bytes": [b"\xff", b"", None]})
+    results = [row_result(row, completion="half \ud83d, \ud83d\ude00") for row in range(3)]
+    table = shard_table(inputs, results, first_row=0, num_samples=1)
+    table.validate(full=True)
+    assert table["prompt"].to_pylist() == ["good é", "bad \ufffd!", None]
+    assert table["messages"].to_pylist() == [[{"content": "\ufffd"}], None, []]
+    assert table["bytes"].to_pylist() == [b"\xff", b"", None]
+    assert table["completion"][0].as_py() == "half \ufffd, 😀"
+
+
+def test_datasets_reads_a_written_shard_with_the_inputs_features(tmp_path):
+    features = datasets.Features(
+        {"question": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    source = datasets.Dataset.from_dict({"question": ["q0", "q1"], "label": [1, 0]}, features=features)
+    results = [
+        row_result(0),
+        row_result(1, prompt=None, completion="", completion_ids=(), finish_reason="error", error="too long",
+                   num_spec_steps=0),
+    ]  # fmt: skip
+    table = shard_table(source.data.table, results, first_row=0, num_samples=1)
+    for name in ("shards", "stats", "parts"):
+        (tmp_path / name).mkdir()
+    folder = RunFolder(tmp_path)
+    folder.finish_shard(0, table, {})
+    read = datasets.load_dataset(
+        "arrow", data_files=str(folder.data_path(0)), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert read.column_names == table.column_names
+    assert read["completion"][:] == ["answer 0.0", ""]
+    assert read["error"][:] == [None, "too long"]
+    assert read["mean_acceptance_length"][:] == [1.5, None]
+    assert read.features["label"] == features["label"]
+    assert read[0]["completion_ids"] == [0, 0, 7]

@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from specdist.data import Manifest, RunFolder, run_folder, shard_table
+from specdist.data import files as files_module
+from specdist.errors import UserError
+from tests.data.samples import row_result
+
+MANIFEST = Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 1.5})
+INPUTS = pa.table({"ref": [f"reference {row}" for row in range(5)]})
+TABLE = shard_table(INPUTS, [row_result(row) for row in range(5)], first_row=0, num_samples=1)
+STATS = {"num_drafts": 3, "wall_ns": 7}
+STEPS = ["_write_data", "_write_stats", "_write_record", "_remove_parts"]
+
+
+class Crash(BaseException):
+    """The end of the process; nothing in the code may catch it as an error."""
+
+
+def crash(*_, **__):
+    raise Crash
+
+
+def open_(path, *, manifest=MANIFEST, overwrite=False):
+    return RunFolder.open(path, manifest, "seed: 1\n", overwrite)
+
+
+def finish(folder, shard=0):
+    with folder.parts(shard) as log:
+        for row in range(5):
+            log.append(row_result(row))
+    folder.finish_shard(shard, TABLE, STATS)
+
+
+def contents(path):
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """What an undisturbed run leaves."""
+    finish(open_(tmp_path / "whole"))
+    return contents(tmp_path / "whole")
+
+
+def test_the_layout_of_a_run(tmp_path, whole):
+    assert sorted(whole) == [
+        "config.yaml", "manifest.json", "shards/shard-00000.arrow", "shards/shard-00000.json",
+        "stats/shard-00000.json",
+    ]  # fmt: skip
+    assert {path.name for path in (tmp_path / "whole").iterdir() if path.is_dir()} == {
+        "logs", "parts", "shards", "stats",
+    }  # fmt: skip
+    assert whole["config.yaml"] == b"seed: 1\n"
+    record = json.loads(whole["shards/shard-00000.json"])
+    assert record["num_rows"] == 5
+    assert record["num_bytes"] == len(whole["shards/shard-00000.arrow"])
+    assert record["sha256"] == files_module.sha256_of(tmp_path / "whole/shards/shard-00000.arrow").hex()
+    with pa.ipc.open_file(tmp_path / "whole/shards/shard-00000.arrow") as reader:
+        assert reader.read_all() == TABLE
+
+
+def test_a_second_run_writes_the_same_bytes(tmp_path, whole):
+    finish(open_(tmp_path / "again"))
+    assert contents(tmp_path / "again") == whole
+
+
+def test_the_bytes_do_not_depend_on_how_the_table_is_chunked(tmp_path, whole):
+    folder = open_(tmp_path / "chunked")
+    folder.finish_shard(0, pa.concat_tables([TABLE.slice(0, 2), TABLE.slice(2)]), STATS)
+    assert contents(tmp_path / "chunked") == whole
+
+
+def test_differing_dictionaries_of_input_chunks_are_written(tmp_path):
+    chunks = [pa.array(["a", "b"]).dictionary_encode(), pa.array(["c"]).dictionary_encode()]
+    folder = open_(tmp_path / "run")
+    folder.finish_shard(0, pa.table({"label": pa.chunked_array(chunks)}), STATS)
+    with pa.ipc.open_file(folder.data_path(0)) as reader:
+        assert reader.read_all()["label"].to_pylist() == ["a", "b", "c"]
+
+
+def crash_points():
+    for step in STEPS:
+        for when in ("before", "after"):
+            yield f"{when} {step}", lambda patch, step=step, when=when: patch_step(patch, step, when)
+    for call in range(3):
+        for name in ("replace", "fsync_folder"):
+            yield f"{name} {call}", lambda patch, name=name, call=call: patch_call(patch, name, call)
+
+
+def patch_step(patch, step, when):
+    real = getattr(RunFolder, step)
+
+    def stopped(self, *arguments):
+        if when == "after":
+            real(self, *arguments)
+        raise Crash
+
+    patch.setattr(RunFolder, step, stopped)
+
+
+def patch_call(patch, name, crashing_call):
+    """Crash in the n-th atomic write, at its rename or after it."""
+    owner = Path if name == "replace" else files_module
+    real, num_calls = getattr(owner, name), 0
+
+    def counted(*arguments):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > crashing_call:
+            raise Crash
+        return real(*arguments)
+
+    patch.setattr(owner, name, counted)
+    # A process that dies does not clean up.
+    patch.setattr(Path, "unlink", crash)
+
+
+@pytest.mark.parametrize(("crash_at"), [pytest.param(point, id=name) for name, point in crash_points()])
+def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(tmp_path, monkeypatch, whole, crash_at):
+    path = tmp_path / "crashed"
+    folder = open_(path)
+    with folder.parts(0) as log:
+        for row in range(5):
+            log.append(row_result(row))
+    with monkeypatch.context() as patch:
+        crash_at(patch)
+        with pytest.raises(Crash):
+            folder.finish_shard(0, TABLE, STATS)
+    for name in set(contents(path)) & set(whole):
+        assert contents(path)[name] == whole[name], "a half-written file has its final name"
+
+    resumed = open_(path)
+    assert not list(path.rglob("*.tmp"))
+    if resumed.is_complete(0):
+        assert not resumed.parts_path(0).exists()
+    else:
+        assert resumed.shard_stats() == []
+        assert not resumed.record_path(0).exists()
+        with resumed.parts(0) as log:
+            assert list(log.results.values()) == [row_result(row) for row in range(5)]
+        resumed.finish_shard(0, TABLE, STATS)
+    assert contents(path) == whole
+    assert resumed.shard_stats() == [STATS]
+
+
+def test_each_step_is_durable_before_the_next(tmp_path, monkeypatch):
+    folder, events = open_(tmp_path / "run"), []
+    real_write = files_module.write_atomically
+
+    def write(path, write_content):
+        real_write(path, write_content)
+        events.append(str(path.relative_to(folder.path)))
+
+    monkeypatch.setattr(files_module, "write_atomically", write)
+    monkeypatch.setattr(run_folder, "write_atomically", write)
+    finish(folder)
+    assert events == ["shards/shard-00000.arrow", "stats/shard-00000.json", "shards/shard-00000.json"]
+
+
+def test_a_shard_without_its_files_is_not_complete_and_its_record_goes(tmp_path):
+    def cut(path):
+        path.write_bytes(path.read_bytes()[:-1])
+
+    damages = [
+        lambda folder: folder.data_path(0).unlink(),
+        lambda folder: cut(folder.data_path(0)),
+        lambda folder: folder.stats_path(0).unlink(),
+        lambda folder: folder.record_path(0).unlink(),
+        lambda folder: folder.record_path(0).write_text("{}"),
+        lambda folder: folder.record_path(0).write_text("[]"),
+        lambda folder: cut(folder.record_path(0)) or cut(folder.record_path(0)),
+    ]
+    for number, damage in enumerate(damages):
+        folder = open_(tmp_path / str(number))
+        finish(folder)
+        assert folder.is_complete(0)
+        damage(folder)
+        assert not folder.is_complete(0)
+        assert folder.shard_stats() == []
+        assert not open_(folder.path).record_path(0).exists()
+
+
+def test_statistics_come_in_the_order_of_the_shards_and_of_complete_ones_only(tmp_path):
+    folder = open_(tmp_path / "run")
+    for shard in (10, 2, 99_999, 0):
+        folder.finish_shard(shard, TABLE, {"shard": shard})
+    folder.data_path(2).unlink()
+    assert [stats["shard"] for stats in RunFolder(tmp_path / "run").shard_stats()] == [0, 10, 99_999]
+
+
+def test_resuming_keeps_the_manifest_of_the_start(tmp_path):
+    path = tmp_path / "deep" / "run"
+    open_(path)
+    resumed = open_(path, manifest=Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 9.9}))
+    assert resumed.manifest == MANIFEST
+
+
+def test_another_run_is_refused_and_nothing_changes(tmp_path):
+    path = tmp_path / "run"
+    finish(open_(path))
+    before = contents(path)
+    with pytest.raises(UserError, match=r"seed: 1 in --output, 2 now\n.*--overwrite"):
+        open_(path, manifest=Manifest(fingerprint={"seed": 2}))
+    assert contents(path) == before
+
+
+def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
+    path = tmp_path / "run"
+    folder = open_(path)
+    finish(folder)
+    with folder.parts(1) as log:
+        log.append(row_result(5))
+    (path / "shards" / "shard-00003.arrow.tmp").write_bytes(b"torn")
+    mine = ["notes.txt", "shards/mine.arrow", "shards/shard-1.arrow", "stats/plot.png", "logs/slurm.out"]
+    for name in mine:
+        (path / name).write_bytes(b"mine")
+    new = Manifest(fingerprint={"seed": 2})
+    assert open_(path, manifest=new, overwrite=True).manifest == new
+    assert sorted(contents(path)) == sorted([*mine, "config.yaml", "manifest.json"])
+
+
+def test_a_crash_while_overwriting_leaves_one_of_the_two_runs(tmp_path, monkeypatch):
+    path, new = tmp_path / "run", Manifest(fingerprint={"seed": 2})
+    finish(open_(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", crash)
+        with pytest.raises(Crash):
+            open_(path, manifest=new, overwrite=True)
+    assert not open_(path).is_complete(0)
+    assert not open_(path, manifest=new, overwrite=True).is_complete(0)
+
+
+@pytest.mark.parametrize("num_steps", range(7))
+def test_a_crash_while_creating_is_no_obstacle(tmp_path, monkeypatch, num_steps):
+    path, num_left = tmp_path / "run", num_steps
+
+    def stepwise(real):
+        def step(*arguments, **options):
+            nonlocal num_left
+            if num_left == 0:
+                raise Crash
+            num_left -= 1
+            return real(*arguments, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in ("mkdir", "replace"):
+            patch.setattr(Path, name, stepwise(getattr(Path, name)))
+        patch.setattr(Path, "unlink", crash)
+        with pytest.raises(Crash):
+            open_(path)
+    finish(open_(path))
+    assert open_(path).is_complete(0)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_is_no_runs_is_never_touched(tmp_path, overwrite):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "shards").mkdir()
+    before = contents(tmp_path)
+    with pytest.raises(UserError) as raised:
+        open_(tmp_path, overwrite=overwrite)
+    assert "is not empty and not the folder of a run (no manifest.json; it holds shards, thesis.tex)" in str(
+        raised.value
+    )
+    assert "give a new folder. --overwrite deletes only what a run has written" in str(raised.value)
+    (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
+    with pytest.raises(UserError, match=r"manifest.json cannot be read as the manifest of a run"):
+        open_(tmp_path, overwrite=overwrite)
+    (tmp_path / "manifest.json").unlink()
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_with_only_logs_or_a_torn_first_manifest_is_new(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "slurm.out").write_text("started")
+    (tmp_path / "manifest.json.tmp").write_text("{")
+    open_(tmp_path)
+    assert sorted(contents(tmp_path)) == ["config.yaml", "logs/slurm.out", "manifest.json"]
+
+
+def test_a_place_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match=r"--output .*file is a file: give a folder"):
+        open_(file)
+    with pytest.raises(UserError, match=r"--output .*file/run cannot be written: .*Not a directory"):
+        open_(file / "run")
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files_module.os, "fsync", refuse)
+    with pytest.raises(UserError, match=r"--output .*run cannot be written: .*Permission denied"):
+        open_(tmp_path / "run")

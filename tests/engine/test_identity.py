@@ -1,0 +1,104 @@
+"""A row's completion is its own affair, and a draft that is the target is always believed."""
+
+import dataclasses
+
+import pytest
+
+from specdist.engine.sequence import Completion
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import PAGE_SIZE, Replica, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.models.families import noisy_copy, tiny_model
+
+SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
+GREEDY = SamplingSettings(temperature=0.0)
+# Everything that ends up in the output, the counts of speculation too.
+RECORDED = [field.name for field in dataclasses.fields(Completion) if field.name != "request"]
+
+
+def outcome(completions: list[Completion]) -> list[tuple[object, ...]]:
+    return [tuple(getattr(c, name) for name in RECORDED) for c in completions]
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_alone_in_any_batch_chunked_or_preempted(settings: SamplingSettings) -> None:
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
+    common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
+    expected = outcome(Replica(target, draft, max_batch_rows=1, **common).generate(requests))
+    for variation in (
+        {"max_batch_rows": 3},
+        {"max_batch_rows": 16, "max_batch_tokens": 512},
+        # Prompts in many chunks, beside the blocks of other rows.
+        {"max_batch_rows": 16, "max_batch_tokens": 17},
+    ):
+        replica = Replica(target, draft, **common, **variation)
+        assert outcome(replica.generate(requests)) == expected, variation
+    # So few pages that rows have to give way and start again.
+    tight = Replica(target, draft, max_batch_rows=16, num_pages=96 // PAGE_SIZE + 6, **common)
+    assert outcome(tight.generate(requests)) == expected
+    assert tight.ledger.close_shard(0).num_preemptions > 3
+
+
+def test_samples_of_a_prompt_share_its_pages_and_differ() -> None:
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    replica = Replica(target, draft, settings=SAMPLED, max_new_tokens=12, max_batch_tokens=128)
+    [prompt] = prompts_of_lengths(30)
+    together = replica.generate(requests_for([prompt], num_samples=4))
+    # 28 of the 30 tokens fill whole pages: three samples find them there.
+    assert replica.ledger.close_shard(0).num_shared_prompt_tokens == 3 * (30 // PAGE_SIZE) * PAGE_SIZE
+    assert len({tuple(c.token_ids) for c in together}) == 4
+    for completion in together:
+        alone = Replica(target, draft, settings=SAMPLED, max_new_tokens=12).generate([completion.request])
+        assert outcome(alone) == outcome([completion])
+
+
+def test_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    system, *rests = prompts_of_lengths(16, 5, 9, 3)
+    prompts = [system + rest for rest in rests]
+    one_by_one = Replica(target, draft, max_batch_rows=1)
+    expected = [outcome(Replica(target, draft).generate(requests_for([p]))) for p in prompts]
+    found = one_by_one.generate(requests_for(prompts))
+    assert [outcome([c]) for c in found] == expected
+    assert one_by_one.ledger.close_shard(0).num_shared_prompt_tokens == 2 * 16
+
+
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSettings) -> None:
+    target = tiny_model("llama", seed=3)
+    for num_draft_tokens in (1, 4, 8):
+        replica = Replica(
+            target,
+            target,
+            settings=settings,
+            num_draft_tokens=num_draft_tokens,
+            eos=[7],
+            max_new_tokens=40,
+            max_batch_tokens=128,
+        )
+        completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=3))
+        stats = replica.ledger.close_shard(0)
+        assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+        assert stats.num_completion_tokens == sum(len(c.token_ids) for c in completions)
+
+
+def test_stop_strings_cut_a_block_where_they_fall() -> None:
+    target, draft = tiny_model("llama", seed=3), tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 23, 12))
+    free = Replica(target, draft, max_new_tokens=30).generate(requests)
+    stop = free[1].text[11:13]
+    cut = Replica(target, draft, max_new_tokens=30, stop=[stop]).generate(requests)
+    for before, after in zip(free, cut, strict=True):
+        where = before.text.find(stop)
+        if where < 0:
+            assert after.text == before.text and after.finish_reason == "length"
+        else:
+            assert after.text == before.text[:where] and after.finish_reason == "stop"
+            # One letter is one token: the ids end with the token that completed the stop string.
+            assert after.token_ids == before.token_ids[: where + len(stop)]
+            assert after.num_accepted_draft_tokens <= len(after.token_ids)
+    assert cut[1].finish_reason == "stop"

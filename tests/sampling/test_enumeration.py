@@ -1,0 +1,132 @@
+"""The rejection rule by enumeration in float64: accepted mass plus recovered mass is the target's own law."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdist.sampling.acceptance import accepted_flags, num_accepted
+from specdist.sampling.distributions import (
+    Dense,
+    OneHot,
+    SamplingSettings,
+    distributions_from_logits,
+)
+
+VOCAB_SIZE = 7
+SETTINGS = [
+    SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p)
+    for temperature, top_k, top_p in itertools.product((0.5, 1.0, 1.7), (0, 3), (1.0, 0.8))
+]
+# A probability of 1/2 is known to 1e-16; sums of a handful of them to a little more.
+TOLERANCE = 1e-12
+
+
+def pair_of_laws(settings: SamplingSettings, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(2, VOCAB_SIZE, generator=generator, dtype=torch.float64)
+    laws = distributions_from_logits(logits, settings)
+    assert isinstance(laws, Dense)
+    return laws.probabilities_NV[0].double(), laws.probabilities_NV[1].double()
+
+
+def acceptance_probability(target: Tensor, draft: Tensor) -> float:
+    """The measure of the u that are accepted, found on the product's own function by bisection."""
+    low, high = 0.0, 1.0
+    if accepted_flags(target[None], draft[None], torch.tensor([1 - 2.0**-52], dtype=torch.float64)).item():
+        return 1.0
+    for _ in range(60):
+        middle = torch.tensor([(low + high) / 2], dtype=torch.float64)
+        accepted = accepted_flags(target[None], draft[None], middle).item()
+        low, high = (float(middle), high) if accepted else (low, float(middle))
+    return low
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_accepted_and_recovered_mass_is_the_target_law(settings: SamplingSettings) -> None:
+    for seed in range(20):
+        target, draft = pair_of_laws(settings, seed)
+        accepted = torch.tensor(
+            [
+                float(draft[token]) * acceptance_probability(target[token], draft[token])
+                if draft[token] > 0
+                else 0.0
+                for token in range(VOCAB_SIZE)
+            ],
+            dtype=torch.float64,
+        )
+        residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
+        law = accepted + (1 - accepted.sum()) * residual
+        torch.testing.assert_close(law, target, atol=TOLERANCE, rtol=0)
+        # The acceptance rate is the overlap of the two laws (Leviathan et al. 2023, Corollary 3.6).
+        torch.testing.assert_close(accepted.sum(), torch.minimum(target, draft).sum(), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_draw_gives_every_token_an_interval_as_long_as_its_probability(settings: SamplingSettings) -> None:
+    law, _ = pair_of_laws(settings, seed=3)
+    edges = torch.cat([torch.zeros(1, dtype=torch.float64), law.cumsum(0)])
+    for token in range(VOCAB_SIZE):
+        if law[token] > 0:
+            inside = torch.stack([edges[token] + 1e-12, edges[token + 1] - 1e-12])
+            assert Dense(law.expand(2, -1)).draw(inside).tolist() == [token, token]
+
+
+def test_draw_never_takes_a_token_without_probability() -> None:
+    law = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]], dtype=torch.float32).expand(4, -1)
+    edges = torch.tensor([0.0, 0.5, 0.5 - 2.0**-53, 1 - 2.0**-52], dtype=torch.float64)
+    assert Dense(law).draw(edges).tolist() == [1, 3, 1, 3]
+
+
+def test_greedy_is_the_one_hot_law_through_the_same_path() -> None:
+    """The one-hot shortcut against dense rows of zeros and ones, through every step."""
+    logits = torch.randn(50, VOCAB_SIZE, generator=torch.Generator().manual_seed(5))
+    target = distributions_from_logits(logits[:25], SamplingSettings(temperature=0.0))
+    draft = distributions_from_logits(logits[25:], SamplingSettings(temperature=0.0))
+    assert isinstance(target, OneHot) and isinstance(draft, OneHot)
+    dense_target, dense_draft = (
+        Dense(torch.nn.functional.one_hot(law.token_ids_N, VOCAB_SIZE).float()) for law in (target, draft)
+    )
+    uniforms = torch.linspace(0, 0.999, 25, dtype=torch.float64)
+    drawn = draft.draw(uniforms)
+    assert torch.equal(drawn, dense_draft.draw(uniforms))
+    flags, dense_flags = (
+        accepted_flags(law.probabilities_of(drawn), other.probabilities_of(drawn), uniforms)
+        for law, other in ((target, draft), (dense_target, dense_draft))
+    )
+    assert torch.equal(flags, dense_flags)
+    rejected = torch.nonzero(~flags)[:, 0]
+    recovered, dense_recovered = (
+        law.select(rejected).residual(other.select(rejected)).draw(uniforms[rejected])
+        for law, other in ((target, draft), (dense_target, dense_draft))
+    )
+    assert torch.equal(recovered, dense_recovered)
+
+
+def test_filters_equal_transformers_own() -> None:
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(11))
+    for temperature, top_k, top_p in itertools.product((0.7, 1.3), (0, 1, 10, 80), (1.0, 0.9, 0.3)):
+        scores = TemperatureLogitsWarper(temperature)(None, logits)
+        scores = TopKLogitsWarper(top_k)(None, scores) if top_k else scores
+        scores = TopPLogitsWarper(top_p)(None, scores) if top_p < 1 else scores
+        laws = distributions_from_logits(
+            logits, SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p)
+        )
+        assert isinstance(laws, Dense)
+        torch.testing.assert_close(laws.probabilities_NV, scores.softmax(-1), atol=1e-7, rtol=1e-6)
+
+
+def test_a_block_is_cut_at_its_first_rejection() -> None:
+    flags = torch.tensor([True, False, True, True, True, False])
+    assert num_accepted(flags, torch.tensor([3, 0, 2, 1])).tolist() == [1, 0, 2, 0]
+    assert num_accepted(flags[:0], torch.tensor([0, 0])).tolist() == [0, 0]
+
+
+def test_equal_probabilities_accept_every_number() -> None:
+    """u < P/Q with P = Q must hold for every u in [0, 1): rounding of the ratio must not reject."""
+    probabilities = torch.rand(1000, generator=torch.Generator().manual_seed(2), dtype=torch.float32).double()
+    largest = torch.full((1000,), 1 - 2.0**-52, dtype=torch.float64)
+    assert bool(accepted_flags(probabilities, probabilities, largest).all())
