@@ -1,0 +1,43 @@
+"""A rank that loads its slice of a large checkpoint and checks the most memory that it ever held."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import join_slicing, load_slice
+from tests.ranks import join
+
+MIB = 2**20
+# The interpreter's own growth while DeepSpeed and transformers build modules, and one whole tensor in use.
+OVERHEAD_BYTES = 64 * MIB
+
+
+def status(field: str) -> int:
+    """A memory field of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+checkpoint = open_checkpoint("--target", sys.argv[1])
+if topology.holds_target:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    before = status("VmRSS")
+    model = load_slice(checkpoint, dtype=torch.float32, device=topology.device, group=group)
+    peak = status("VmHWM") - before
+    slice_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    largest = max(path.stat().st_size for path in checkpoint.weight_files)
+    whole = sum(path.stat().st_size for path in checkpoint.weight_files)
+    report = {"peak": peak, "slice": slice_bytes, "largest_file": largest, "checkpoint": whole}
+    Path(sys.argv[2], f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
+    limit = largest + slice_bytes + OVERHEAD_BYTES
+    assert peak <= limit, f"{report}: {peak / MIB:.0f} MiB are more than {limit / MIB:.0f}"
+else:
+    join_slicing()
+dist.destroy_process_group()
