@@ -1,0 +1,84 @@
+"""Messages survive the wire, whatever their size, and a request or reply comes out as it went in."""
+
+import dataclasses
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.cache.pages import PageUpdates
+from specdist.engine import remote
+from specdist.engine.proposals import OpenedRows, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.wire import FRAME_INTS, Wire
+from specdist.models.flat import FlatBatch
+
+
+class Line:
+    """Two wire ends in one process; a receiver must ask for exactly the sizes that were sent."""
+
+    def __init__(self) -> None:
+        self._sent: deque[Tensor] = deque()
+        self.near = Wire(lambda tensor: self._sent.append(tensor.clone()))
+        self.far = Wire(lambda tensor: tensor.copy_(self._sent.popleft()))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._sent)
+
+
+def test_sizes_around_the_frame() -> None:
+    line = Line()
+    for size in (0, 1, FRAME_INTS - 4, FRAME_INTS - 3, FRAME_INTS - 2, 3 * FRAME_INTS):
+        arrays = [np.arange(size, dtype=np.int32), np.zeros(0, np.int32)]
+        line.near.send(arrays)
+        assert line.num_waiting == (1 if size <= FRAME_INTS - 3 else 2)
+        received = line.far.receive()
+        assert line.num_waiting == 0
+        assert [array.tolist() for array in received] == [array.tolist() for array in arrays]
+
+
+def test_an_empty_message_ends_a_loop() -> None:
+    line = Line()
+    line.near.send([])
+    assert line.far.receive() == []
+
+
+def assert_same(first: object, second: object) -> None:
+    for field in dataclasses.fields(first):  # type: ignore[arg-type]
+        mine, theirs = getattr(first, field.name), getattr(second, field.name)
+        if dataclasses.is_dataclass(mine):
+            assert_same(mine, theirs)
+        else:
+            assert np.array_equal(mine, theirs), field.name
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def test_request_and_reply_round_trip() -> None:
+    line = Line()
+    request = ProposalRequest(
+        page_updates=PageUpdates.from_entries([(3, 1, 70_000), (0, 2, 5)]),
+        slots_R=ints(3, 0),
+        num_accepted_R=ints(2, 0),
+        decision_ids_R=ints(-1, 151_000),
+        draft_limits_R=ints(5, 0),
+        decisions_W=None,
+        opened=OpenedRows(slots=ints(1), stream_keys=ints(-(2**63) + 5), num_steps=ints(9)),
+        context=FlatBatch(ints(8, 9), ints(1, 1), ints(0, 1)),
+    )
+    line.near.send(remote._request_arrays(request))
+    assert_same(request, remote._request_from_arrays(line.far.receive()))
+    probabilities = torch.rand(3, generator=torch.Generator().manual_seed(0)).double().numpy()
+    reply = ProposalReply(
+        decision_ids_R=ints(4, 151_000),
+        num_drafted_R=ints(3, 0),
+        candidate_ids_C=ints(7, 8, 9),
+        draft_probabilities_C=probabilities,
+        num_draft_passes=3,
+        times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
+    )
+    line.near.send(remote._reply_arrays(reply))
+    assert_same(reply, remote._reply_from_arrays(line.far.receive()))
