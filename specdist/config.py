@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 from transformers import HfArgumentParser
 
 from specdist.errors import UserError
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -91,7 +95,7 @@ class GenerateConfig:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("limit", "max_seq_len"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
-        self._require("temperature", self.temperature >= 0, "must not be negative; 0 is greedy")
+        self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
         self._require("seed", 0 <= self.seed < 2**63, "must be in [0, 2**63)")
@@ -166,21 +170,24 @@ class GenerateConfig:
             )
 
 
-def arguments_from_yaml(path: Path, overridden: set[str]) -> list[str]:
+def arguments_from_yaml(path: Path, overridden: set[str], lists: set[str]) -> list[str]:
     """The YAML file's keys as ``--key=value`` arguments, less those that the command line overrides.
 
-    Raises :class:`UserError` if the file is not one flat mapping.
+    Raises :class:`UserError` if the file is not one flat mapping, or has several values for an option that is
+    not one of ``lists``.
     """
     try:
-        values = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config {path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise UserError(f"--config {path} must be a mapping of option names to values")
     arguments: list[str] = []
     for name, value in values.items():
-        if isinstance(value, dict):
-            raise UserError(f"--config {path}: {name} must be a plain value; options are flat")
+        if isinstance(value, dict) or (isinstance(value, list) and name not in lists):
+            raise UserError(f"--config {path}: {name} must be one plain value, not {value}; options are flat")
+        if name == "config":
+            raise UserError(f"--config {path}: a file cannot name another one; move its options here")
         if name not in overridden and value is not None:
             arguments += [f"--{name}={item}" for item in (value if isinstance(value, list) else [value])]
     return arguments
@@ -194,7 +201,8 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str] | None 
     chosen, options = config_parser.parse_known_args(arguments)
     if chosen.config is not None:
         overridden = {item[2:].split("=")[0] for item in options if item.startswith("--")}
-        options = arguments_from_yaml(chosen.config, overridden) + options
+        lists = {item.name for item in dataclasses.fields(config_class) if "action" in item.metadata}
+        options = arguments_from_yaml(chosen.config, overridden, lists) + options
     parser = HfArgumentParser(config_class, allow_abbrev=False, parents=[config_parser])
     namespace = vars(parser.parse_args(options))
     del namespace["config"]
@@ -207,5 +215,5 @@ def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateCon
 
 
 def resolved_yaml(config: GenerateConfig) -> str:
-    """The configuration in force, as the run folder's ``config.yaml``: feeding it back gives the same run."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+    """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
+    return yaml.safe_dump({**dataclasses.asdict(config), "overwrite": False}, sort_keys=False)

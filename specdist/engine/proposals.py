@@ -65,8 +65,8 @@ class RoleTimes:
 class ProposalReply:
     """Draft → target: each row's decision, and the candidates behind it with the probability of each.
 
-    ``num_draft_passes`` (what this reply took), ``times`` and ``transfer_ns`` (what the target's side spent on
-    sending and receiving, waiting aside) feed the statistics.
+    ``num_draft_passes`` (what this reply took), ``times`` and ``transfer_ns`` (what the target's side spent
+    on sending and receiving, waiting aside) feed the statistics.
     """
 
     decision_ids_R: np.ndarray

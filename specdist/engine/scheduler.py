@@ -141,11 +141,12 @@ class Scheduler:
             return None
         self._num_admitted += 1
         length = len(request.prompt_ids)
+        limit = self.settings.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
         return Sequence(
             request=request,
             order=self._num_admitted,
             stream_key=stream_key(self.settings.seed, request.row_id, request.sample_index),
-            max_length=min(length + self.settings.max_new_tokens, self.settings.max_seq_len),
+            max_length=min(length + limit, self.settings.max_seq_len),
             token_ids=list(request.prompt_ids),
         )
 

@@ -10,12 +10,16 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion to generate. ``shard`` says whose statistics its work belongs to."""
+    """One completion to generate. ``shard`` says whose statistics its work belongs to.
+
+    ``max_new_tokens`` is this request's own limit; None stands for the scheduler's.
+    """
 
     row_id: int
     sample_index: int
     prompt_ids: list[int]
     shard: int = 0
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -14,13 +17,19 @@ from specdist.config import GenerateConfig, parse_generate_config
 from specdist.data import RunFolder
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
+from specdist.engine.targets import LEAD_RANK
 from specdist.errors import UserError
 from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
-from specdist.job.topology import Topology, join_world, topology_from_environment
+from specdist.job.topology import (
+    Topology,
+    join_world,
+    rank_from_environment,
+    topology_from_environment,
+)
 from specdist.stats import Stats
 
 Planned = TypeVar("Planned")
@@ -31,15 +40,17 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of the job; returns its exit code. The lead's last line on stdout is a JSON document."""
+    # Every rank finds the same error in its options, or is told of the others': it is shown once.
+    shows_errors = rank_from_environment() == LEAD_RANK
     try:
-        config = parse_generate_config(arguments)
+        with contextlib.nullcontext() if shows_errors else contextlib.redirect_stderr(io.StringIO()):
+            config = parse_generate_config(arguments)
         topology = topology_from_environment(config)
         _configure_logging(topology)
         join_world(topology)
         return _run(config, topology)
     except UserError as error:
-        # Every rank finds the same error, or has been told of the lead's: it is shown once.
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if shows_errors:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201 (what the user is to read, not a log line)
         return USAGE_ERROR
     finally:
@@ -50,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(config: GenerateConfig, topology: Topology) -> int:
     models = _lead_first(topology, lambda: plan_models(config))
     run = _lead_only(topology, lambda: plan_run(config, models, topology))
+    _log_to_file(config, topology)
     for warning in config.warnings() if run is not None else []:
         logger.warning(warning)
     if not _told_by_lead(topology, run is not None and bool(run.pending_shards)):
@@ -138,3 +150,10 @@ def _configure_logging(topology: Topology) -> None:
     )
     for noisy in ("httpx", "DeepSpeed"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _log_to_file(config: GenerateConfig, topology: Topology) -> None:
+    """Every rank keeps a log in the run folder, which a relaunch continues."""
+    handler = logging.FileHandler(Path(config.output, "logs", f"rank-{topology.rank}.log"))
+    handler.setFormatter(logging.Formatter(f"%(asctime)s [{topology.role}] %(levelname)s %(message)s"))
+    logging.getLogger().addHandler(handler)

@@ -60,7 +60,7 @@ class Replica:
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
         with _quiet_libraries():
-            self._load()
+            self._load_everywhere()
         self.num_pages = self._allocate()
 
     @property
@@ -88,6 +88,20 @@ class Replica:
             vocab_size=self._models.vocab_size,
             ledger=ledger,
         )
+
+    def _load_everywhere(self) -> None:
+        """What one rank alone cannot load is the error of all: none waits for it, and the lead shows it."""
+        message: str | None = None
+        try:
+            self._load()
+        except UserError as error:
+            message = str(error)
+        messages = [message] * self._topology.world_size
+        if dist.is_initialized():
+            dist.all_gather_object(messages, message)
+        for found in messages:
+            if found is not None:
+                raise UserError(found)
 
     def _load(self) -> None:
         topology = self._topology
@@ -130,9 +144,12 @@ class Replica:
             dist.all_reduce(fewest, dist.ReduceOp.MIN)
             num_pages = int(fewest)
         if num_pages < pages_per_row:
+            given = self._config.cache_memory
+            remedy = f", or lower --max_seq_len to {num_pages * PAGE_SIZE}" if num_pages else ""
             raise UserError(
-                f"the cache holds {num_pages * PAGE_SIZE} tokens, fewer than one row of --max_seq_len "
-                f"{max_seq_len}: lower it to {num_pages * PAGE_SIZE}, or raise --cache_memory"
+                f"--cache_memory {given or f'was not given, and the {budget} bytes that are left'} can hold "
+                f"{num_pages * PAGE_SIZE} tokens, fewer than one row of --max_seq_len {max_seq_len}: raise "
+                f"--cache_memory{remedy}"
             )
         for runner in runners:
             runner.allocate(

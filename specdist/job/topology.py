@@ -52,12 +52,17 @@ class Topology:
         return f"target {self.rank + 1}/{self.tp_size}" if self.holds_target else "draft"
 
 
+def rank_from_environment() -> int:
+    """This process's rank, as the launcher set it."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def topology_from_environment(config: GenerateConfig) -> Topology:
     """Read what the launcher set. Raises :class:`UserError` for a number of ranks that does not fit."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     config.check_world(world_size)
     return Topology(
-        rank=int(os.environ.get("RANK", "0")),
+        rank=rank_from_environment(),
         world_size=world_size,
         tp_size=config.tp_size,
         uses_draft=config.uses_draft,
@@ -73,10 +78,11 @@ def _device(name: str, local_rank: int) -> torch.device:
         )
     if name == "cpu" or not num_gpus:
         return torch.device("cpu")
-    if local_rank >= num_gpus:
+    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if num_local_ranks > num_gpus:
         raise UserError(
-            f"rank {local_rank} of this node has no GPU: there are {num_gpus}, and every rank needs its own; "
-            "launch fewer ranks or use --device cpu"
+            f"{num_local_ranks} ranks were launched on this node, which has {num_gpus} GPUs, and every rank "
+            "needs its own: launch fewer ranks or use --device cpu"
         )
     return torch.device("cuda", local_rank)
 

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
 from specdist.errors import UserError
 
 INDEX_NAME = "model.safetensors.index.json"
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+# Configurations, tokenizers and chat templates: all that decides a completion beside the weights.
+SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
+HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
 FINGERPRINT_BYTES = 2**20
 # DeepSpeed's automatic tensor parallelism refuses these families with an assertion, once all is loaded.
 UNSHARDABLE_FAMILIES = ("gpt2",)
@@ -73,7 +76,7 @@ class Checkpoint:
                     ends = file.read(FINGERPRINT_BYTES)
                     file.seek(max(0, size - FINGERPRINT_BYTES))
                     ends += file.read(FINGERPRINT_BYTES)
-            elif path.suffix == ".json":
+            elif path.suffix in SMALL_FILE_SUFFIXES:
                 size, ends = path.stat().st_size, path.read_bytes()
             else:
                 continue
@@ -137,7 +140,12 @@ def _from_hub(option: str, name: str) -> Path:
 def _weight_files(option: str, name: str, folder: Path) -> tuple[Path, ...]:
     index = folder / INDEX_NAME
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{option} {name}: {INDEX_NAME} cannot be used ({error!r}): fetch it again"
+            ) from error
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
     files = tuple(folder / file_name for file_name in names)
@@ -155,4 +163,17 @@ def _weight_files(option: str, name: str, folder: Path) -> tuple[Path, ...]:
                 else " files: is the download complete?"
             )
         )
+    for path in files:
+        _check_whole(option, name, path)
     return files
+
+
+def _check_whole(option: str, name: str, path: Path) -> None:
+    """Reads the header, and whether the file is as long as that says."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{option} {name}: {path.name} is no whole safetensors file ({error}): fetch it again"
+        ) from error

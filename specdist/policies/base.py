@@ -22,5 +22,5 @@ class LengthPolicy(Protocol):
         ...
 
     def wants_more(self, slots_R: np.ndarray, num_drafted: int) -> np.ndarray:
-        """bool [R]: draft another token behind the ``num_drafted`` that each of these rows has in this round?"""
+        """bool [R]: draft another token behind the ``num_drafted`` that these rows have in this round?"""
         ...

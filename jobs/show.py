@@ -1,0 +1,65 @@
+"""Print what a run's finished shards hold: totals, and some prompts with their completions.
+
+python jobs/show.py runs/demo/output --rows 2
+"""
+
+import argparse
+import sys
+import textwrap
+from pathlib import Path
+
+from datasets import load_dataset
+from datasets.utils.logging import disable_progress_bar
+
+from specdist.data import RunFolder
+from specdist.stats import Stats
+
+WIDTH = 100
+TOTALS = (
+    ("rows", "num_rows", "{:,}"),
+    ("rows with an error", "num_error_rows", "{:,}"),
+    ("completion tokens", "num_completion_tokens", "{:,}"),
+    ("tokens per second", "tokens_per_s", "{:,.1f}"),
+    ("tokens per target pass of a row", "mean_acceptance_length", "{:.2f}"),
+    ("draft tokens accepted", "draft_acceptance_rate", "{:.1%}"),
+)
+
+
+def print_totals(folder: RunFolder) -> None:
+    total = Stats()
+    for shard_stats in folder.shard_stats():
+        total.add(Stats.from_json(shard_stats))
+    figures = total.summary()
+    for label, name, style in TOTALS:
+        value = figures.get(name)
+        print(f"{label:<32} {'-' if value is None else style.format(value)}")
+
+
+def print_rows(data_paths: list[Path], num_rows: int) -> None:
+    disable_progress_bar()
+    rows = load_dataset("arrow", data_files=[str(path) for path in data_paths], split="train")
+    for index in range(min(num_rows, len(rows))):
+        row = rows[index * len(rows) // num_rows]
+        print(f"\nrow {row['row_id']}: {row['num_completion_tokens']} tokens, {row['finish_reason']}")
+        for label, text in (("prompt", row["prompt"]), ("completion", row["completion"])):
+            print(f"--- {label}")
+            for line in text.strip("\n").splitlines():
+                print(textwrap.fill(line, WIDTH, drop_whitespace=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("output", type=Path, help="folder of the run")
+    parser.add_argument(
+        "--rows", type=int, default=2, help="prompts to print, spread over the run (default: 2)"
+    )
+    arguments = parser.parse_args()
+    data_paths = sorted((arguments.output / "shards").glob("*.arrow"))
+    if not data_paths:
+        sys.exit(f"error: {arguments.output} holds no finished shard: name the --output folder of a run")
+    print_totals(RunFolder(arguments.output))
+    print_rows(data_paths, arguments.rows)
+
+
+if __name__ == "__main__":
+    main()

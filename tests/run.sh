@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Everything that has to pass: lint, format, types, tests.
+#
+#   bash tests/run.sh [pytest arguments ...]     such as -k demo, or -m 'not slow'
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source jobs/install.sh
+
+"$SPECDIST_PYTHON" -m ruff check
+"$SPECDIST_PYTHON" -m ruff format --check
+"$SPECDIST_PYTHON" -m mypy
+OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest "$@"
