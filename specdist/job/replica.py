@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -35,6 +36,8 @@ from specdist.sampling.distributions import SamplingSettings
 
 PAGE_SIZE = 16
 TARGET_GROUP = 0
+
+logger = logging.getLogger(__name__)
 
 
 class Replica:
@@ -190,7 +193,8 @@ class Replica:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """Libraries print while they load: off stdout, whose last line is the job's result, and no bars."""
+    """Libraries print and draw bars while they load; stdout is for the job's result."""
     transformers_logging.disable_progress_bar()
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         yield
+    logger.debug("printed while loading: %s", printed.getvalue())

@@ -1,0 +1,212 @@
+"""The demo pair: a tokenizer, a small target, a smaller draft and prompts, built in a minute and a half.
+
+A folder is complete when it holds its completion record, which is written last. The record is keyed by the
+options, the source text and ``LAYOUT_VERSION``: whatever else is found is built again from the start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdist.config import option
+from specdist.data.files import write_json
+from specdist.demo.prompts import cut_prompts, write_prompts
+from specdist.demo.text import Corpus, Document
+from specdist.demo.training import LearningRates, TrainingResult, greedy_agreement, initialize, train
+from specdist.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+LAYOUT_VERSION = 1  # raise it when a change of the code makes earlier folders unfit
+RECORD_NAME = "complete.json"
+BUILDING_NAME = ".building"
+EOS_TOKEN = "<|endoftext|>"
+MAX_POSITIONS = 1024
+TARGET_RATES = LearningRates(embedding=5e-2, head=1e-2, layers=2e-3)
+DRAFT_RATES = LearningRates(embedding=1e-1, head=1.6e-2, layers=4e-3)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@dataclass(kw_only=True)
+class PairConfig:
+    """Every option of ``jobs/train_demo.py``. Raises :class:`UserError` for a value out of its range."""
+
+    output: str = option(help="folder that gets target/, draft/ and prompts.arrow")
+    target_steps: int = option(500, help="steps to train the target, 1024 tokens each")
+    target_seconds: float = option(72.0, help="end the target's training after this time at the latest")
+    draft_steps: int = option(300, help="steps to distil the draft from the target")
+    draft_seconds: float = option(28.0, help="end the draft's training after this time at the latest")
+    num_vocab_tokens: int = option(2048, help="size of the vocabulary that both models share")
+    target_layers: int = option(3, help="layers of the target")
+    target_hidden_size: int = option(256, help="width of the target; a multiple of its 8 heads")
+    draft_layers: int = option(1, help="layers of the draft")
+    draft_hidden_size: int = option(128, help="width of the draft; a multiple of its 4 heads")
+    num_prompts: int = option(128, help="prompts cut from held-out documents")
+    seed: int = option(0, help="seed of the weights and of the order of the text")
+
+    def __post_init__(self) -> None:
+        self._require("target_steps", self.target_steps >= 1, "must be at least 1")
+        self._require("draft_steps", self.draft_steps >= 1, "must be at least 1")
+        self._require("target_seconds", self.target_seconds > 0, "must be positive")
+        self._require("draft_seconds", self.draft_seconds > 0, "must be positive")
+        self._require(
+            "num_vocab_tokens", self.num_vocab_tokens >= 257, "must hold 256 bytes and one end token"
+        )
+        self._require("target_layers", self.target_layers >= 1, "must be at least 1")
+        self._require("draft_layers", self.draft_layers >= 1, "must be at least 1")
+        # Rotary embeddings turn pairs of a head's entries, so a head's width is even.
+        self._require("target_hidden_size", self.target_hidden_size % 16 == 0, "must be a multiple of 16")
+        self._require("draft_hidden_size", self.draft_hidden_size % 8 == 0, "must be a multiple of 8")
+        self._require("num_prompts", self.num_prompts >= 1, "must be at least 1")
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise UserError(f"--{name} {getattr(self, name)!r} {rule}")
+
+
+@dataclass(frozen=True)
+class PairRecord:
+    """What was built, as the completion record keeps it; ``key`` names everything that it depends on."""
+
+    key: str
+    target: TrainingResult
+    draft: TrainingResult
+    greedy_agreement: float
+    wall_s: float
+
+
+def build_pair(config: PairConfig, corpus: Corpus) -> tuple[PairRecord, bool]:
+    """Build the pair in ``config.output``, or find it complete there; the flag says that it was built now.
+
+    Everything is made in a folder beside the final names and moved once it is whole.
+    """
+    output = Path(config.output)
+    key = _key(config, corpus)
+    found = read_record(output)
+    if found is not None and found.key == key:
+        return found, False
+    building = output / BUILDING_NAME
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    record = _build(config, corpus, key, building)
+    (output / RECORD_NAME).unlink(missing_ok=True)  # until all is in place, the folder is not complete
+    for path in sorted(building.iterdir()):
+        final = output / path.name
+        if final.is_dir():
+            shutil.rmtree(final)
+        path.replace(final)
+    building.rmdir()
+    write_json(output / RECORD_NAME, dataclasses.asdict(record))
+    return record, True
+
+
+def read_record(output: Path) -> PairRecord | None:
+    """The completion record of ``output``; None where the folder is not complete."""
+    path = output / RECORD_NAME
+    if not path.is_file():
+        return None
+    values: dict[str, Any] = json.loads(path.read_text())
+    target, draft = (TrainingResult(**values.pop(role)) for role in ("target", "draft"))
+    return PairRecord(**values, target=target, draft=draft)
+
+
+def train_tokenizer(documents: tuple[Document, ...], num_vocab_tokens: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, which any text survives unchanged; one token ends a text and pads."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=num_vocab_tokens,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((document.text for document in documents), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=EOS_TOKEN,
+        pad_token=EOS_TOKEN,
+        model_max_length=MAX_POSITIONS,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _build(config: PairConfig, corpus: Corpus, key: str, folder: Path) -> PairRecord:
+    start = time.monotonic()
+    num_bytes = sum(len(document.text.encode()) for document in corpus.training)
+    logger.info(f"text: {len(corpus.training)} documents, {num_bytes / 1e6:.1f} MB, to train on")
+    tokenizer = train_tokenizer(corpus.training, config.num_vocab_tokens)
+    training_ids = _packed_ids(corpus.training, tokenizer)
+    held_out_ids = _packed_ids(corpus.held_out, tokenizer)
+    prompts = cut_prompts(corpus.held_out, tokenizer, config.num_prompts)
+    logger.info(f"tokenizer: {len(tokenizer)} tokens, {len(training_ids)} tokens of text")
+
+    target = _new_llama(tokenizer, config.target_layers, config.target_hidden_size, num_heads=8)
+    initialize(target, config.seed)
+    target_result = train(
+        target, training_ids, held_out_ids,
+        rates=TARGET_RATES, max_steps=config.target_steps, max_seconds=config.target_seconds,
+        seed=config.seed, label="target",
+    )  # fmt: skip
+    draft = _new_llama(tokenizer, config.draft_layers, config.draft_hidden_size, num_heads=4)
+    initialize(draft, config.seed)
+    draft_result = train(
+        draft, training_ids, held_out_ids,
+        rates=DRAFT_RATES, max_steps=config.draft_steps, max_seconds=config.draft_seconds,
+        seed=config.seed, label="draft", teacher=target,
+    )  # fmt: skip
+
+    for role, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(folder / role)
+        tokenizer.save_pretrained(folder / role)
+    write_prompts(prompts, folder / "prompts.arrow")
+    agreement = greedy_agreement(target, draft, held_out_ids)
+    return PairRecord(key, target_result, draft_result, agreement, time.monotonic() - start)
+
+
+def _key(config: PairConfig, corpus: Corpus) -> str:
+    options = {name: value for name, value in dataclasses.asdict(config).items() if name != "output"}
+    content = json.dumps([LAYOUT_VERSION, options, corpus.fingerprint], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _packed_ids(documents: tuple[Document, ...], tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """All documents as one stream of token ids, each ended by EOS."""
+    encoded = tokenizer([document.text for document in documents], verbose=False)["input_ids"]
+    return torch.tensor([token_id for ids in encoded for token_id in [*ids, tokenizer.eos_token_id]])
+
+
+def _new_llama(
+    tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: int, num_heads: int
+) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=2 * hidden_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_heads,
+            num_key_value_heads=num_heads // 2,
+            max_position_embeddings=MAX_POSITIONS,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            tie_word_embeddings=False,
+        )
+    )
