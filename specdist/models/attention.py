@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -119,7 +120,7 @@ class KeyValueCache:
         # Zeros, not empty: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
         self.keys, self.values = (
             {
-                layer: torch.zeros(num_pages, page_size * heads * width, dtype=dtype, device=device)
+                layer: _zeros(num_pages, page_size * heads * width, dtype, device)
                 for layer, (heads, width) in shapes.items()
             }
             for _ in range(2)
@@ -128,6 +129,14 @@ class KeyValueCache:
     @staticmethod
     def bytes_per_page(shapes: dict[int, tuple[int, int]], page_size: int, dtype: torch.dtype) -> int:
         return 2 * page_size * dtype.itemsize * sum(heads * width for heads, width in shapes.values())
+
+
+def _zeros(num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory on a host only once they are written: a cache is sized for the worst case."""
+    if device.type != "cpu":
+        return torch.zeros(num_rows, num_columns, dtype=dtype, device=device)
+    untouched = np.zeros(num_rows * num_columns * dtype.itemsize, np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(num_rows, num_columns)
 
 
 class PagedAttention:
