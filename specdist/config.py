@@ -162,11 +162,14 @@ class GenerateConfig:
             return
         if world_size != self.num_world_ranks:
             draft_ranks = "1 rank for the draft" if self.uses_draft else "none for a draft"
-            alternative = ", or 1 to hold both models in one process" if self.tp_size == 1 else ""
+            lone = (
+                ", or 1 to hold both models in one process" if self.uses_draft and self.tp_size == 1 else ""
+            )
+            launched = "1 rank was" if world_size == 1 else f"{world_size} ranks were"
             raise UserError(
-                f"{world_size} ranks were launched, but --tp_size {self.tp_size} needs "
+                f"{launched} launched, but --tp_size {self.tp_size} needs "
                 f"{self.num_world_ranks}: {self.tp_size} for the target and {draft_ranks}. "
-                f"Launch with --num_processes {self.num_world_ranks}{alternative}"
+                f"Launch with --num_processes {self.num_world_ranks}{lone}"
             )
 
 

@@ -1,5 +1,6 @@
 """Prompts in; shards, part logs and the run folder out. Imports no torch."""
 
+from specdist.data.lock import FolderLock
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.parts import PartLog
 from specdist.data.prompts import Prompts, RowError, open_prompts
@@ -7,6 +8,7 @@ from specdist.data.rows import RowResult, output_schema, shard_table
 from specdist.data.run_folder import RunFolder
 
 __all__ = [
+    "FolderLock",
     "Manifest",
     "PartLog",
     "Prompts",

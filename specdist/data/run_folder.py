@@ -23,6 +23,7 @@ from specdist.data.files import (
     write_atomically,
     write_json,
 )
+from specdist.data.lock import LOCK_NAME
 from specdist.data.manifest import Manifest, check_same
 from specdist.data.parts import PartLog
 from specdist.errors import UserError
@@ -155,8 +156,12 @@ class RunFolder:
         has_run = self.manifest_path.exists()
         if has_run:
             old = self.manifest
-            if not overwrite:
+            # Refused before its first row, perhaps for the size of its cache: nothing would be lost.
+            has_no_rows = not self._shard_files()
+            if not overwrite and not has_no_rows:
                 check_same(old, manifest)
+            if has_no_rows and old.fingerprint != manifest.fingerprint:
+                manifest.write(self.manifest_path)
         else:
             self._check_empty()
             # First of all: a folder that holds anything else but no manifest is refused.
@@ -170,7 +175,7 @@ class RunFolder:
 
     def _check_empty(self) -> None:
         """A launcher may have made the logs' folder, and a crash may have left the start of a manifest."""
-        harmless = {self.logs_path.name, temporary_path(self.manifest_path).name}
+        harmless = {self.logs_path.name, LOCK_NAME, temporary_path(self.manifest_path).name}
         others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in harmless)
         if others:
             shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")

@@ -61,6 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(config: GenerateConfig, topology: Topology) -> int:
     models = _lead_first(topology, lambda: plan_models(config))
     run = _lead_only(topology, lambda: plan_run(config, models, topology))
+    try:
+        return _run_planned(config, topology, models, run)
+    finally:
+        if run is not None:
+            run.lock.release()
+
+
+def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, run: RunPlan | None) -> int:
+    """``run`` is None on every rank but the lead."""
     _log_to_file(config, topology)
     for warning in config.warnings() if run is not None else []:
         logger.warning(warning)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.config import GenerateConfig, resolved_yaml
-from specdist.data import Manifest, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.data import FolderLock, Manifest, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
@@ -35,6 +35,7 @@ class RunPlan:
     prompts: Prompts
     shards: ShardPlan
     folder: RunFolder
+    lock: FolderLock
 
     @property
     def pending_shards(self) -> list[int]:
@@ -78,8 +79,14 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     manifest = Manifest(
         fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology)
     )
-    folder = RunFolder.open(Path(config.output), manifest, resolved_yaml(config), config.overwrite)
-    return RunPlan(prompts=prompts, shards=shards, folder=folder)
+    path = Path(config.output)
+    lock = FolderLock(path)
+    try:
+        folder = RunFolder.open(path, manifest, resolved_yaml(config), config.overwrite)
+    except UserError:
+        lock.withdraw()
+        raise
+    return RunPlan(prompts=prompts, shards=shards, folder=folder, lock=lock)
 
 
 def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:

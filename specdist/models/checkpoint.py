@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
@@ -93,7 +98,7 @@ def open_checkpoint(option: str, name: str) -> Checkpoint:
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, StrictDataclassError) as error:
         raise UserError(f"{option} {name}: config.json cannot be used: {error}") from error
     weight_files = _weight_files(option, name, folder)
     return Checkpoint(option=option, name=name, folder=folder, config=config, weight_files=weight_files)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
@@ -16,10 +18,16 @@ from specdist.models.checkpoint import Checkpoint
 
 
 def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """All of the model on one device."""
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder, dtype=dtype, device_map={"": device}, attn_implementation=ATTENTION_NAME
+    """All of the model on one device. Raises :class:`UserError` if the files do not hold every parameter."""
+    model, report = AutoModelForCausalLM.from_pretrained(
+        checkpoint.folder,
+        dtype=dtype,
+        device_map={"": device},
+        attn_implementation=ATTENTION_NAME,
+        output_loading_info=True,
     )
+    # transformers fills them with random numbers.
+    _refuse_missing(checkpoint, report["missing_keys"])
     return model.eval()
 
 
@@ -116,13 +124,17 @@ def _read_weights(
                     parameters[name].copy_(local)
                     num_sliced += local.shape != whole.shape
                     missing.discard(name)
+    _refuse_missing(checkpoint, missing)
+    if not num_sliced:
+        raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
+
+
+def _refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:
     if missing:
         raise UserError(
             f"{checkpoint.option} {checkpoint.name}: its files hold no {', '.join(sorted(missing))}: "
             "fetch it again"
         )
-    if not num_sliced:
-        raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
 
 def _cut(layer: nn.Module, parameter: nn.Parameter, whole: Tensor, dtype: torch.dtype) -> Tensor:

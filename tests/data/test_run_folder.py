@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data import Manifest, RunFolder, run_folder, shard_table
+from specdist.data import FolderLock, Manifest, RunFolder, run_folder, shard_table
 from specdist.data import files as files_module
 from specdist.errors import UserError
 from tests.data.samples import row_result
@@ -301,3 +302,24 @@ def test_a_place_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files_module.os, "fsync", refuse)
     with pytest.raises(UserError, match=r"--output .*run cannot be written: .*Permission denied"):
         open_(tmp_path / "run")
+
+
+def test_a_run_without_rows_may_be_started_otherwise(tmp_path):
+    """A job that was refused after it had claimed its folder must not stand in the way of its remedy."""
+    RunFolder.open(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
+    other = Manifest(fingerprint={"max_seq_len": 1024})
+    assert RunFolder.open(tmp_path / "run", other, "", False).manifest == other
+
+
+def test_two_writers_are_refused_until_the_first_has_ended(tmp_path):
+    lock = FolderLock(tmp_path / "run")
+    with pytest.raises(UserError, match=rf"run is being written by process {os.getpid()} on .*: wait"):
+        FolderLock(tmp_path / "run")
+    lock.release()
+    FolderLock(tmp_path / "run").withdraw()
+    # It was there before, so it stays; a folder that turns out to be somebody else's is left as it was.
+    assert (tmp_path / "run" / ".lock").exists()
+    FolderLock(tmp_path / "other").withdraw()
+    assert list((tmp_path / "other").iterdir()) == []
+    # The lock's own file does not make the folder somebody else's.
+    RunFolder.open(tmp_path / "run", Manifest(fingerprint={}), "", False)

@@ -1,0 +1,48 @@
+"""The pair of models is built once; every test makes run folders of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.job import generate
+from tests.job.launching import Ended, run_here
+from tests.job.pair import Pair, build_pair
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return build_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def options(pair: Pair) -> dict[str, Any]:
+    """A job of three shards, but for its output: greedy, speculative, on the CPU."""
+    return {
+        "prompts": pair.prompts,
+        "target": pair.target,
+        "draft": pair.draft,
+        "device": "cpu",
+        "temperature": 0,
+        "max_new_tokens": 32,
+        "rows_per_shard": 10,
+    }
+
+
+@pytest.fixture(scope="session")
+def greedy(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The run folder of an undisturbed greedy run, only to be read, and what the run said."""
+    output = tmp_path_factory.mktemp("greedy") / "run"
+    return output, run_here(**options, output=output)
+
+
+@pytest.fixture
+def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a model would be loaded."""
+
+    def load(*_: object) -> None:
+        raise AssertionError("a model would have been loaded")
+
+    monkeypatch.setattr(generate, "Replica", load)

@@ -1,0 +1,135 @@
+"""Runs the job: in this process, in one of its own, or as the ranks of ``accelerate launch``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.config import GenerateConfig, parse_generate_config
+from specdist.job.generate import main
+from tests.ranks import REPOSITORY
+
+JOB = REPOSITORY / "jobs" / "generate.py"
+ACCELERATE_CONFIG = REPOSITORY / "jobs" / "accelerate" / "cpu.yaml"
+TIMEOUT_S = 200
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the job ended and what it said."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """The JSON document in the last line of stdout."""
+        assert self.code == 0, self.stderr
+        totals: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
+        return totals
+
+
+def arguments(**options: Any) -> list[str]:
+    """``--name value ...`` for every option that is not None; True stands for a bare flag."""
+    found = []
+    for name, value in options.items():
+        if value is True:
+            found.append(f"--{name}")
+        elif value is not None:
+            found += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return found
+
+
+def parse(**options: Any) -> GenerateConfig:
+    return parse_generate_config(arguments(**options))
+
+
+def run_here(**options: Any) -> Ended:
+    """One rank in this process, which saves the seconds that importing the libraries takes."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            code = main(arguments(**options))
+        except SystemExit as end:  # how argparse refuses
+            code = int(end.code or 0)
+    return Ended(code, stdout.getvalue(), stderr.getvalue())
+
+
+def command(num_ranks: int = 1, **options: Any) -> list[str]:
+    """The command line as users type it: through accelerate where there are several ranks."""
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE_CONFIG)]
+    launcher += ["--num_processes", str(num_ranks)]
+    return [sys.executable, *(launcher if num_ranks > 1 else []), str(JOB), *arguments(**options)]
+
+
+def run_process(num_ranks: int = 1, **options: Any) -> Ended:
+    """The job in processes of its own, to its end."""
+    ended = subprocess.run(
+        command(num_ranks, **options), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process and all that it started: accelerate's ranks are in sessions of their own."""
+    if process.poll() is not None:
+        return
+    parent = psutil.Process(process.pid)
+    family = [parent, *parent.children(recursive=True)]
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not alive
+
+
+def refused(ended: Ended, *fragments: object) -> str:
+    """The message, which must hold all the fragments; nothing on stdout, no traceback."""
+    assert ended.code == 2, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    message = ended.stderr.split("error: ", 1)[1]
+    for fragment in fragments:
+        assert str(fragment) in message
+    return message
+
+
+def shard_files(output: Path) -> list[Path]:
+    return sorted((output / "shards").glob("*.arrow"))
+
+
+def shard_bytes(output: Path) -> dict[str, bytes]:
+    """Content of every shard's Arrow file, by name."""
+    return {path.name: path.read_bytes() for path in shard_files(output)}
+
+
+def read_output(output: Path) -> pa.Table:
+    """All rows of a run, in the order of its files."""
+    return pa.concat_tables(
+        pa.ipc.open_file(pa.BufferReader(content)).read_all() for content in shard_bytes(output).values()
+    )
+
+
+def shard_stats(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((output / "stats").glob("*.json"))]
+
+
+def logged_rows(output: Path, shard: int) -> bytes:
+    """The whole lines of rows in the part log of a shard; empty if it has none."""
+    try:
+        lines = (output / "parts" / f"shard-{shard:05d}.jsonl").read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return b""
+    return b"".join(line for line in lines if b'"row":' in line and line.endswith(b"\n"))

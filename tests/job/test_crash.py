@@ -1,0 +1,225 @@
+"""SIGKILL at many moments: relaunching the same command ends with the files of an undisturbed run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.data import PartLog, RowResult
+from tests.job import forked
+from tests.job.launching import (
+    TIMEOUT_S,
+    Ended,
+    arguments,
+    command,
+    kill_tree,
+    logged_rows,
+    read_output,
+    run_here,
+    run_process,
+    shard_bytes,
+    shard_files,
+    shard_stats,
+)
+from tests.ranks import REPOSITORY
+
+NUM_SHARDS, ROWS_PER_SHARD = 4, 6
+POLL_S = 0.001
+# Two rows at a time and long completions: long enough to be hit at a chosen moment.
+SLOW = {
+    "rows_per_shard": ROWS_PER_SHARD,
+    "max_batch_rows": 2,
+    "max_new_tokens": 60,
+    "temperature": 1,
+    "top_p": 0.9,
+}
+MARK = "kept from the part log"
+
+
+@pytest.fixture(scope="module")
+def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The options of a slow run, and the folder of one that nothing disturbed."""
+    output = tmp_path_factory.mktemp("slow") / "run"
+    assert run_here(**(options | SLOW), output=output).code == 0
+    return options | SLOW, output
+
+
+def num_logged(output: Path, shard: int) -> int:
+    return logged_rows(output, shard).count(b"\n")
+
+
+def is_finished(output: Path, shard: int) -> bool:
+    return (output / "shards" / f"shard-{shard:05d}.json").exists()
+
+
+def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool]) -> None:
+    """Until the moment comes, or the job ends by itself."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not reached() and is_running():
+        assert time.monotonic() < deadline, "the moment never came"
+        time.sleep(POLL_S)
+
+
+def fork_and_kill(moment: Callable[[], bool], **options: Any) -> int | None:
+    """Run the job in a process of its own, SIGKILL it when the moment comes; its exit code.
+
+    The process is forked from one that has imported the libraries: it starts in milliseconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([forked.__name__])
+    process = context.Process(target=forked.run_quietly, args=(arguments(**options),))
+    process.start()
+    try:
+        wait_until(moment, process.is_alive)
+    finally:
+        process.kill()
+        process.join()
+    return process.exitcode
+
+
+class Progress:
+    """What a run folder holds may only grow from one crash to the next."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._modified: dict[Path, int] = {}
+        self._logs = [b""] * NUM_SHARDS
+
+    def check(self) -> None:
+        """Finished shards are the same files, and part logs go on where they were."""
+        modified = {
+            path: path.stat().st_mtime_ns
+            for path in shard_files(self._output)
+            if is_finished(self._output, int(path.stem[-5:]))
+        }
+        assert self._modified.items() <= modified.items(), "a finished shard was written again"
+        self._modified = modified
+        for shard in range(NUM_SHARDS):
+            if not is_finished(self._output, shard):
+                rows = logged_rows(self._output, shard)
+                assert rows.startswith(self._logs[shard]), "rows of a part log were lost"
+                self._logs[shard] = rows
+
+
+def test_a_process_killed_at_every_stage_ends_with_the_same_files(
+    slow: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """A crash costs no finished row and changes no byte, whatever the run was doing."""
+    options, undisturbed = slow
+    output = tmp_path / "run"
+    moments: list[Callable[[], bool]] = [
+        lambda: (output / "manifest.json").exists(),
+        lambda: num_logged(output, 0) >= 3,
+        lambda: is_finished(output, 0),
+        lambda: num_logged(output, 1) >= 3,
+        lambda: (output / "shards" / "shard-00001.arrow").exists(),
+    ]
+    progress = Progress(output)
+    for number, moment in enumerate(moments):
+        assert fork_and_kill(moment, **options, output=output) == -signal.SIGKILL
+        progress.check()
+        if number == 0:
+            assert num_logged(output, 0) == 0, "too late for a kill before the first row"
+        assert not is_finished(output, NUM_SHARDS - 1), "too late: the run was over"
+    assert run_process(**options, output=output).totals["num_rows"] == 24
+    progress.check()
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+def test_a_storm_of_kills_ends_with_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
+    """Kills a few rows apart, with several samples a row: whatever the moments above leave out."""
+    options = options | SLOW | {"num_samples": 2, "max_new_tokens": 40}
+    assert run_here(**options, output=tmp_path / "undisturbed").code == 0
+    output = tmp_path / "run"
+    progress = Progress(output)
+    rng = random.Random(0)
+    num_kills, code = 0, None
+    while code != 0:
+        num_wanted = num_done(output) + rng.randrange(2, 8)
+        code = fork_and_kill(lambda wanted=num_wanted: num_done(output) >= wanted, **options, output=output)
+        progress.check()
+        assert code in (0, -signal.SIGKILL)
+        num_kills += code != 0
+    assert num_kills >= 5
+    assert shard_bytes(output) == shard_bytes(tmp_path / "undisturbed")
+    assert sum(shard["num_completions"] for shard in shard_stats(output)) == 48
+
+
+def num_done(output: Path) -> int:
+    """Completions that are safe, in part logs and finished shards, of two samples a row."""
+    return sum(
+        2 * ROWS_PER_SHARD if is_finished(output, shard) else num_logged(output, shard)
+        for shard in range(NUM_SHARDS)
+    )
+
+
+@pytest.mark.ranks
+def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """The same across processes: the lead alone writes, and no other rank's state is needed."""
+    options, undisturbed = slow
+    output = tmp_path / "run"
+    progress = Progress(output)
+    process = subprocess.Popen(
+        command(3, **options, tp_size=2, output=output),
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: num_logged(output, 1) >= 2, lambda: process.poll() is None)
+        assert process.poll() is None, "the job ended before it could be killed"
+    finally:
+        kill_tree(process)
+    progress.check()
+    assert is_finished(output, 0) and not is_finished(output, 1)
+    assert run_process(3, **options, tp_size=2, output=output).totals["num_rows"] == 24
+    progress.check()
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+def unfinish(output: Path, shard: int, num_kept: int) -> None:
+    """Turn a finished shard back into one whose first rows are in a part log, marked, behind a torn line."""
+    rows = read_output(output).to_pylist()[10 * shard :][:num_kept]
+    names = RowResult.__dataclass_fields__
+    log_path = output / "parts" / f"shard-{shard:05d}.jsonl"
+    with PartLog(log_path) as log:
+        for row in rows:
+            log.append(RowResult(**{name: row[name] for name in names} | {"completion": MARK}))
+    with log_path.open("ab") as file:
+        file.write(b'{"crc32":"01')
+    for name in ("shards/shard-{:05d}.arrow", "shards/shard-{:05d}.json", "stats/shard-{:05d}.json"):
+        (output / name.format(shard)).unlink()
+
+
+def test_rows_of_a_part_log_are_kept_and_only_the_others_generated(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Rows generated again would be the same text, so only a mark shows that the log's are used."""
+    output = tmp_path / "run"
+    shutil.copytree(greedy[0], output)
+    expected = read_output(output).to_pylist()
+    untouched = output / "shards" / "shard-00000.arrow"
+    modified = untouched.stat().st_mtime_ns
+    unfinish(output, 2, num_kept=4)
+    unfinish(output, 1, num_kept=6)
+    assert run_here(**options, output=output).totals["num_completions"] == 24
+    rows = read_output(output).to_pylist()
+    kept = [*range(10, 16), *range(20, 24)]
+    assert [row["row_id"] for row in rows if row["completion"] == MARK] == kept
+    for row_id in kept:
+        expected[row_id]["completion"] = MARK
+    assert rows == expected
+    assert untouched.stat().st_mtime_ns == modified
+    # The work of this run: that of the four rows which no log had, and none for the last shard.
+    stats = shard_stats(output)
+    assert stats[1]["num_draft_tokens"] == sum(row["num_draft_tokens"] for row in rows[16:20])
+    assert stats[2]["num_target_passes"] == 0

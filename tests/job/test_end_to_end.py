@@ -1,0 +1,168 @@
+"""The job as users start it, alone and on several ranks: the same files, with what is documented in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+import torch
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.job.launching import (
+    Ended,
+    read_output,
+    run_here,
+    run_process,
+    shard_bytes,
+    shard_files,
+    shard_stats,
+)
+from tests.job.pair import NUM_PROMPTS, Pair
+
+SAMPLED = {"temperature": 1, "top_p": 0.9, "top_k": 50, "seed": 7}
+COLUMNS = {
+    "row_id": pa.int64(),
+    "sample_index": pa.int32(),
+    "prompt": pa.string(),
+    "completion": pa.string(),
+    "completion_ids": pa.list_(pa.int32()),
+    "finish_reason": pa.string(),
+    "error": pa.string(),
+    "num_prompt_tokens": pa.int32(),
+    "num_completion_tokens": pa.int32(),
+    "num_spec_steps": pa.int32(),
+    "num_draft_tokens": pa.int32(),
+    "num_accepted_draft_tokens": pa.int32(),
+    "mean_acceptance_length": pa.float64(),
+    "reference": pa.string(),
+}
+
+
+@pytest.fixture(scope="module")
+def sampled(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    output = tmp_path_factory.mktemp("sampled") / "run"
+    return output, run_here(**(options | SAMPLED), output=output)
+
+
+def test_the_fixture_exercises_speculation(greedy: tuple[Path, Ended], sampled: tuple[Path, Ended]) -> None:
+    """Other tests would pass by accident if the draft were always right or wrong, or every row alike."""
+    for output, ended in (greedy, sampled):
+        assert 0.3 < ended.totals["draft_acceptance_rate"] < 0.9
+        rows = read_output(output)
+        assert set(rows["finish_reason"].to_pylist()) == {"stop", "length"}
+        completions = rows["completion_ids"].to_pylist()
+        assert all(len(set(ids)) > len(ids) / 2 for ids in completions)
+
+
+def test_output_has_the_documented_columns_and_rows_in_input_order(
+    pair: Pair, greedy: tuple[Path, Ended]
+) -> None:
+    """Evaluation reads these names and types, and joins on the input's own columns."""
+    output, _ = greedy
+    rows = read_output(output)
+    assert dict(zip(rows.schema.names, rows.schema.types, strict=True)) == COLUMNS
+    assert rows["row_id"].to_pylist() == list(range(NUM_PROMPTS))
+    given = pa.ipc.open_file(pa.OSFile(str(pair.prompts))).read_all()
+    for name in given.column_names:
+        assert rows[name].to_pylist() == given[name].to_pylist()
+    assert [pa.ipc.open_file(path).read_all().num_rows for path in shard_files(output)] == [10, 10, 4]
+    for row in rows.to_pylist():
+        assert row["num_completion_tokens"] == len(row["completion_ids"])
+        assert row["mean_acceptance_length"] == 1 + row["num_accepted_draft_tokens"] / row["num_spec_steps"]
+    assert not list((output / "parts").iterdir())
+
+
+def test_datasets_reads_the_shards(greedy: tuple[Path, Ended], tmp_path: Path) -> None:
+    """The call that the documentation gives."""
+    output, _ = greedy
+    dataset = load_dataset(
+        "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
+    )
+    assert dataset["row_id"][:] == list(range(NUM_PROMPTS))
+    assert dataset["completion"][:] == read_output(output)["completion"].to_pylist()
+
+
+@pytest.mark.parametrize("run", ["greedy", "sampled"])
+def test_totals_are_the_sum_of_the_shards_and_of_the_rows(run: str, request: pytest.FixtureRequest) -> None:
+    """Statistics that do not add up to what the rows say would go unnoticed anywhere else."""
+    output, ended = request.getfixturevalue(run)
+    shards, rows, totals = shard_stats(output), read_output(output), ended.totals
+
+    def total(name: str) -> int:
+        return sum(shard[name] for shard in shards)
+
+    for name in ("num_rows", "num_completions", "num_error_rows", "num_completion_tokens"):
+        assert totals[name] == total(name)
+    assert totals["num_rows"] == NUM_PROMPTS
+    for name in ("num_prompt_tokens", "num_completion_tokens", "num_draft_tokens"):
+        assert total(name) == sum(rows[name].to_pylist())
+    assert total("num_accepted_tokens") == sum(rows["num_accepted_draft_tokens"].to_pylist())
+    assert total("num_drafts") == sum(rows["num_spec_steps"].to_pylist())
+    assert totals["draft_acceptance_rate"] == total("num_accepted_tokens") / total("num_draft_tokens")
+    assert totals["wall_s"] == total("wall_ns") / 1e9
+    assert totals["tokens_per_s"] == pytest.approx(total("num_completion_tokens") / totals["wall_s"])
+    assert all(shard["wall_ns"] > 0 for shard in shards)
+
+
+def test_greedy_output_is_that_of_transformers(pair: Pair, greedy: tuple[Path, Ended]) -> None:
+    """The whole chain from text to text against the library that users would compare with."""
+    model = AutoModelForCausalLM.from_pretrained(pair.target)
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    for row in read_output(greedy[0]).to_pylist():
+        prompt_ids = tokenizer(row["prompt"], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            output_ids = model.generate(prompt_ids, do_sample=False, max_new_tokens=32)
+        completion_ids = output_ids[0, prompt_ids.shape[1] :].tolist()
+        assert row["completion_ids"] == completion_ids
+        assert row["completion"] == tokenizer.decode(completion_ids, skip_special_tokens=True)
+
+
+def test_one_process_of_its_own_writes_the_same_files(
+    options: dict[str, Any], sampled: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Nothing may depend on what this process has done before; and stdout is one line of JSON."""
+    ended = run_process(**(options | SAMPLED), output=tmp_path / "run")
+    assert ended.totals["num_rows"] == NUM_PROMPTS
+    assert len(ended.stdout.splitlines()) == 1
+    assert shard_bytes(tmp_path / "run") == shard_bytes(sampled[0])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("num_ranks", "tp_size", "run"), [(3, 2, "greedy"), (3, 2, "sampled"), (2, 1, "sampled")]
+)
+def test_ranks_write_the_files_of_one_process(
+    options: dict[str, Any],
+    num_ranks: int,
+    tp_size: int,
+    run: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    """A sharded target and a draft on a rank of its own change the speed, and no byte of the output."""
+    output, alone = request.getfixturevalue(run)
+    settings = SAMPLED if run == "sampled" else {}
+    ended = run_process(num_ranks, **(options | settings), tp_size=tp_size, output=tmp_path / "run")
+    assert ended.totals["num_completion_tokens"] == alone.totals["num_completion_tokens"]
+    assert shard_bytes(tmp_path / "run") == shard_bytes(output)
+    logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
+    assert logs == [f"rank-{rank}.log" for rank in range(num_ranks)]
+    assert ended.totals["tokens_per_s_per_device"] == pytest.approx(ended.totals["tokens_per_s"] / num_ranks)
+
+
+@pytest.mark.ranks
+def test_target_only_ranks_write_the_rows_of_the_speculative_run(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Without a draft: the same greedy text, from ranks that all hold the target."""
+    ended = run_process(2, **(options | {"draft": None}), tp_size=2, output=tmp_path / "run")
+    assert ended.totals["draft_acceptance_rate"] is None
+    rows, expected = read_output(tmp_path / "run"), read_output(greedy[0])
+    for name in ("prompt", "completion", "completion_ids", "finish_reason", "reference"):
+        assert rows[name].to_pylist() == expected[name].to_pylist()
+    assert set(rows["num_draft_tokens"].to_pylist()) == {0}
+    assert set(rows["mean_acceptance_length"].to_pylist()) == {None}

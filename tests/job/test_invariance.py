@@ -1,0 +1,129 @@
+"""A row's completion depends on the row, the seed and the settings: not on how the run is cut or packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_stats
+from tests.job.pair import NUM_PROMPTS, Pair, widened_draft
+
+SAMPLED = {"temperature": 1, "top_p": 0.95, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def sampled(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("sampled") / "run"
+    assert run_here(**(options | SAMPLED), output=output).code == 0
+    return output
+
+
+def total(output: Path, name: str) -> int:
+    return sum(shard[name] for shard in shard_stats(output))
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        {"max_batch_rows": 1},
+        {"max_batch_rows": 5},
+        {"max_batch_tokens": 8},
+        {"max_batch_tokens": 50, "max_batch_rows": 7},
+    ],
+)
+def test_files_do_not_depend_on_the_batch(
+    options: dict[str, Any], sampled: Path, packing: dict[str, int], tmp_path: Path
+) -> None:
+    """One row at a time, prompts in chunks of a few tokens: the same bytes."""
+    assert run_here(**(options | SAMPLED | packing), output=tmp_path / "run").code == 0
+    assert shard_bytes(tmp_path / "run") == shard_bytes(sampled)
+
+
+@pytest.mark.parametrize("rows_per_shard", [1, 7, 512])
+def test_rows_do_not_depend_on_the_shards(
+    options: dict[str, Any], sampled: Path, rows_per_shard: int, tmp_path: Path
+) -> None:
+    """Random numbers are keyed by the row's number in the run, never by its place in a shard."""
+    changed = options | SAMPLED | {"rows_per_shard": rows_per_shard}
+    assert run_here(**changed, output=tmp_path / "run").code == 0
+    assert len(shard_bytes(tmp_path / "run")) == -(-NUM_PROMPTS // rows_per_shard)
+    assert read_output(tmp_path / "run").equals(read_output(sampled))
+
+
+def test_rows_do_not_depend_on_the_rows_behind_them(
+    options: dict[str, Any], sampled: Path, tmp_path: Path
+) -> None:
+    """``--limit`` gives the first rows of the whole run."""
+    assert run_here(**(options | SAMPLED), limit=13, output=tmp_path / "run").code == 0
+    assert read_output(tmp_path / "run").equals(read_output(sampled).slice(0, 13))
+
+
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_files_do_not_depend_on_preemption(
+    options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """A row that loses its pages starts its last block over, with the same random numbers."""
+    options = options | settings | {"max_new_tokens": 90}
+    assert run_here(**options, output=tmp_path / "roomy").code == 0
+    assert total(tmp_path / "roomy", "num_preemptions") == 0
+    # 16 pages of 16 tokens for both models; a row can need eight.
+    assert run_here(**options, cache_memory="256KiB", output=tmp_path / "cramped").code == 0
+    assert total(tmp_path / "cramped", "num_preemptions") > 0
+    assert shard_bytes(tmp_path / "cramped") == shard_bytes(tmp_path / "roomy")
+
+
+def test_samples_of_a_row_differ_and_share_its_prompt(
+    options: dict[str, Any], sampled: Path, tmp_path: Path
+) -> None:
+    """The first sample is that of a run with one; the others differ, and their prompt is not run again."""
+    output = tmp_path / "run"
+    assert run_here(**(options | SAMPLED), num_samples=3, output=output).code == 0
+    rows = read_output(output).to_pylist()
+    assert [(row["row_id"], row["sample_index"]) for row in rows] == [
+        (row_id, sample) for row_id in range(NUM_PROMPTS) for sample in range(3)
+    ]
+    assert rows[::3] == read_output(sampled).to_pylist()
+    completions = {(row["row_id"], *row["completion_ids"]) for row in rows}
+    assert len(completions) == 3 * NUM_PROMPTS
+    # Each of the two other samples finds every page of 16 tokens that is full before the last token.
+    sharable = sum((row["num_prompt_tokens"] - 1) // 16 * 16 for row in rows if row["sample_index"] > 0)
+    assert total(output, "num_shared_prompt_tokens") >= sharable > 0
+
+
+def test_seeds_give_other_samples(options: dict[str, Any], sampled: Path, tmp_path: Path) -> None:
+    """The seed reaches every draw: no row keeps its completion."""
+    assert run_here(**(options | SAMPLED | {"seed": 4}), output=tmp_path / "run").code == 0
+    before, after = read_output(sampled), read_output(tmp_path / "run")
+    pairs = zip(before["completion_ids"].to_pylist(), after["completion_ids"].to_pylist(), strict=True)
+    assert all(one != other for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"draft": None}, {"policy": "none"}, {"num_draft_tokens": 1}, {"num_draft_tokens": 9}]
+)
+def test_greedy_text_does_not_depend_on_speculation(
+    options: dict[str, Any], greedy: tuple[Path, Ended], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Speculation is exact: what the draft does changes the speed alone."""
+    assert run_here(**(options | settings), output=tmp_path / "run").code == 0
+    rows, expected = read_output(tmp_path / "run"), read_output(greedy[0])
+    assert rows["completion_ids"].to_pylist() == expected["completion_ids"].to_pylist()
+    assert rows["finish_reason"].to_pylist() == expected["finish_reason"].to_pylist()
+    assert (total(tmp_path / "run", "num_drafts") > 0) == (
+        settings.get("policy") != "none" and settings.get("draft", True) is not None
+    )
+
+
+def test_a_draft_with_padded_logits_changes_no_greedy_text(
+    pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Families pad their logits to different widths (Qwen2.5): ids that the target lacks are never drafted.
+
+    The padding's logits are the largest, so the draft would propose nothing else if they were looked at.
+    """
+    draft = widened_draft(pair, tmp_path / "wide")
+    ended = run_here(**(options | {"draft": draft}), output=tmp_path / "run")
+    assert ended.totals["draft_acceptance_rate"] == greedy[1].totals["draft_acceptance_rate"]
+    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])

@@ -1,0 +1,216 @@
+"""Models that cannot work are refused by name before they are loaded: damaged, of another family, unfit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specdist.errors import UserError
+from specdist.job.preflight import plan_models
+from tests.job.launching import parse, refused, run_here
+from tests.job.pair import Pair, random_llama, save, train_tokenizer, write_arrow
+
+
+@pytest.fixture
+def broken(pair: Pair, tmp_path: Path) -> Path:
+    """A copy of the target, to be damaged."""
+    folder = tmp_path / "broken"
+    shutil.copytree(pair.target, folder)
+    return folder
+
+
+def test_other_tokenizers_are_refused_with_the_first_token_that_differs(
+    options: dict[str, Any], no_models: None, tmp_path: Path
+) -> None:
+    """A draft of another family would propose ids that mean something else."""
+    tokenizer = train_tokenizer(extra_text="zebra " * 100)
+    draft = save(tmp_path / "draft", random_llama(), tokenizer)
+    ids, known = tokenizer.get_vocab(), train_tokenizer().get_vocab()
+    tokens, known_tokens = ({id_: token for token, id_ in v.items()} for v in (ids, known))
+    first = next(id_ for id_ in sorted(tokens) if tokens[id_] != known_tokens[id_])
+    refused(
+        run_here(**(options | {"draft": draft}), output=tmp_path / "run"),
+        f"--draft {draft}",
+        f"token {first} is {known_tokens[first]!r} for the target and {tokens[first]!r} for the draft",
+    )
+
+
+def test_another_end_token_is_refused(
+    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path
+) -> None:
+    """The same tokens do not make the same tokenizer."""
+    tokenizer = train_tokenizer()
+    tokenizer.eos_token = "the"
+    draft = save(tmp_path / "draft", random_llama(), tokenizer)
+    the = tokenizer.convert_tokens_to_ids("the")
+    refused(run_here(**(options | {"draft": draft}), output=tmp_path / "run"), f"eos_token_id: 0 and {the}")
+
+
+def test_tokens_without_logits_are_refused(options: dict[str, Any], no_models: None, tmp_path: Path) -> None:
+    """Padding may be missing from one model; a token of the tokenizer may not."""
+    draft = save(tmp_path / "draft", random_llama(vocab_size=319), train_tokenizer())
+    refused(run_here(**(options | {"draft": draft}), output=tmp_path / "run"), "token 319", "only 319 ids")
+
+
+def weights_to_bin(folder: Path) -> list[str]:
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").touch()
+    return ["no *.safetensors", "*.bin", "save_pretrained"]
+
+
+def lose_weights(folder: Path) -> list[str]:
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    return ["lacks model-00002-of-00003.safetensors", "model.safetensors.index.json", "fetch it again"]
+
+
+def cut_weights(folder: Path) -> list[str]:
+    path = folder / "model-00002-of-00003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    return [path.name, "no whole safetensors file", "fetch it again"]
+
+
+def damage_index(folder: Path) -> list[str]:
+    (folder / "model.safetensors.index.json").write_text("{}")
+    return ["model.safetensors.index.json", "weight_map", "fetch it again"]
+
+
+def damage_config(folder: Path) -> list[str]:
+    (folder / "config.json").write_text("{")
+    return ["config.json cannot be used"]
+
+
+def contradict_config(folder: Path) -> list[str]:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
+    return ["config.json cannot be used", "hidden size (64)"]
+
+
+def lose_config(folder: Path) -> list[str]:
+    (folder / "config.json").unlink()
+    return ["no config.json", "save_pretrained"]
+
+
+def lose_tokenizer(folder: Path) -> list[str]:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    return ["no tokenizer that can be loaded"]
+
+
+def lose_chat_template(folder: Path) -> list[str]:
+    (folder / "chat_template.jinja").unlink()
+    return ["--messages_column chat", "chat template", "--prompt_column"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        weights_to_bin,
+        lose_weights,
+        cut_weights,
+        damage_index,
+        damage_config,
+        contradict_config,
+        lose_config,
+        lose_tokenizer,
+        lose_chat_template,
+    ],
+)
+def test_an_unusable_model_folder_is_refused(
+    options: dict[str, Any],
+    no_models: None,
+    broken: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], list[str]],
+) -> None:
+    """Downloads break off; each way of it is told with the file's name, not with a library's traceback."""
+    fragments = damage(broken)
+    prompts = {}
+    if damage is lose_chat_template:
+        messages = [[{"role": "user", "content": "hello"}]]
+        prompts = {
+            "messages_column": "chat",
+            "prompts": write_arrow(tmp_path / "chat.arrow", {"chat": messages}),
+        }
+    ended = run_here(**(options | {"target": broken, "draft": None} | prompts), output=tmp_path / "run")
+    refused(ended, f"--target {broken}", *fragments)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "tp_size", "fragments"),
+    [
+        ("gpt2", {"n_head": 4}, 2, ["family gpt2", "DeepSpeed cannot shard", "--tp_size 1"]),
+        (
+            "gpt_neo",
+            {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+            1,
+            ["family gpt_neo", "cannot run it", "choose a model"],
+        ),
+        ("t5", {}, 1, ["family t5", "no causal language model"]),
+        (
+            "llama",
+            {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},
+            2,
+            ["--tp_size 2", "heads (6)", "heads (3)"],
+        ),
+        ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2}, 4, ["--tp_size 4", "heads (2)"]),
+    ],
+)
+def test_a_family_that_cannot_run_is_refused_by_name(
+    options: dict[str, Any],
+    broken: Path,
+    tmp_path: Path,
+    family: str,
+    settings: dict[str, Any],
+    tp_size: int,
+    fragments: list[str],
+) -> None:
+    """GPT-Neo would answer wrongly without an error, GPT-2 dies in DeepSpeed after all is loaded."""
+    AutoConfig.for_model(family, vocab_size=320, **settings).save_pretrained(broken)
+    config = parse(**(options | {"target": broken, "draft": None}), tp_size=tp_size, output="unused")
+    with pytest.raises(UserError) as error:
+        plan_models(config)
+    for fragment in [f"--target {broken}", *fragments]:
+        assert fragment in str(error.value)
+
+
+def test_gpt2_on_one_rank_is_not_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    """It is the sharding that GPT-2 cannot do."""
+    config = AutoConfig.for_model(
+        "gpt2",
+        vocab_size=320,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        n_positions=128,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    target = save(tmp_path / "gpt2", AutoModelForCausalLM.from_config(config), train_tokenizer())
+    ended = run_here(**(options | {"target": target, "draft": None}), output=tmp_path / "run")
+    assert ended.totals["num_rows"] == 24
+
+
+def test_a_missing_weight_is_refused_instead_of_filled_with_random_numbers(
+    pair: Pair, options: dict[str, Any], broken: Path, tmp_path: Path
+) -> None:
+    """transformers would go on with a warning, and the output would be labelled exact."""
+    index = json.loads((broken / "model.safetensors.index.json").read_text())
+    name = "model.norm.weight"
+    path = broken / index["weight_map"].pop(name)
+    tensors = load_file(path)
+    del tensors[name]
+    save_file(tensors, path, metadata={"format": "pt"})
+    (broken / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(
+        run_here(**(options | {"draft": broken}), output=tmp_path / "run"),
+        f"--draft {broken}",
+        f"hold no {name}",
+    )

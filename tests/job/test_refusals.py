@@ -1,0 +1,114 @@
+"""Options and prompts that cannot work are refused before a model is loaded: exit code 2, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.job.launching import refused, run_here, run_process
+from tests.job.pair import Pair, save, train_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"bogus": 3}, ["unrecognized arguments: --bogus 3"]),
+        ({"max_new_token": 3}, ["unrecognized arguments: --max_new_token 3"]),
+        ({"device": "tpu"}, ["--device", "'tpu'", "'auto', 'cpu', 'cuda'"]),
+        ({"policy": "magic"}, ["--policy", "'magic'", "'fixed'"]),
+        ({"seed": "x"}, ["--seed", "'x'", "int"]),
+        ({"target": None}, ["required: --target"]),
+        ({"tp_size": 2}, ["1 rank was", "--tp_size 2", "needs 3", "--num_processes 3"]),
+        ({"tp_size": 2, "draft": None}, ["1 rank was", "--tp_size 2", "needs 2", "--num_processes 2"]),
+        ({"max_seq_len": 129}, ["--max_seq_len 129", "128", "lower it"]),
+        ({"cache_memory": "lots"}, ["--cache_memory 'lots'", "8GiB"]),
+        ({"max_batch_tokens": 5}, ["--max_batch_tokens 5", "6", "--num_draft_tokens"]),
+        ({"target": "no/such-model"}, ["--target no/such-model", "spelling"]),
+        ({"draft": "/no/such/folder"}, ["--draft /no/such/folder", "spelling"]),
+        ({"prompts": "missing.arrow"}, ["--prompts missing.arrow", "no such file"]),
+        ({"prompt_column": "text"}, ["--prompt_column text", "prompt (string), reference (string)"]),
+        ({"messages_column": "reference"}, ["--messages_column reference", "string", "role and content"]),
+    ],
+)
+def test_an_impossible_option_is_refused(
+    options: dict[str, Any], no_models: None, tmp_path: Path, changes: dict[str, Any], fragments: list[str]
+) -> None:
+    """The message names the option, its value, and the rule or the remedy."""
+    refused(run_here(**(options | {"output": tmp_path / "run"} | changes)), *fragments)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_foreign_output_folder_is_refused(options: dict[str, Any], no_models: None, tmp_path: Path) -> None:
+    """--output is deleted by --overwrite only where a run wrote it."""
+    (tmp_path / "thesis.tex").write_text("precious")
+    for overwrite in (None, True):
+        ended = run_here(**options, output=tmp_path, overwrite=overwrite)
+        refused(ended, f"--output {tmp_path}", "thesis.tex", "give a new folder")
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("kept", [0, 10, 300, -1])
+def test_damaged_prompts_are_refused(
+    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path, kept: int
+) -> None:
+    """A file that a copy cut short must not become a shorter run."""
+    prompts = tmp_path / "cut.arrow"
+    prompts.write_bytes(pair.prompts.read_bytes()[:kept])
+    refused(run_here(**(options | {"prompts": prompts}), output=tmp_path / "run"), prompts, "damaged")
+
+
+@pytest.mark.parametrize("cache_memory", ["100KiB", "1KiB"])
+def test_a_cache_too_small_for_a_row_is_refused(
+    options: dict[str, Any], tmp_path: Path, cache_memory: str
+) -> None:
+    """One row of 128 positions needs 128 KiB for both models; the remedy is never a length of 0."""
+    ended = run_here(**options, output=tmp_path / "run", cache_memory=cache_memory)
+    message = refused(ended, f"--cache_memory {cache_memory}", "--max_seq_len 128", "raise --cache_memory")
+    lower = "lower --max_seq_len to 96"
+    assert (lower in message) == (cache_memory == "100KiB")
+    if cache_memory == "100KiB":
+        obeyed = run_here(**options, output=tmp_path / "new", cache_memory=cache_memory, max_seq_len=96)
+        assert obeyed.code == 0
+
+
+def unimplemented_draft(folder: Path) -> Path:
+    """A family whose attention takes an argument that is only seen once the model runs (attention sinks)."""
+    config = AutoConfig.for_model(
+        "gpt_oss",
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    return save(folder, AutoModelForCausalLM.from_config(config).float(), train_tokenizer())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("finder", ["lead", "draft"])
+def test_an_error_of_one_rank_ends_all_and_is_shown_once(
+    options: dict[str, Any], tmp_path: Path, finder: str
+) -> None:
+    """The lead alone reads the prompts, the draft's rank alone its model: the others must not wait for them,
+    and the user must see what it was."""
+    if finder == "lead":
+        changes, message = {"prompt_column": "text"}, "--prompt_column text is no column"
+    else:
+        draft = unimplemented_draft(tmp_path / "draft")
+        changes, message = {"draft": draft}, "family gpt_oss, whose attention specdist does not implement"
+    ended = run_process(2, **(options | changes), output=tmp_path / "run")
+    assert ended.code != 0
+    assert ended.stderr.count(message) == 1
+    assert ended.stdout == ""
+    assert "generate.py FAILED" in ended.stderr and "UserError" not in ended.stderr

@@ -1,0 +1,151 @@
+"""Relaunching: a finished run is left alone, another run is refused with the difference named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_files
+from tests.job.pair import Pair
+
+
+@pytest.fixture
+def finished(greedy: tuple[Path, Ended], tmp_path: Path) -> Path:
+    """A copy of a finished run, free to be changed."""
+    output = tmp_path / "run"
+    shutil.copytree(greedy[0], output)
+    return output
+
+
+def state(output: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file that holds results, with the time of its last change."""
+    return {
+        str(path.relative_to(output)): (path.stat().st_mtime_ns, path.read_bytes())
+        for name in ("shards", "stats", "parts", "manifest.json")
+        for path in [output / name, *(output / name).glob("*")]
+        if path.is_file()
+    }
+
+
+def test_a_finished_run_does_nothing_and_says_its_totals(
+    options: dict[str, Any], greedy: tuple[Path, Ended], finished: Path, no_models: None
+) -> None:
+    """A requeued job that had just ended must not load 140 GB to find that out."""
+    before = state(finished)
+    start = time.monotonic()
+    ended = run_here(**options, output=finished)
+    assert time.monotonic() - start < 5
+    assert "nothing to do" in ended.stderr
+    assert ended.totals == greedy[1].totals | {"output": str(finished)}
+    assert state(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"seed": 1}, "seed: 0 in --output, 1 now"),
+        ({"temperature": 0.5}, "temperature: 0.0 in --output, 0.5 now"),
+        ({"top_k": 3}, "top_k: 0 in --output, 3 now"),
+        ({"top_p": 0.5}, "top_p: 1.0 in --output, 0.5 now"),
+        ({"max_new_tokens": 31}, "max_new_tokens: 32 in --output, 31 now"),
+        ({"max_seq_len": 100}, "max_seq_len: 128 in --output, 100 now"),
+        ({"rows_per_shard": 11}, "rows_per_shard: 10 in --output, 11 now"),
+        ({"limit": 23}, "num_rows: 24 in --output, 23 now"),
+        ({"stop": ["x"]}, 'stop: [] in --output, ["x"] now'),
+        ({"num_samples": 2}, "num_samples: 1 in --output, 2 now"),
+        ({"num_draft_tokens": 4}, "num_draft_tokens: 5 in --output, 4 now"),
+        ({"policy": "none"}, 'policy: "fixed" in --output, "none" now'),
+        ({"dtype": "bfloat16"}, 'dtype: "auto" in --output, "bfloat16" now'),
+    ],
+)
+def test_another_setting_is_refused_by_name(
+    options: dict[str, Any], finished: Path, no_models: None, changes: dict[str, Any], field: str
+) -> None:
+    """Rows of two settings in one folder could not be told apart."""
+    before = state(finished)
+    ended = run_here(**(options | changes), output=finished)
+    assert ended.code == 2
+    lines = ended.stderr.splitlines()
+    assert f"  {field}" in lines
+    # A draft that is not used is part of the same change; nothing else may be listed.
+    expected = 3 if "policy" in changes else 1
+    assert len([line for line in lines if line.startswith("  ")]) == expected
+    assert "--overwrite" in lines[-1]
+    assert state(finished) == before
+
+
+def test_changed_prompts_are_refused(
+    pair: Pair, options: dict[str, Any], finished: Path, no_models: None, tmp_path: Path
+) -> None:
+    """One byte of one prompt; the same bytes under another name are the same prompts."""
+    content = pair.prompts.read_bytes()
+    word = b"reference 3"
+    assert content.count(word) == 1
+    moved, changed = tmp_path / "moved.arrow", tmp_path / "changed.arrow"
+    moved.write_bytes(content)
+    changed.write_bytes(content.replace(word, b"reference 4"))
+    assert run_here(**(options | {"prompts": moved}), output=finished).code == 0
+    ended = run_here(**(options | {"prompts": changed}), output=finished)
+    assert ended.code == 2
+    assert "\n  prompts: " in ended.stderr
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("file_name", ["weights", "config.json", "tokenizer.json", "chat_template.jinja"])
+def test_another_model_is_refused(
+    pair: Pair,
+    options: dict[str, Any],
+    finished: Path,
+    no_models: None,
+    tmp_path: Path,
+    role: str,
+    file_name: str,
+) -> None:
+    """Whatever of a model decides its output: also the template that turns messages into a prompt."""
+    folder = tmp_path / "model"
+    shutil.copytree(getattr(pair, role), folder)
+    assert run_here(**(options | {role: folder}), output=finished).code == 0, "the same model elsewhere"
+    path = max(folder.glob("*.safetensors")) if file_name == "weights" else folder / file_name
+    content = bytearray(path.read_bytes())
+    if file_name == "weights":
+        content[-1] ^= 1
+    else:
+        content += b"\n"
+    path.write_bytes(bytes(content))
+    ended = run_here(**(options | {role: folder}), output=finished)
+    assert ended.code == 2
+    assert f"\n  {role}: " in ended.stderr
+
+
+def test_capacity_may_differ(options: dict[str, Any], finished: Path, no_models: None) -> None:
+    """A relaunch may be on another machine: what cannot change a token is not compared."""
+    changes = {"max_batch_rows": 3, "max_batch_tokens": 100, "cache_memory": "1MiB"}
+    assert run_here(**(options | changes), output=finished).code == 0
+
+
+def test_overwrite_starts_afresh(options: dict[str, Any], finished: Path, tmp_path: Path) -> None:
+    """Nothing of the old run is left, and nothing but that run is deleted."""
+    (finished / "logs" / "mine.log").write_text("kept")
+    changed = options | {"rows_per_shard": 20, "max_new_tokens": 5}
+    ended = run_here(**changed, output=finished, overwrite=True)
+    assert ended.totals["num_rows"] == 24
+    assert [path.name for path in shard_files(finished)] == ["shard-00000.arrow", "shard-00001.arrow"]
+    assert max(read_output(finished)["num_completion_tokens"].to_pylist()) == 5
+    assert json.loads((finished / "manifest.json").read_text())["fingerprint"]["rows_per_shard"] == 20
+    assert (finished / "logs" / "mine.log").read_text() == "kept"
+    assert run_here(**changed, output=tmp_path / "fresh").code == 0
+    assert shard_bytes(finished) == shard_bytes(tmp_path / "fresh")
+
+
+def test_the_folders_config_continues_its_run(options: dict[str, Any], finished: Path) -> None:
+    """``--config RUN/config.yaml`` takes a run up again, and deletes nothing even after an --overwrite."""
+    assert run_here(**options, output=finished, overwrite=True).code == 0
+    before = state(finished)
+    ended = run_here(config=finished / "config.yaml")
+    assert ended.code == 0 and "nothing to do" in ended.stderr
+    assert state(finished) == before

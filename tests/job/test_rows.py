@@ -1,0 +1,160 @@
+"""What single rows can hold: text that cannot be used, chats, and the ways in which a completion ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from datasets import load_dataset
+from transformers import AutoTokenizer
+
+from tests.job.launching import Ended, read_output, run_here, shard_stats
+from tests.job.pair import Pair, some_texts, write_arrow
+
+INVALID_UTF8 = b"caf\xe9 au lait"
+
+
+@pytest.fixture
+def bad_prompts(tmp_path: Path) -> Path:
+    """Good rows, with a bad one between each two of them."""
+    good = [text.encode() for text in some_texts(5)]
+    values = [good[0], None, good[1], b"", good[2], b"the " * 300, good[3], INVALID_UTF8, good[4]]
+    text = pa.array(values, pa.binary()).view(pa.string())
+    return write_arrow(tmp_path / "bad.arrow", {"prompt": text, "reference": list("abcdefghi")})
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_bad_rows_become_error_rows_and_the_others_are_finished(
+    options: dict[str, Any], bad_prompts: Path, tmp_path: Path, num_samples: int
+) -> None:
+    """One bad row in a million must not cost the job, nor be lost silently."""
+    output = tmp_path / "run"
+    changes = {"prompts": bad_prompts, "rows_per_shard": 4, "num_samples": num_samples}
+    ended = run_here(**(options | changes), output=output)
+    rows = read_output(output).to_pylist()
+    assert [row["row_id"] for row in rows] == [row for row in range(9) for _ in range(num_samples)]
+    assert [row["reference"] for row in rows[::num_samples]] == list("abcdefghi")
+    reasons = {row["row_id"]: row["error"] for row in rows if row["finish_reason"] == "error"}
+    assert sorted(reasons) == [1, 3, 5, 7]
+    assert "null" in reasons[1]
+    assert "empty" in reasons[3]
+    assert "600 tokens" in reasons[5]
+    assert "at most 127" in reasons[5]
+    assert "UTF-8" in reasons[7]
+    for row in rows:
+        is_bad = row["row_id"] % 2 == 1
+        assert is_bad == (row["error"] is not None) == (row["completion_ids"] == [])
+        assert not is_bad or (row["completion"], row["num_completion_tokens"]) == ("", 0)
+    assert rows[7 * num_samples]["prompt"] == "caf\ufffd au lait"
+    totals = ended.totals
+    assert (totals["num_rows"], totals["num_error_rows"]) == (9, 4)
+    assert totals["num_completions"] == 5 * num_samples
+    assert sum(shard["num_error_rows"] for shard in shard_stats(output)) == 4
+    # A bad string in the output would make `datasets` refuse the whole file.
+    dataset = load_dataset(
+        "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
+    )
+    assert dataset.num_rows == 9 * num_samples
+
+
+def test_bad_rows_change_nothing_of_the_others(
+    options: dict[str, Any], bad_prompts: Path, tmp_path: Path
+) -> None:
+    """Greedy completions of the good rows alone, and among bad ones."""
+    alone = write_arrow(tmp_path / "good.arrow", {"prompt": some_texts(5)})
+    completions = []
+    for name, prompts in (("mixed", bad_prompts), ("alone", alone)):
+        assert run_here(**(options | {"prompts": prompts}), output=tmp_path / name).code == 0
+        rows = read_output(tmp_path / name).to_pylist()
+        completions.append([row["completion_ids"] for row in rows if row["error"] is None])
+    assert completions[0] == completions[1]
+
+
+def test_a_run_of_bad_rows_alone_ends_well(options: dict[str, Any], tmp_path: Path) -> None:
+    """No pass is ever run, and ratios of nothing must not divide by it."""
+    prompts = write_arrow(tmp_path / "bad.arrow", {"prompt": ["", None, ""]})
+    ended = run_here(**(options | {"prompts": prompts}), output=tmp_path / "run")
+    assert ended.totals["num_error_rows"] == 3
+    assert ended.totals["num_completion_tokens"] == 0
+    assert read_output(tmp_path / "run")["finish_reason"].to_pylist() == ["error"] * 3
+
+
+def test_messages_go_through_the_chat_template(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
+    """The model sees the template's text, and it is written down as the prompt; messages are kept."""
+    chats: list[Any] = [
+        [{"role": "system", "content": "sing"}, {"role": "user", "content": "of rivers"}],
+        [{"role": "user", "content": "of the sea"}],
+        [],
+        None,
+        [{"role": "user", "content": None}],
+    ]
+    prompts = write_arrow(tmp_path / "chats.arrow", {"chat": chats})
+    changes = {"prompts": prompts, "messages_column": "chat"}
+    assert run_here(**(options | changes), output=tmp_path / "chat").code == 0
+    rows = read_output(tmp_path / "chat").to_pylist()
+    texts = ["[system] sing\n[user] of rivers\n[assistant] ", "[user] of the sea\n[assistant] "]
+    assert [row["prompt"] for row in rows] == [*texts, None, None, None]
+    assert [row["chat"] for row in rows] == chats
+    assert [row["error"] is None for row in rows] == [True, True, False, False, False]
+    plain = write_arrow(tmp_path / "plain.arrow", {"prompt": texts})
+    assert run_here(**(options | {"prompts": plain}), output=tmp_path / "plain").code == 0
+    expected = read_output(tmp_path / "plain")["completion_ids"].to_pylist()
+    assert [row["completion_ids"] for row in rows[:2]] == expected
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    assert rows[0]["num_prompt_tokens"] == len(tokenizer(texts[0])["input_ids"])
+
+
+def test_a_stop_string_ends_the_completion_before_itself(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Wherever it falls, inside a token or a block; rows without it are as they were."""
+    before = read_output(greedy[0]).to_pylist()
+    stops = [before[0]["completion"][9:12], before[1]["completion"][14], "no such text"]
+    assert run_here(**options, stop=stops, output=tmp_path / "run").code == 0
+    after = read_output(tmp_path / "run").to_pylist()
+    num_stopped = 0
+    for old, new in zip(before, after, strict=True):
+        found = [old["completion"].find(stop) for stop in stops if stop in old["completion"]]
+        if not found:
+            assert new["completion_ids"] == old["completion_ids"]
+            continue
+        num_stopped += 1
+        assert new["finish_reason"] == "stop"
+        assert new["completion"] == old["completion"][: min(found)]
+        assert new["completion_ids"] == old["completion_ids"][: new["num_completion_tokens"]]
+        assert new["num_completion_tokens"] <= old["num_completion_tokens"]
+    assert 2 <= num_stopped < len(before)
+
+
+def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, Ended]) -> None:
+    """The end token is counted and kept, as the last id alone, and is no part of the text."""
+    for row in read_output(greedy[0]).to_pylist():
+        ids = row["completion_ids"]
+        assert 0 not in ids[:-1]
+        assert row["finish_reason"] == ("stop" if ids[-1] == 0 else "length")
+        assert len(ids) == 32 or row["finish_reason"] == "stop"
+        assert "<|end|>" not in row["completion"]
+
+
+def test_the_length_ends_at_the_longest_sequence(options: dict[str, Any], tmp_path: Path) -> None:
+    """Prompt and completion together are never longer than --max_seq_len."""
+    changes = {"max_seq_len": 40, "max_new_tokens": 100}
+    assert run_here(**(options | changes), output=tmp_path / "run").code == 0
+    rows = read_output(tmp_path / "run").to_pylist()
+    lengths = [row["num_prompt_tokens"] + row["num_completion_tokens"] for row in rows]
+    assert all(
+        length == 40 if row["finish_reason"] == "length" else length <= 40
+        for row, length in zip(rows, lengths, strict=True)
+        if row["finish_reason"] != "error"
+    )
+    assert lengths.count(40) > 5
+
+
+def test_options_without_effect_are_told(options: dict[str, Any], tmp_path: Path) -> None:
+    """Silence would let a user believe that they had sampled."""
+    ended = run_here(**options, top_k=5, num_samples=2, limit=2, output=tmp_path / "run")
+    assert ended.code == 0
+    assert "--top_k and --top_p have no effect with --temperature 0" in ended.stderr
+    assert "--num_samples 2" in ended.stderr

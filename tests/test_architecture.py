@@ -1,0 +1,144 @@
+"""The tree is the architecture: imports go one way, and what needs no torch imports no torch."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+import specdist.policies
+from specdist.config import GenerateConfig
+from tests.ranks import REPOSITORY
+
+PACKAGE = REPOSITORY / "specdist"
+# A module may import its own package and those of the lines above its own, never its neighbours.
+LAYERS = [
+    {"errors"},
+    {"config"},
+    {"stats"},
+    {"data", "sampling", "policies", "cache"},
+    {"models"},
+    {"engine"},
+    {"job"},
+    {"demo", "benchmark"},
+]
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+TORCH_FREE = [
+    "errors", "config", "stats", "data", "policies", "cache", "sampling.keys",
+    "engine.sequence", "engine.scheduler", "engine.stopping",
+]  # fmt: skip
+MAX_LINES = 400
+
+
+def module_name(path: Path) -> str:
+    """``specdist.data.files``; a package's ``__init__.py`` is the package."""
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every module of this repository that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute here"
+            # What is imported may be a module of the package, or a name that the package exports.
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in FILES else str(node.module) for name in modules]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] in ("specdist", "jobs", "tests"))
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_package_has_its_place() -> None:
+    """A new package is put into the order first."""
+    assert {package_of(module) for module in FILES if "." in module} == set(LEVELS)
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if "." in module])
+def test_imports_go_one_way(module: str) -> None:
+    """From the entry points down to the ground; nothing in the package knows the jobs or the tests."""
+    for imported in imported_modules(FILES[module]):
+        assert imported.startswith("specdist."), f"{module} imports {imported}"
+        own, other = package_of(module), package_of(imported)
+        assert own == other or LEVELS[other] < LEVELS[own], f"{module} must not import {imported}"
+
+
+def test_no_modules_import_each_other() -> None:
+    """Also within a package: a cycle works only in the order in which somebody happened to import."""
+    try:
+        TopologicalSorter({module: set(imported_modules(path)) for module, path in FILES.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' <- '.join(error.args[1])}")
+
+
+def test_jobs_import_the_package_alone() -> None:
+    """A job assembles; what two jobs need is in the package."""
+    jobs = sorted((REPOSITORY / "jobs").glob("*.py"))
+    assert jobs
+    for path in jobs:
+        assert all(name.split(".")[0] == "specdist" for name in imported_modules(path)), path
+
+
+def test_what_needs_no_torch_imports_no_torch() -> None:
+    """Seconds of import for a manifest, and a scheduler that could be tested only with tensors."""
+    modules = [
+        module
+        for module in FILES
+        if any(module == f"specdist.{free}" or module.startswith(f"specdist.{free}.") for free in TORCH_FREE)
+    ]
+    assert len(modules) > len(TORCH_FREE)
+    script = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'torch' not in sys.modules, f'{name} imports torch'\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, *modules], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES.values() if path.name == "__init__.py"], ids=module_name
+)
+def test_packages_hold_exports_only(path: Path) -> None:
+    """A docstring, imports, and ``__all__`` with just the names that are imported."""
+    body = ast.parse(path.read_text()).body
+    if body and isinstance(body[0], ast.Expr):
+        body = body[1:]
+    imported = [alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom)
+                for alias in node.names]  # fmt: skip
+    others = [node for node in body if not isinstance(node, ast.ImportFrom)]
+    if not body:
+        return
+    assert len(others) == 1 and isinstance(others[0], ast.Assign)
+    assert ast.unparse(others[0].targets[0]) == "__all__"
+    assert sorted(ast.literal_eval(others[0].value)) == sorted(imported)
+
+
+@pytest.mark.parametrize("path", FILES.values(), ids=module_name)
+def test_files_can_be_read_in_one_sitting(path: Path) -> None:
+    """At 400 lines a file is two."""
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_policies_are_those_that_the_option_offers() -> None:
+    """One module for each choice of --policy, and a choice for each module."""
+    offered = {module.name for module in pkgutil.iter_modules(specdist.policies.__path__)} - {"base"}
+    choices = set(get_args(get_type_hints(GenerateConfig)["policy"]))
+    assert choices == offered | {"none"}
