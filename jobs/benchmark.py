@@ -1,0 +1,37 @@
+"""Compare specdist with transformers on the same models, prompts and lengths.
+
+    python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --output runs/benchmark.json
+    python jobs/benchmark.py --update_readme README.md --results runs/benchmark.json
+
+The last line on stdout is a JSON document.
+"""
+
+import json
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+from specdist.benchmark import BenchmarkConfig, console_report, run_benchmark, summary, update_readme
+from specdist.config import parse_arguments
+from specdist.errors import UserError
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("specdist").setLevel(logging.INFO)
+    try:
+        config = parse_arguments(BenchmarkConfig)
+        if config.update_readme is not None:
+            update_readme(Path(config.update_readme), [Path(result) for result in config.results or []])
+            print(json.dumps({"updated": config.update_readme}))
+            return
+        result = run_benchmark(config, shlex.join(["python", "jobs/benchmark.py", *sys.argv[1:]]))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(console_report(result), f"\nall of it: {config.output}\n", sep="\n")
+    print(json.dumps(summary(result)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Write a random target and draft that agree as often as wanted, in sizes from 5M to 70B parameters.
+
+    python jobs/make_synthetic.py --shape 350m --acceptance 0.8 --output runs/synthetic/350m
+    python jobs/make_synthetic.py --shape 70b --epsilon 0.05 --dtype bfloat16 --output runs/synthetic/70b
+
+The last line on stdout is a JSON document.
+"""
+
+import dataclasses
+import json
+import logging
+import sys
+from pathlib import Path
+
+import torch
+
+from specdist.benchmark import SyntheticConfig, build_synthetic, device_of
+from specdist.config import parse_arguments
+from specdist.errors import UserError
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("specdist").setLevel(logging.INFO)
+    try:
+        config = parse_arguments(SyntheticConfig)
+        record = build_synthetic(
+            Path(config.output),
+            config.shape,
+            acceptance=config.acceptance,
+            epsilon=config.epsilon,
+            seed=config.seed,
+            dtype=getattr(torch, config.dtype),
+            device=device_of(config.device),
+        )
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    print(json.dumps(dataclasses.asdict(record)))
+
+
+if __name__ == "__main__":
+    main()

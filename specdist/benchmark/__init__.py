@@ -1,0 +1,18 @@
+"""specdist against transformers: same models, prompts and lengths, in one run."""
+
+from specdist.benchmark.config import BenchmarkConfig, SyntheticConfig, device_of
+from specdist.benchmark.readme import update_readme
+from specdist.benchmark.run import run_benchmark
+from specdist.benchmark.synthetic import build_synthetic
+from specdist.benchmark.tables import console_report, summary
+
+__all__ = [
+    "BenchmarkConfig",
+    "SyntheticConfig",
+    "build_synthetic",
+    "console_report",
+    "device_of",
+    "run_benchmark",
+    "summary",
+    "update_readme",
+]

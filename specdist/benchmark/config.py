@@ -1,0 +1,148 @@
+"""The options of ``jobs/benchmark.py`` and ``jobs/make_synthetic.py``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from specdist.benchmark.random_llama import SHAPES
+from specdist.config import option
+from specdist.errors import UserError
+
+DEFAULT_BATCH_SIZES = (1, 8, 32)
+
+
+@dataclass(kw_only=True)
+class BenchmarkConfig:
+    """Every option of ``jobs/benchmark.py``. Raises :class:`UserError` for values that do not go together."""
+
+    output: str | None = option(None, help="JSON file of the result")
+
+    # Models: a trained pair, or a synthetic one
+    target: str | None = option(None, help="hub id or folder of the large model")
+    draft: str | None = option(None, help="hub id or folder of the small model")
+    synthetic: str | None = option(None, help=f"shape of a random pair instead: {', '.join(SHAPES)}")
+    acceptance: float | None = option(None, help="greedy acceptance of the random pair, above 0, at most 1")
+    epsilon: float | None = option(None, help="weight of the random target's later layers, instead")
+    synthetic_folder: str = option("runs/synthetic", help="folder that keeps the random pairs")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", help="auto = the checkpoint's; float32 for a random pair"
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+
+    # Work
+    prompts: str | None = option(
+        None, help="Arrow, Parquet or JSONL; without it a random pair gets random ids"
+    )
+    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
+    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
+    num_prompts: int = option(32, help="rows to generate in every measurement")
+    max_prompt_tokens: int = option(64, help="longest random prompt; the shortest has a quarter of it")
+    max_new_tokens: int = option(64, help="longest completion; every row has a limit from a quarter of it up")
+    temperature: float = option(0.0, help="0 = greedy")
+    seed: int = option(0, help="seed of the random pair, prompts, limits and samples")
+
+    # Methods and measurement
+    batch_sizes: list[int] | None = option(None, help="rows at a time (default: 1 8 32)", action="extend")
+    num_draft_tokens: int = option(5, help="draft tokens per round, for both systems")
+    repeats: int = option(3, help="measurements of every method, in turn")
+    overhead_repeats: int = option(20, help="single passes timed per case, against transformers; 0 = none")
+
+    # The other mode: results into the README
+    update_readme: str | None = option(
+        None, help="write the tables of --results into this file; measure nothing"
+    )
+    results: list[str] | None = option(None, help="result files for --update_readme", action="extend")
+
+    def __post_init__(self) -> None:
+        if (self.update_readme is None) != (not self.results):
+            raise UserError("--update_readme FILE and --results FILE ... go together: give both or neither")
+        if self.update_readme is not None:
+            return
+        if self.output is None:
+            raise UserError("--output is missing: name the JSON file of the result")
+        self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
+        for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "num_draft_tokens", "repeats"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        _require("batch_sizes", self.batch_sizes, min(self.batch_sizes) >= 1, "must be at least 1")
+        _require(
+            "overhead_repeats", self.overhead_repeats, self.overhead_repeats >= 0, "must not be negative"
+        )
+        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "must be 0 or above")
+        _require("seed", self.seed, 0 <= self.seed < 2**31, "must be in [0, 2**31)")
+        if self.synthetic is not None:
+            self._check_synthetic(self.synthetic)
+        else:
+            self._check_trained()
+        if self.prompt_column and self.messages_column:
+            raise UserError(
+                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
+                "each other: name the column of plain prompts or the column of chat messages"
+            )
+        if self.prompts is None and (self.prompt_column or self.messages_column):
+            raise UserError("--prompt_column and --messages_column say where --prompts has its text: give it")
+        if self.prompts is not None and self.messages_column is None:
+            self.prompt_column = self.prompt_column or "prompt"
+
+    def _check_synthetic(self, shape: str) -> None:
+        if self.target is not None or self.draft is not None:
+            raise UserError(
+                f"--synthetic {shape} makes a pair of its own: leave out --target and --draft, or --synthetic"
+            )
+        check_dial("synthetic", shape, acceptance=self.acceptance, epsilon=self.epsilon)
+
+    def _check_trained(self) -> None:
+        if self.target is None or self.draft is None:
+            raise UserError(
+                "name the models: --target and --draft for a trained pair, or --synthetic for a random one"
+            )
+        if self.acceptance is not None or self.epsilon is not None:
+            raise UserError(
+                "--acceptance and --epsilon shape a random pair: add --synthetic or leave them out"
+            )
+        if self.prompts is None:
+            raise UserError("--prompts is missing: what a trained pair agrees on depends on the text")
+
+
+@dataclass(kw_only=True)
+class SyntheticConfig:
+    """Every option of ``jobs/make_synthetic.py``. Raises :class:`UserError` as above."""
+
+    output: str = option(help="folder that gets target/, draft/ and synthetic.json")
+    shape: str = option(help=f"one of {', '.join(SHAPES)}")
+    acceptance: float | None = option(None, help="wanted greedy acceptance; the target is loaded to find it")
+    epsilon: float | None = option(None, help="weight of the later layers instead; needs one layer's memory")
+    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the stored weights")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="where --acceptance runs the target")
+    seed: int = option(0, help="seed of the weights")
+
+    def __post_init__(self) -> None:
+        check_dial("shape", self.shape, acceptance=self.acceptance, epsilon=self.epsilon)
+        _require("seed", self.seed, 0 <= self.seed < 2**31, "must be in [0, 2**31)")
+
+
+def check_dial(option_name: str, shape: str, *, acceptance: float | None, epsilon: float | None) -> None:
+    """Refuse an unknown shape, and anything but one setting of the dial."""
+    _require(option_name, shape, shape in SHAPES, f"is no shape: choose one of {', '.join(SHAPES)}")
+    if (acceptance is None) == (epsilon is None):
+        raise UserError(f"--{option_name} {shape} takes either --acceptance or --epsilon: give one of them")
+    _require("acceptance", acceptance, acceptance is None or 0 < acceptance <= 1, "must be in (0, 1]")
+    _require("epsilon", epsilon, epsilon is None or 0 <= epsilon < math.inf, "must be 0 or above")
+
+
+def device_of(name: str) -> torch.device:
+    """``--device`` for this one process. Raises :class:`UserError` for a GPU that is not there."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise UserError(
+            "--device cuda, but torch sees no GPU here: use --device cpu or install its CUDA build"
+        )
+    return torch.device("cuda", 0) if has_gpu and name != "cpu" else torch.device("cpu")
+
+
+def _require(name: str, value: Any, holds: bool, rule: str) -> None:
+    if not holds:
+        raise UserError(f"--{name} {value!r} {rule}")

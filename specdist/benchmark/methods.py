@@ -1,0 +1,157 @@
+"""The ways to generate that are compared: transformers' own, and specdist's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers import GenerationConfig
+
+from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.pair import Pair
+from specdist.benchmark.workload import Row
+from specdist.engine.sequence import Request
+from specdist.stats import Stats
+
+# Padding is masked on the left and cut off on the right, so any token will do.
+PAD_TOKEN_ID = 0
+NO_TOP_K = 0
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Token ids per row, in the order of the rows; specdist's statistics where it was specdist."""
+
+    completions: list[list[int]]
+    stats: Stats | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.completions))
+
+
+class Method(Protocol):
+    """One way to generate at one batch size."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def prepare(self) -> None:
+        """What need not be timed."""
+        ...
+
+    def generate(self, rows: Sequence[Row]) -> Generated: ...
+
+
+class TransformersGenerate:
+    """``generate`` of the target alone, on batches padded on the left.
+
+    A batch runs until its longest row ends; tokens behind a row's own end are not counted.
+    """
+
+    name = "transformers generate"
+
+    def __init__(self, pair: Pair, *, batch_size: int, temperature: float, seed: int) -> None:
+        self.batch_size = batch_size
+        self._pair = pair
+        self._temperature = temperature
+        self._seed = seed
+
+    def prepare(self) -> None:
+        self._pair.use_transformers_attention()
+        torch.manual_seed(self._seed)
+
+    def generate(self, rows: Sequence[Row]) -> Generated:
+        completions = []
+        for begin in range(0, len(rows), self.batch_size):
+            completions += self._generate_batch(rows[begin : begin + self.batch_size])
+        return Generated(completions)
+
+    def _assistance(self) -> dict[str, Any]:
+        return {}
+
+    def _generate_batch(self, rows: Sequence[Row]) -> list[list[int]]:
+        width = max(len(row.prompt_ids) for row in rows)
+        padding = [width - len(row.prompt_ids) for row in rows]
+        token_ids = torch.tensor(
+            [[PAD_TOKEN_ID] * pad + row.prompt_ids for pad, row in zip(padding, rows, strict=True)]
+        )
+        mask = torch.arange(width) >= torch.tensor(padding)[:, None]
+        output = self._pair.target.generate(
+            token_ids.to(self._pair.device),
+            attention_mask=mask.long().to(self._pair.device),
+            generation_config=self._generation_config(max(row.max_new_tokens for row in rows)),
+            **self._assistance(),
+        )
+        return [
+            self._useful(row, generated)
+            for row, generated in zip(rows, output[:, width:].tolist(), strict=True)
+        ]
+
+    def _generation_config(self, max_new_tokens: int) -> GenerationConfig:
+        # In transformers an unset top_k is 50.
+        sampling = (
+            {"do_sample": True, "temperature": self._temperature, "top_k": NO_TOP_K, "top_p": 1.0}
+            if self._temperature
+            else {"do_sample": False}
+        )
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            eos_token_id=sorted(self._pair.stop_token_ids) or None,
+            pad_token_id=PAD_TOKEN_ID,
+            **sampling,
+        )
+
+    def _useful(self, row: Row, generated: list[int]) -> list[int]:
+        kept = generated[: row.max_new_tokens]
+        ends = [index for index, token in enumerate(kept) if token in self._pair.stop_token_ids]
+        return kept[: ends[0] + 1] if ends else kept
+
+
+class TransformersAssisted(TransformersGenerate):
+    """Assisted generation with a constant number of candidates; transformers has it for single rows only."""
+
+    name = "transformers assisted"
+
+    def __init__(self, pair: Pair, *, num_draft_tokens: int, temperature: float, seed: int) -> None:
+        super().__init__(pair, batch_size=1, temperature=temperature, seed=seed)
+        # Without a confidence threshold every round drafts the same number, as --policy fixed does.
+        pair.draft.generation_config = GenerationConfig(
+            num_assistant_tokens=num_draft_tokens,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
+        )
+
+    def _assistance(self) -> dict[str, Any]:
+        return {"assistant_model": self._pair.draft, **self._pair.tokenizers_for_assistance()}
+
+
+class Specdist:
+    """specdist's engine with both models in this process; ``num_draft_tokens`` 0 is the target alone."""
+
+    def __init__(self, paged: PagedPair, *, batch_size: int, num_draft_tokens: int) -> None:
+        self.name = f"specdist, K = {num_draft_tokens}" if num_draft_tokens else "specdist, target only"
+        self.batch_size = batch_size
+        self._paged = paged
+        self._num_draft_tokens = num_draft_tokens
+
+    def prepare(self) -> None:
+        self._paged.pair.use_specdist_attention()
+
+    def generate(self, rows: Sequence[Row]) -> Generated:
+        requests = [
+            Request(
+                row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens
+            )
+            for index, row in enumerate(rows)
+        ]
+        engine, ledger = self._paged.engine(
+            requests, batch_size=self.batch_size, num_draft_tokens=self._num_draft_tokens
+        )
+        finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
+        return Generated([finished[index] for index in range(len(rows))], ledger.close_shard(0))

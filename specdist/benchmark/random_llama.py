@@ -1,0 +1,187 @@
+"""Weights of a random target whose draft is its own first layers, written layer by layer.
+
+The weights are scaled so that greedy text does not degenerate and acceptance means something:
+
+- Embeddings and the outputs of the draft's layers have the same size and attention is sharp: the next token
+  depends on the whole context, and the text is no short loop.
+- What the later layers add to the residual stream is scaled by ε: at 0 target and draft are one function.
+- The head is untied and gives logits of standard deviation σ = 2 sqrt(2 ln V). Of V independent normal logits
+  the sum of squared probabilities tends to 1 - sqrt(2 ln V) / σ (Derrida 1981, the random energy model), here
+  one half: about as peaked as a trained model.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from specdist.data.files import write_json
+from specdist.models.checkpoint import INDEX_NAME
+
+MAX_POSITIONS = 4096
+ATTENTION_SCORE_STD = 4.0
+EMBEDDINGS, HEAD = "embeddings", "head"
+# Every piece (embeddings, head, a layer) of a seed has a random stream of its own.
+PIECES_PER_SEED = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a target; its draft has the first ``num_draft_layers`` layers."""
+
+    num_layers: int
+    num_draft_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    vocab_size: int
+
+    def llama_config(self, *, num_layers: int, dtype: torch.dtype) -> LlamaConfig:
+        """No token ends a text: completions are as long as asked for."""
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            max_position_embeddings=MAX_POSITIONS,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+            tie_word_embeddings=False,
+            architectures=["LlamaForCausalLM"],
+            dtype=str(dtype).removeprefix("torch."),
+        )
+
+
+def _shape(layers: int, draft_layers: int, hidden: int, inner: int, heads: int, kv: int, vocab: int) -> Shape:
+    return Shape(
+        num_layers=layers,
+        num_draft_layers=draft_layers,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_heads=heads,
+        num_kv_heads=kv,
+        vocab_size=vocab,
+    )
+
+
+SHAPES = {
+    "5m": _shape(8, 1, 192, 512, 6, 6, 4096),
+    "20m": _shape(8, 1, 384, 1024, 6, 6, 8192),
+    "125m": _shape(12, 1, 768, 2048, 12, 12, 32000),
+    "350m": _shape(24, 2, 1024, 2560, 16, 16, 32000),
+    "1b": _shape(22, 2, 2048, 5632, 32, 4, 32000),
+    "7b": _shape(32, 2, 4096, 11008, 32, 32, 32000),
+    "70b": _shape(80, 2, 8192, 28672, 64, 8, 32000),
+}
+
+
+def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: torch.dtype) -> None:
+    """Write ``target/`` and ``draft/``: weights, configuration and tokenizer; one layer in memory at a time.
+
+    The draft gets copies of the target's files.
+    """
+    target, draft = folder / "target", folder / "draft"
+    for path in (target, draft):
+        path.mkdir(parents=True, exist_ok=True)
+    tensors_of_piece: dict[str, list[str]] = {}
+    for piece, tensors in _pieces(shape, epsilon, seed):
+        tensors_of_piece[piece] = list(tensors)
+        save_file(
+            {name: tensor.to(dtype) for name, tensor in tensors.items()},
+            target / _file_name(piece),
+            metadata={"format": "pt"},
+        )
+    draft_pieces = [EMBEDDINGS, HEAD, *map(_layer, range(shape.num_draft_layers))]
+    for piece in draft_pieces:
+        shutil.copyfile(target / _file_name(piece), draft / _file_name(piece))
+    tokenizer = byte_tokenizer(shape.vocab_size)
+    for path, pieces, num_layers in (
+        (target, list(tensors_of_piece), shape.num_layers),
+        (draft, draft_pieces, shape.num_draft_layers),
+    ):
+        weight_map = {name: _file_name(piece) for piece in pieces for name in tensors_of_piece[piece]}
+        write_json(path / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
+        shape.llama_config(num_layers=num_layers, dtype=dtype).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+
+
+def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """One token per byte. The other ids, to which no text encodes, stand for pairs of bytes: all decode.
+
+    ``vocab_size`` is from 256 to 256 + 256². There are no special tokens.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = (first + second for first in alphabet for second in alphabet)
+    tokens = [*alphabet, *(next(pairs) for _ in range(vocab_size - len(alphabet)))]
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=MAX_POSITIONS, clean_up_tokenization_spaces=False
+    )
+
+
+def _pieces(shape: Shape, epsilon: float, seed: int) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    hidden, vocab = shape.hidden_size, shape.vocab_size
+    yield EMBEDDINGS, {"model.embed_tokens.weight": _normal(vocab, hidden, 1.0, _generator(seed, 0))}
+    logits_std = 2 * math.sqrt(2 * math.log(vocab))
+    head = _normal(vocab, hidden, logits_std * hidden**-0.5, _generator(seed, 1))
+    yield HEAD, {"lm_head.weight": head, "model.norm.weight": torch.ones(hidden)}
+    for layer in range(shape.num_layers):
+        scale = 1.0 if layer < shape.num_draft_layers else epsilon
+        yield _layer(layer), _layer_tensors(shape, layer, scale, _generator(seed, 2 + layer))
+
+
+def _layer_tensors(shape: Shape, layer: int, scale: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Every map keeps the size of its input, but for attention scores, and for ``scale`` at the outputs."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    kv_width = hidden // shape.num_heads * shape.num_kv_heads
+    query_scale = ATTENTION_SCORE_STD**0.5
+    sizes = {
+        "self_attn.q_proj": (hidden, hidden, query_scale),
+        "self_attn.k_proj": (kv_width, hidden, query_scale),
+        "self_attn.v_proj": (kv_width, hidden, 1.0),
+        "self_attn.o_proj": (hidden, hidden, scale),
+        "mlp.gate_proj": (inner, hidden, 1.0),
+        "mlp.up_proj": (inner, hidden, 1.0),
+        "mlp.down_proj": (hidden, inner, scale),
+    }
+    prefix = f"model.layers.{layer}"
+    weights = {
+        f"{prefix}.{name}.weight": _normal(rows, columns, factor * columns**-0.5, generator)
+        for name, (rows, columns, factor) in sizes.items()
+    }
+    norms = {
+        f"{prefix}.{name}.weight": torch.ones(hidden)
+        for name in ("input_layernorm", "post_attention_layernorm")
+    }
+    return weights | norms
+
+
+def _normal(num_rows: int, num_columns: int, std: float, generator: torch.Generator) -> Tensor:
+    return torch.randn(num_rows, num_columns, generator=generator).mul_(std)
+
+
+def _generator(seed: int, piece: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * PIECES_PER_SEED + piece)
+
+
+def _layer(number: int) -> str:
+    return f"layer-{number:03d}"
+
+
+def _file_name(piece: str) -> str:
+    return f"{piece}.safetensors"

@@ -1,0 +1,159 @@
+"""The result of a benchmark: every repeat, what was compared, and where; one JSON document.
+
+The file is what tables are made from, so it holds all that a reader needs to judge or repeat a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdist.benchmark.overhead import OverheadResult
+from specdist.benchmark.synthetic import SyntheticRecord
+from specdist.data.files import write_json
+from specdist.errors import UserError
+
+LIBRARIES = ("specdist", "torch", "transformers")
+KIND = "specdist benchmark"
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Where it was measured. ``num_cores`` are those that this process may use."""
+
+    cpu: str
+    num_cores: int
+    num_threads: int
+    gpu: str | None
+
+    @staticmethod
+    def of_this_process(device: torch.device) -> Hardware:
+        affinity = getattr(os, "sched_getaffinity", None)
+        return Hardware(
+            cpu=_cpu_model(),
+            num_cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+            num_threads=torch.get_num_threads(),
+            gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSizes:
+    """What ran: names as given (the shape of a synthetic pair), parameters, and the type of the weights."""
+
+    target: str
+    draft: str
+    num_target_parameters: int
+    num_draft_parameters: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSize:
+    """Lengths of prompts, and of what a row may generate, in tokens."""
+
+    num_rows: int
+    shortest_prompt: int
+    longest_prompt: int
+    shortest_limit: int
+    longest_limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodResult:
+    """One method at one batch size. Lists have an entry per repeat; tokens are those that a user keeps.
+
+    Attributes:
+        ratio_to_assisted, ratio_to_generate: tokens/s over those of transformers' assisted generation (which
+            has batch 1 only), and of its plain ``generate`` at the same batch size; None where not measured.
+        num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
+            batch; None when sampling. In float32 only near-ties may differ.
+        statistics: specdist's own summary of the last repeat: acceptance, passes, where the time went.
+    """
+
+    name: str
+    batch_size: int
+    seconds: list[float]
+    num_tokens: list[int]
+    median_s: float
+    tokens_per_s: float
+    ratio_to_assisted: float | None
+    ratio_to_generate: float | None
+    num_rows_differing: int | None
+    statistics: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkResult:
+    """``synthetic`` is the record of a random pair, None for trained models."""
+
+    command: str
+    date: str
+    hardware: Hardware
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    synthetic: SyntheticRecord | None
+    models: ModelSizes
+    work: WorkSize
+    methods: list[MethodResult]
+    overhead: list[OverheadResult]
+    kind: str = field(default=KIND)
+
+    def write(self, path: Path) -> None:
+        """Write the JSON document, atomically."""
+        write_json(path, dataclasses.asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> BenchmarkResult:
+        """Raises :class:`UserError` for a file that is not a result."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(values, dict) or values.get("kind") != KIND:
+                raise UserError(f"--results {path} is no result of jobs/benchmark.py")
+            return _from_json(values)
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UserError(f"--results {path} cannot be read: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise UserError(f"--results {path} is of another version ({error}): measure again") from error
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def now() -> str:
+    """UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _from_json(values: Mapping[str, Any]) -> BenchmarkResult:
+    record = values["synthetic"]
+    nested = {
+        "hardware": Hardware(**values["hardware"]),
+        "synthetic": None if record is None else SyntheticRecord(**record),
+        "models": ModelSizes(**values["models"]),
+        "work": WorkSize(**values["work"]),
+        "methods": [MethodResult(**item) for item in values["methods"]],
+        "overhead": [OverheadResult(**item) for item in values["overhead"]],
+    }
+    return BenchmarkResult(**{**values, **nested})
+
+
+def _cpu_model() -> str:
+    if CPU_INFO.is_file():
+        for line in CPU_INFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

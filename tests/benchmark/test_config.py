@@ -1,0 +1,61 @@
+"""Options of the benchmark: what is refused, and how the message names it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdist.benchmark import BenchmarkConfig, SyntheticConfig, device_of
+from specdist.config import parse_arguments
+from specdist.errors import UserError
+
+SYNTHETIC = ["--output", "r.json", "--synthetic", "5m", "--acceptance", "0.8"]
+TRAINED = ["--output", "r.json", "--target", "t", "--draft", "d", "--prompts", "p.jsonl"]
+
+
+def test_defaults_of_both_kinds_of_pair() -> None:
+    config = parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--batch_sizes", "8", "2", "8"])
+    assert config.batch_sizes == [2, 8]
+    assert parse_arguments(BenchmarkConfig, TRAINED).batch_sizes == [1, 8, 32]
+    assert parse_arguments(BenchmarkConfig, TRAINED).prompt_column == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--synthetic", "5m", "--acceptance", "1"], "--output is missing"),
+        (["--output", "r.json"], "name the models"),
+        (["--output", "r.json", "--target", "t"], "name the models"),
+        (["--output", "r.json", "--target", "t", "--draft", "d"], "--prompts is missing"),
+        ([*TRAINED, "--acceptance", "0.5"], "add --synthetic"),
+        ([*SYNTHETIC, "--epsilon", "0.1"], "either --acceptance or --epsilon"),
+        ([*SYNTHETIC[:-2]], "either --acceptance or --epsilon"),
+        ([*SYNTHETIC[:-1], "1.5"], "--acceptance 1.5 must be in"),
+        ([*SYNTHETIC, "--target", "t"], "leave out --target and --draft"),
+        ([*SYNTHETIC, "--synthetic", "6m"], "--synthetic '6m' is no shape: choose one of 5m, 20m"),
+        ([*SYNTHETIC, "--repeats", "0"], "--repeats 0 must be at least 1"),
+        ([*SYNTHETIC, "--batch_sizes", "0"], "--batch_sizes .* must be at least 1"),
+        ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
+        ([*SYNTHETIC, "--prompt_column", "text"], "say where --prompts has its text"),
+        ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
+        (["--update_readme", "README.md"], "go together"),
+        (["--results", "r.json"], "go together"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_arguments(BenchmarkConfig, arguments)
+
+
+def test_synthetic_options() -> None:
+    assert SyntheticConfig(output="o", shape="70b", epsilon=0.1).dtype == "float32"
+    with pytest.raises(UserError, match="--shape 70b takes either --acceptance or --epsilon"):
+        SyntheticConfig(output="o", shape="70b")
+
+
+def test_a_missing_gpu_is_named() -> None:
+    assert device_of("cpu") == torch.device("cpu")
+    if not torch.cuda.is_available():
+        assert device_of("auto") == torch.device("cpu")
+        with pytest.raises(UserError, match="--device cuda, but torch sees no GPU"):
+            device_of("cuda")

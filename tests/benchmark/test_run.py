@@ -1,0 +1,125 @@
+"""The benchmark at its smallest: the job from end to end, and that all methods do the same work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.benchmark.results import BenchmarkResult
+
+ROOT = Path(__file__).parents[2]
+JOB = ROOT / "jobs" / "benchmark.py"
+NAMES = {
+    ("transformers assisted", 1),
+    ("transformers generate", 1),
+    ("transformers generate", 3),
+    ("specdist, target only", 1),
+    ("specdist, target only", 3),
+    ("specdist, K = 3", 1),
+    ("specdist, K = 3", 3),
+}
+
+
+def run_job(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(JOB), *arguments], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a finished run, and its stdout."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    done = run_job(
+        *("--synthetic", "5m", "--epsilon", "0.05", "--synthetic_folder", "pairs", "--output", "out/r.json"),
+        *("--repeats", "1", "--batch_sizes", "1", "3", "--num_prompts", "4", "--num_draft_tokens", "3"),
+        *(
+            "--max_prompt_tokens",
+            "12",
+            "--max_new_tokens",
+            "12",
+            "--overhead_repeats",
+            "2",
+            "--device",
+            "cpu",
+        ),
+        folder=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+@pytest.fixture(scope="module")
+def document(job: tuple[Path, str]) -> dict[str, Any]:
+    return json.loads((job[0] / "out" / "r.json").read_text())
+
+
+def test_the_file_says_what_was_measured_and_where(document: dict[str, Any]) -> None:
+    assert document["command"].startswith("python jobs/benchmark.py --synthetic 5m --epsilon 0.05")
+    assert document["hardware"]["num_threads"] >= 1
+    assert document["hardware"]["cpu"]
+    assert {"python", "specdist", "torch", "transformers"} <= document["versions"].keys()
+    assert document["settings"]["num_draft_tokens"] == 3
+    assert document["synthetic"]["synthetic"] is True
+    assert document["synthetic"]["epsilon"] == 0.05
+    assert document["models"]["dtype"] == "float32"
+    assert document["work"]["num_rows"] == 4
+    assert document["date"].endswith("+00:00")
+
+
+def test_every_method_generated_the_same_useful_tokens(document: dict[str, Any]) -> None:
+    methods = document["methods"]
+    assert {(method["name"], method["batch_size"]) for method in methods} == NAMES
+    # Rows have limits of their own and nothing ends them earlier, so all methods keep equally many tokens.
+    assert len({tuple(method["num_tokens"]) for method in methods}) == 1
+    assert document["work"]["shortest_limit"] < document["work"]["longest_limit"] <= 12
+    for method in methods:
+        assert len(method["seconds"]) == 1
+        assert method["median_s"] == method["seconds"][0] > 0
+        # float32, a random model of peaked logits and 36 tokens: no near-tie among them.
+        assert method["num_rows_differing"] == 0
+        assert method["ratio_to_assisted"] > 0
+        assert method["ratio_to_generate"] > 0
+    speculative = [method for method in methods if method["name"] == "specdist, K = 3"]
+    assert all(method["statistics"]["draft_acceptance_rate"] > 0 for method in speculative)
+
+
+def test_overhead_is_measured_for_steps_and_blocks(document: dict[str, Any]) -> None:
+    cases = {(item["batch_size"], item["num_new_tokens"]) for item in document["overhead"]}
+    assert cases == {(1, 1), (1, 4), (8, 1), (8, 4)}
+    assert all(item["num_passes"] == 2 and item["ratio"] > 0 for item in document["overhead"])
+
+
+def test_stdout_ends_with_one_json_document(job: tuple[Path, str]) -> None:
+    folder, stdout = job
+    last = json.loads(stdout.strip().splitlines()[-1])
+    assert last["synthetic"] is True
+    assert last["output"] == "out/r.json"
+    assert len(last["tokens_per_s"]) == len(NAMES)
+    assert "Synthetic pair 5m of random weights" in stdout
+    assert BenchmarkResult.read(folder / "out" / "r.json").synthetic is not None
+
+
+def test_trained_pair_on_prompts_sampled(job: tuple[Path, str], tmp_path: Path) -> None:
+    pair = next((job[0] / "pairs").iterdir())
+    prompts = [{"prompt": text} for text in ("one", "two and a bit", "three is the longest of all")]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    done = run_job(
+        *("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--prompts", "p.jsonl"),
+        *("--output", "r.json", "--repeats", "1", "--batch_sizes", "2", "--max_new_tokens", "6"),
+        *("--temperature", "1", "--overhead_repeats", "0", "--dtype", "bfloat16", "--device", "cpu"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["synthetic"] is None
+    assert document["models"]["dtype"] == "bfloat16"
+    assert document["overhead"] == []
+    assert document["work"]["longest_prompt"] == len("three is the longest of all")
+    assert {method["num_rows_differing"] for method in document["methods"]} == {None}
+    assert "ynthetic" not in done.stdout.replace('"synthetic": false', "")
