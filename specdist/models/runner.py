@@ -5,6 +5,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.errors import UserError
 from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
+from specdist.models.linear import OneDnnLinears
 
 
 class ModelRunner:
@@ -28,6 +30,7 @@ class ModelRunner:
         self.model = model.eval()
         self.device = device
         self.dtype = next(model.parameters()).dtype
+        self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._shapes = LayerShapes()
         # A dry run of one token tells every layer's local shape, whatever the family and its sharding.
         self._run(np.zeros(1, np.int64), np.zeros(1, np.int64), [0], self._shapes)
@@ -79,11 +82,12 @@ class ModelRunner:
     ) -> Tensor:
         # The output head needs at least one token; what it says of an unasked one is dropped.
         kept = torch.as_tensor(np.asarray(logits_index if len(logits_index) else [0], np.int64))
-        output = self.model(
-            input_ids=torch.as_tensor(token_ids_T, dtype=torch.int64, device=self.device)[None],
-            position_ids=torch.as_tensor(positions_T, dtype=torch.int64, device=self.device)[None],
-            use_cache=False,
-            logits_to_keep=kept.to(self.device),
-            paged_attention=attention,
-        )
+        with self._linears.active() if self._linears is not None else contextlib.nullcontext():
+            output = self.model(
+                input_ids=torch.as_tensor(token_ids_T, dtype=torch.int64, device=self.device)[None],
+                position_ids=torch.as_tensor(positions_T, dtype=torch.int64, device=self.device)[None],
+                use_cache=False,
+                logits_to_keep=kept.to(self.device),
+                paged_attention=attention,
+            )
         return output.logits[0, : len(logits_index)]
