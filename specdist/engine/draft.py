@@ -71,7 +71,8 @@ class DraftModel:
         self._policy = policy
         self._settings = settings
         self._vocab_size = vocab_size
-        self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
+        self._is_stop_V = np.zeros(vocab_size, bool)
+        self._is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self.max_draft_tokens = policy.max_draft_tokens
         # Tokens by position: the context that was run, what was committed, and the candidates behind it.
         self._token_ids = np.zeros((num_slots, max_seq_len + policy.max_draft_tokens + 1), np.int64)
@@ -146,13 +147,15 @@ class DraftModel:
         first_R = self._num_committed[slots_R]
         num_drafted_R = np.zeros(len(slots_R), np.int64)
         probabilities = np.zeros((len(slots_R), self.max_draft_tokens))
-        stopped_R = np.isin(self._token_ids[slots_R, first_R - 1], self._stop_token_ids)
+        stopped_R = self._is_stop_V[self._token_ids[slots_R, first_R - 1]]
         active_A = self._still_drafting(np.arange(len(slots_R)), 0, stopped_R, request)
         depth = 0
         while len(active_A):
             slots_A, positions_A = slots_R[active_A], first_R[active_A] + depth
             distributions_A = self._next_distributions(slots_A, positions_A)
-            uniforms_A = self._uniforms(slots_A, positions_A, self._num_steps[slots_A], Purpose.DRAFT)
+            uniforms_A = None
+            if not self._settings.is_greedy:
+                uniforms_A = self._uniforms(slots_A, positions_A, self._num_steps[slots_A], Purpose.DRAFT)
             token_ids_A = distributions_A.draw(uniforms_A)
             probabilities[active_A, depth] = distributions_A.probabilities_of(token_ids_A).cpu().numpy()
             self._steps.append(slots_A, distributions_A)
@@ -160,7 +163,7 @@ class DraftModel:
             self._token_ids[slots_A, positions_A] = drawn_A
             depth += 1
             num_drafted_R[active_A] = depth
-            stopped_A = np.isin(drawn_A, self._stop_token_ids)
+            stopped_A = self._is_stop_V[drawn_A]
             active_A = self._still_drafting(active_A, depth, stopped_A, request)
         return num_drafted_R, probabilities, depth
 

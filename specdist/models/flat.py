@@ -97,9 +97,10 @@ def plan_attention(
         page_table: int [slots, pages]: physical page of every stretch of ``page_size`` positions.
     """
     slots_T, positions_T = batch.slots_T, batch.positions_T
-    starts_S = np.flatnonzero(np.r_[True, slots_T[1:] != slots_T[:-1]])
-    lengths_S = np.diff(np.r_[starts_S, len(slots_T)])
-    num_keys_S = positions_T[starts_S + lengths_S - 1] + 1
+    ends_S = np.append(np.flatnonzero(slots_T[1:] != slots_T[:-1]) + 1, len(slots_T))
+    lengths_S = np.diff(ends_S, prepend=0)
+    starts_S = ends_S - lengths_S
+    num_keys_S = positions_T[ends_S - 1] + 1
     pages_T = page_table[slots_T, positions_T // page_size].astype(np.int64)
     cache_index_T = torch.from_numpy(pages_T * page_size + positions_T % page_size).to(device)
     groups = []
@@ -129,6 +130,9 @@ def plan_attention(
 
 def _similar_segments(lengths_S: np.ndarray, num_keys_S: np.ndarray) -> Iterator[np.ndarray]:
     """Yield arrays of segment numbers whose numbers of queries, and of keys, are within a factor of two."""
+    if len(lengths_S) == 1:
+        yield np.zeros(1, np.int64)
+        return
     buckets_S = np.ceil(np.log2(lengths_S)).astype(np.int64)
     order = np.lexsort((np.arange(len(lengths_S)), num_keys_S, buckets_S)).tolist()
     buckets, num_keys = buckets_S.tolist(), num_keys_S.tolist()

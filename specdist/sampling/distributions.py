@@ -25,6 +25,7 @@ class SamplingSettings:
 
     @property
     def is_greedy(self) -> bool:
+        """Draws need no random numbers."""
         return self.temperature == 0
 
 
@@ -45,8 +46,8 @@ class OneHot:
         """float64 probability of one token per distribution."""
         return (token_ids_N == self.token_ids_N).to(torch.float64)
 
-    def draw(self, uniforms_N: Tensor) -> Tensor:
-        """int64 token ids; the random numbers change nothing."""
+    def draw(self, uniforms_N: Tensor | None) -> Tensor:
+        """int64 token ids; the random numbers change nothing, and need not be there."""
         del uniforms_N
         return self.token_ids_N
 
@@ -73,11 +74,12 @@ class Dense:
         """float64 probability of one token per distribution."""
         return self.probabilities_NV.gather(1, token_ids_N[:, None])[:, 0].to(torch.float64)
 
-    def draw(self, uniforms_N: Tensor) -> Tensor:
+    def draw(self, uniforms_N: Tensor | None) -> Tensor:
         """int64 token ids by the inverse of the cumulative distribution, summed in float64.
 
         The first token whose cumulative mass exceeds u × total is one with positive probability.
         """
+        assert uniforms_N is not None
         cumulative_NV = self.probabilities_NV.cumsum(dim=1, dtype=torch.float64)
         thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
         return torch.searchsorted(cumulative_NV, thresholds_N1, right=True)[:, 0]
