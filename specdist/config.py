@@ -65,6 +65,13 @@ class GenerateConfig:
     # Speculation
     policy: Literal["fixed", "none"] = option("fixed", help="how many tokens to draft; none = target only")
     num_draft_tokens: int = option(5, help="draft tokens per round of --policy fixed")
+    acceptance: Literal["rejection", "gumbel"] = option(
+        "rejection",
+        help="rejection accepts most; gumbel emits the tokens of the target alone, whatever the draft",
+    )
+    overlap: Literal["none", "ahead"] = option(
+        "none", help="ahead = on a rank of its own the draft drafts on while the target verifies"
+    )
 
     # Sampling
     temperature: float = option(1.0, help="0 = greedy")
@@ -125,6 +132,11 @@ class GenerateConfig:
         return self.policy != "none"
 
     @property
+    def drafts_ahead(self) -> bool:
+        """Whether the draft works while the target does, which takes a rank of its own."""
+        return self.uses_draft and self.overlap == "ahead"
+
+    @property
     def block_tokens(self) -> int:
         """Most tokens that one row can add to a target pass after its prompt: the candidates and one more."""
         return (self.num_draft_tokens if self.uses_draft else 0) + 1
@@ -148,6 +160,8 @@ class GenerateConfig:
         found = []
         if self.draft is not None and not self.uses_draft:
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
+        if self.overlap == "ahead" and not self.uses_draft:
+            found.append("--overlap ahead has no effect without a draft")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             found.append(
                 "--top_k and --top_p have no effect with --temperature 0: it takes the likeliest token"
@@ -159,6 +173,11 @@ class GenerateConfig:
     def check_world(self, world_size: int) -> None:
         """Refuse a number of ranks that is neither 1 nor the target's ranks plus the draft's."""
         if world_size == 1 and self.tp_size == 1:
+            if self.drafts_ahead:
+                raise UserError(
+                    "--overlap ahead needs a rank for the draft, but 1 rank was launched: launch with "
+                    f"--num_processes {self.num_world_ranks}, or use --overlap none"
+                )
             return
         if world_size != self.num_world_ranks:
             draft_ranks = "1 rank for the draft" if self.uses_draft else "none for a draft"

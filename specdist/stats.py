@@ -111,7 +111,9 @@ class Stats:
     """Statistics of a shard, or the sum of several.
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
-    position, or by length. Discarded = drafted - accepted.
+    position, or by length. Discarded = drafted - accepted. With draft-ahead, chains are row-rounds with
+    tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
+    first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     """
 
     num_rows: int = 0
@@ -127,6 +129,13 @@ class Stats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
+    num_rounds: int = 0
+    num_messages: int = 0
+    num_message_bytes: int = 0
+    num_ahead_chains: int = 0
+    num_ahead_judged: int = 0
+    num_ahead_hits: int = 0
+    num_ahead_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     draft_length_histogram: list[int] = field(default_factory=list)
     accepted_length_histogram: list[int] = field(default_factory=list)
@@ -135,6 +144,18 @@ class Stats:
     draft_ns: DraftTimes = field(default_factory=DraftTimes)
     cost_sums: CostSums = field(default_factory=CostSums)
     peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
+
+    def observe_ahead(self, *, num_ahead: int, is_reached: bool, is_hit: bool) -> None:
+        """A row's tokens drafted ahead have met their decision; those that become candidates count as such.
+
+        ``is_reached``: all candidates before them were accepted, so the first of them was judged.
+        """
+        if num_ahead == 0:
+            return
+        self.num_ahead_chains += 1
+        self.num_ahead_judged += is_reached
+        self.num_ahead_hits += is_hit
+        self.num_ahead_tokens += 1 if is_hit else num_ahead
 
     def observe_block(self, *, num_drafted: int, num_accepted: int) -> None:
         """One row's verified block."""
@@ -188,8 +209,15 @@ class Stats:
             "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
             "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
             "discard_rate": _ratio(
-                self.num_draft_tokens - self.num_accepted_tokens, self.num_completion_tokens
+                self.num_draft_tokens
+                - self.num_accepted_tokens
+                + self.num_ahead_tokens
+                - self.num_ahead_hits,
+                self.num_completion_tokens,
             ),
+            "messages_per_round": _ratio(self.num_messages, self.num_rounds),
+            "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
+            "ready_rate": _ratio(self.num_drafts, self.num_row_steps),
             "verification_rate": _ratio(self.num_row_steps, self.num_completion_tokens),
             "target_s": _seconds(self.target_ns),
             "draft_s": _seconds(self.draft_ns),

@@ -227,3 +227,13 @@ def test_the_resolved_file_gives_the_same_run(tmp_path: Path) -> None:
     again = from_file(tmp_path, resolved_yaml(options))
     assert again == dataclasses.replace(options, overwrite=False)
     assert resolved_yaml(again) == resolved_yaml(options)
+
+
+def test_drafting_ahead_takes_a_rank_of_its_own() -> None:
+    """In one process the two models cannot work at the same time."""
+    ahead = config(draft="d", overlap="ahead")
+    ahead.check_world(2)
+    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 1 rank .*--num_processes 2"):
+        ahead.check_world(1)
+    assert not config(draft=None, overlap="ahead").drafts_ahead
+    assert any("--overlap ahead" in warning for warning in config(draft=None, overlap="ahead").warnings())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,6 +69,11 @@ class RunFolder:
     def manifest(self) -> Manifest:
         """The manifest in force. Raises :class:`UserError` if there is none that can be read."""
         return Manifest.read(self.manifest_path)
+
+    def freeze(self, name: str, value: Any) -> None:
+        """Add what was measured at the start to the manifest's ``info``, for restarts to repeat."""
+        manifest = self.manifest
+        replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
 
     @property
     def manifest_path(self) -> Path:

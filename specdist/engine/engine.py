@@ -3,8 +3,8 @@
 Every round commits (accepted + 1) tokens per row. A row without candidates is an ordinary row, so prompt,
 target-only and speculative rounds are the same round.
 
-R rows that decode, C candidates of all rows one after the other, T flat tokens, W rows whose decision is
-drawn.
+R rows that decode, C candidates of all rows one after the other, T flat tokens, N tokens whose successor is
+asked for, W rows whose decision is drawn.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdist.engine.ledger import Ledger
-from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, Proposer
+from specdist.engine.proposals import DRAW, NO_CONTEXT, OpenedRows, ProposalReply, ProposalRequest, Proposer
 from specdist.engine.scheduler import RoundPlan, Scheduler
 from specdist.engine.sequence import Completion, FinishReason, Sequence
 from specdist.engine.stopping import StopRules
@@ -26,12 +25,8 @@ from specdist.engine.targets import Target
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes
 from specdist.sampling.acceptance import accepted_flags, num_accepted
-from specdist.sampling.distributions import (
-    Distributions,
-    OneHot,
-    SamplingSettings,
-    distributions_from_logits,
-)
+from specdist.sampling.coupling import next_token_laws
+from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
 from specdist.stats import TargetTimes
 
@@ -42,6 +37,14 @@ class _Block:
 
     sequence: Sequence
     candidate_ids: list[int]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The tokens that a pass is asked for: the random stream of each, and its position."""
+
+    stream_keys_N: np.ndarray
+    positions_N: np.ndarray
 
 
 class Engine:
@@ -65,6 +68,7 @@ class Engine:
         self._stop_rules = stop_rules
         self._vocab_size = vocab_size
         self._ledger = ledger
+        self._stream_keys = np.zeros(scheduler.settings.num_slots, np.int64)
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
         self._decisions: Distributions | None = None
         self._decision_of: dict[int, int] = {}
@@ -74,6 +78,8 @@ class Engine:
         last = time.perf_counter_ns()
         while not (plan := self._scheduler.plan()).is_empty:
             self._ledger.open_round(plan)
+            for sequence in plan.opened:
+                self._stream_keys[sequence.slot] = sequence.stream_key
             times = TargetTimes()
             finished: list[Sequence] = []
 
@@ -93,9 +99,8 @@ class Engine:
                 plan,
                 wall_ns=now - last,
                 target=times,
-                draft=reply.times,
+                reply=reply,
                 num_target_passes=num_target_passes,
-                num_draft_passes=reply.num_draft_passes,
                 target_peak_bytes=peak_memory_bytes(self._target.device),
             )
             last = now
@@ -127,15 +132,29 @@ class Engine:
             slots_R=np.array([sequence.slot for sequence in plan.decoding], np.int64),
             num_accepted_R=np.array([sequence.num_accepted for sequence in plan.decoding], np.int64),
             decision_ids_R=decision_ids_R,
-            draft_limits_R=np.array(plan.draft_limits, np.int64),
+            draft_now_R=self._draft_now(plan),
             decisions_W=decisions,
             opened=OpenedRows(
                 slots=np.array([sequence.slot for sequence in plan.opened], np.int64),
                 stream_keys=np.array([sequence.stream_key for sequence in plan.opened], np.int64),
-                num_steps=np.array([sequence.counters.num_steps for sequence in plan.opened], np.int64),
+                num_misses=np.array([sequence.counters.num_misses for sequence in plan.opened], np.int64),
+                context_lengths=np.array(
+                    [
+                        NO_CONTEXT if sequence.is_resumed else sequence.context_length
+                        for sequence in plan.opened
+                    ],
+                    np.int64,
+                ),
+                max_lengths=np.array([sequence.max_length for sequence in plan.opened], np.int64),
             ),
             context=_context_batch(plan),
         )
+
+    def _draft_now(self, plan: RoundPlan) -> np.ndarray:
+        """A draft that works ahead is not waited for: a row without candidates goes without."""
+        if not self._scheduler.settings.num_ahead_tokens:
+            return np.array(plan.draft_limits, np.int64)
+        return np.array([sequence.num_redraft for sequence in plan.decoding], np.int64)
 
     def _commit_decisions(
         self, plan: RoundPlan, reply: ProposalReply, finished: list[Sequence]
@@ -144,11 +163,22 @@ class Engine:
         blocks, kept_C = [], []
         bounds = np.cumsum(reply.num_drafted_R).tolist()
         candidate_ids = reply.candidate_ids_C.tolist()
-        for sequence, decision, num_drafted, end in zip(
-            plan.decoding, reply.decision_ids_R.tolist(), reply.num_drafted_R.tolist(), bounds, strict=True
+        for sequence, decision, num_drafted, num_ahead, is_hit, end in zip(
+            plan.decoding,
+            reply.decision_ids_R.tolist(),
+            reply.num_drafted_R.tolist(),
+            reply.num_ahead_R.tolist(),
+            reply.is_hit_R.tolist(),
+            bounds,
+            strict=True,
         ):
             _, reason = self._stop_rules.examine(sequence, [decision])
-            sequence.begin_block(decision)
+            was_full = sequence.num_accepted == sequence.num_candidates
+            self._ledger.shard(sequence.request.shard).observe_ahead(
+                num_ahead=num_ahead, is_reached=was_full, is_hit=is_hit
+            )
+            missed = not is_hit and (num_ahead > 0 or not was_full)
+            sequence.begin_block(decision, num_drafted, missed=missed)
             if reason is None:
                 blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end]))
             else:
@@ -169,36 +199,36 @@ class Engine:
         """One target pass over the blocks and the prompt chunks; commit what it accepts."""
         begin = time.perf_counter_ns()
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
-        block_batch = _block_batch(blocks, lengths_R)
-        context = _context_batch(plan)
+        block_batch, context = _block_batch(blocks, lengths_R), _context_batch(plan)
+        batch = FlatBatch(
+            np.concatenate([block_batch.token_ids_T, context.token_ids_T]),
+            np.concatenate([block_batch.slots_T, context.slots_T]),
+            np.concatenate([block_batch.positions_T, context.positions_T]),
+        )
         ready = [chunk for chunk in plan.chunks if chunk.completes_context]
-        chunk_ends = np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks], dtype=np.int64)
-        ready_index = [
-            len(block_batch) + end - 1
-            for chunk, end in zip(plan.chunks, chunk_ends.tolist(), strict=True)
-            if chunk.completes_context
-        ]
-        logits = self._target.forward(
-            plan.page_updates,
-            FlatBatch(
-                np.concatenate([block_batch.token_ids_T, context.token_ids_T]),
-                np.concatenate([block_batch.slots_T, context.slots_T]),
-                np.concatenate([block_batch.positions_T, context.positions_T]),
-            ),
-            np.r_[np.arange(len(block_batch)), ready_index].astype(np.int64),
+        chunk_ends = len(block_batch) + np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks])
+        is_ready = np.array([chunk.completes_context for chunk in plan.chunks], bool)
+        # Every token of a block, and the last one of a context, says what follows it.
+        asked_N = np.r_[np.arange(len(block_batch)), chunk_ends[is_ready] - 1].astype(np.int64)
+        asked = _Asked(
+            stream_keys_N=self._stream_keys[batch.slots_T[asked_N]],
+            positions_N=batch.positions_T[asked_N] + 1,
         )
-        distributions = distributions_from_logits(logits[:, : self._vocab_size], self._settings)
-        accepted_R = self._accept(blocks, lengths_R, distributions, draft_probabilities_C)
+        logits = self._target.forward(plan.page_updates, batch, asked_N)
+        laws = next_token_laws(
+            logits[:, : self._vocab_size],
+            self._settings,
+            torch.from_numpy(asked.stream_keys_N),
+            torch.from_numpy(asked.positions_N),
+        )
+        accepted_R = self._accept(blocks, lengths_R, laws, asked, draft_probabilities_C)
         starts_R = np.cumsum(lengths_R) - lengths_R
-        self._decisions = distributions.select(
-            torch.from_numpy(
-                np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
-            ).to(distributions.device)
-        )
+        decisions = np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
+        self._decisions = laws.select(torch.from_numpy(decisions).to(laws.device))
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
         self._decision_of = {number: index for index, number in enumerate(order)}
         elapsed = time.perf_counter_ns() - begin
-        times.prefill = elapsed * len(context) // (len(context) + len(block_batch))
+        times.prefill = elapsed * len(context) // len(batch)
         times.verify = elapsed - times.prefill
         for block, count in zip(blocks, accepted_R.tolist(), strict=True):
             self._commit_block(block, count, finished)
@@ -207,34 +237,28 @@ class Engine:
         self,
         blocks: list[_Block],
         lengths_R: np.ndarray,
-        distributions: Distributions,
+        laws: Distributions,
+        asked: _Asked,
         draft_probabilities_C: np.ndarray,
     ) -> np.ndarray:
         """How many candidates each block keeps, by the rejection rule."""
         num_candidates_R = lengths_R - 1
         if not num_candidates_R.sum():
             return np.zeros(len(blocks), np.int64)
-        rows_C, steps_C = (
-            np.repeat(np.arange(len(blocks)), num_candidates_R),
-            arange_segments(num_candidates_R),
-        )
-        # The pass's output at a block's i-th token judges candidate i, which stands right behind it.
-        index_C = (np.cumsum(lengths_R) - lengths_R)[rows_C] + steps_C
+        rows_C = np.repeat(np.arange(len(blocks)), num_candidates_R)
+        # What a block's i-th token is followed by judges candidate i, which stands right behind it.
+        index_C = (np.cumsum(lengths_R) - lengths_R)[rows_C] + arange_segments(num_candidates_R)
         candidate_ids_C = torch.tensor([token for block in blocks for token in block.candidate_ids])
-        first_R = np.array([len(block.sequence.token_ids) for block in blocks], np.int64)
-        num_steps_R = np.array([block.sequence.counters.num_steps for block in blocks], np.int64)
-        stream_keys_R = np.array([block.sequence.stream_key for block in blocks], np.int64)
+        num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
         uniforms_C = uniforms(
-            torch.from_numpy(stream_keys_R[rows_C]),
-            torch.from_numpy(first_R[rows_C] + steps_C),
-            torch.from_numpy(num_steps_R[rows_C]),
+            torch.from_numpy(asked.stream_keys_N[index_C]),
+            torch.from_numpy(asked.positions_N[index_C]),
+            torch.from_numpy(num_misses_R[rows_C]),
             Purpose.ACCEPT,
         )
-        device = distributions.device
-        target_C: Tensor = distributions.select(torch.from_numpy(index_C).to(device)).probabilities_of(
-            candidate_ids_C.to(device)
-        )
-        flags_C = accepted_flags(target_C.cpu(), torch.from_numpy(draft_probabilities_C), uniforms_C)
+        candidate_laws = laws.select(torch.from_numpy(index_C).to(laws.device))
+        target_C = candidate_laws.probabilities_of(candidate_ids_C.to(laws.device)).cpu()
+        flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
         return num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy()
 
     def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:

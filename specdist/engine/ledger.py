@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from specdist.engine.proposals import RoleTimes
+from specdist.engine.proposals import ProposalReply
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.stats import Stats, TargetTimes, split_proportionally
@@ -53,9 +53,8 @@ class Ledger:
         *,
         wall_ns: int,
         target: TargetTimes,
-        draft: RoleTimes,
+        reply: ProposalReply,
         num_target_passes: int,
-        num_draft_passes: int,
         target_peak_bytes: int,
     ) -> None:
         """Split a finished round over the shards of its rows."""
@@ -63,11 +62,14 @@ class Ledger:
         rows_per_shard = Counter(sequence.request.shard for sequence in sequences)
         first = self._shards[sequences[0].request.shard]
         first.num_target_passes += num_target_passes
-        first.num_draft_passes += num_draft_passes
+        first.num_draft_passes += reply.num_draft_passes
+        first.num_rounds += 1
+        first.num_messages += reply.traffic.num_messages
+        first.num_message_bytes += reply.traffic.num_bytes
         first.num_preemptions += plan.num_preempted
         self._now = _Mark(
-            self._now.decoding_ns + target.verify + draft.draft,
-            self._now.num_draft_passes + num_draft_passes,
+            self._now.decoding_ns + target.verify + reply.times.draft,
+            self._now.num_draft_passes + reply.num_draft_passes,
             self._now.num_target_passes + num_target_passes,
         )
         for shard, part in split_proportionally(wall_ns, rows_per_shard).items():
@@ -77,13 +79,13 @@ class Ledger:
                 times = self._shards[shard].target_ns
                 setattr(times, name, getattr(times, name) + part)
         for name in ("prefill", "draft", "transfer", "idle"):
-            for shard, part in split_proportionally(getattr(draft, name), rows_per_shard).items():
+            for shard, part in split_proportionally(getattr(reply.times, name), rows_per_shard).items():
                 draft_times = self._shards[shard].draft_ns
                 setattr(draft_times, name, getattr(draft_times, name) + part)
         for shard in rows_per_shard:
             peak = self._shards[shard].peak_memory_bytes
             peak.target = max(peak.target, target_peak_bytes)
-            peak.draft = max(peak.draft, draft.peak_memory_bytes)
+            peak.draft = max(peak.draft, reply.times.peak_memory_bytes)
 
     def book_completion(self, sequence: Sequence) -> None:
         """Count a finished sequence."""

@@ -16,15 +16,20 @@ from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 
 DRAW = -1
+NO_CONTEXT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedRows:
-    """Rows admitted since the last request: where they live, their random stream, the steps they have had."""
+    """Rows admitted since the last request: where they live, their random stream, the chains they have lost,
+    the length of the context behind which to draft ahead (``NO_CONTEXT`` for a resumed row), and the most
+    tokens that they may have."""
 
     slots: np.ndarray
     stream_keys: np.ndarray
-    num_steps: np.ndarray
+    num_misses: np.ndarray
+    context_lengths: np.ndarray
+    max_lengths: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +39,10 @@ class ProposalRequest:
     Attributes:
         slots_R, num_accepted_R: how many candidates of its last block each row keeps.
         decision_ids_R: the token behind them where it is known (greedy, or a resumed row), else ``DRAW``.
-        draft_limits_R: most new candidates per row.
+        draft_now_R: most candidates to draft before the reply, behind those drafted ahead; when the draft
+            works ahead, only a resumed row has some.
         decisions_W: the target's distribution at the decision position of every ``DRAW`` row, in order.
-        opened, context: rows that begin, and the context tokens of this round's target pass: after the
+        opened, context: rows that begin, and the context tokens of this round's target pass: when the
             candidates are on their way, the draft runs them too.
     """
 
@@ -44,7 +50,7 @@ class ProposalRequest:
     slots_R: np.ndarray
     num_accepted_R: np.ndarray
     decision_ids_R: np.ndarray
-    draft_limits_R: np.ndarray
+    draft_now_R: np.ndarray
     decisions_W: Distributions | None
     opened: OpenedRows
     context: FlatBatch
@@ -61,21 +67,38 @@ class RoleTimes:
     peak_memory_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """What has travelled between the target's lead and the draft, in both directions."""
+
+    num_messages: int = 0
+    num_bytes: int = 0
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each row's decision, and the candidates behind it with the probability of each.
 
-    ``num_draft_passes`` (what this reply took), ``times`` and ``transfer_ns`` (what the target's side spent
-    on sending and receiving, waiting aside) feed the statistics.
+    ``num_ahead_R`` tokens had been drafted ahead of a row. ``is_hit_R`` says that the first of them is its
+    decision and the others are its candidates; else they are lost.
+
+    ``num_draft_passes`` (since the last reply), ``times``, ``transfer_ns`` (what the target's side spent on
+    sending and receiving, waiting aside) and ``traffic`` feed the statistics.
     """
 
     decision_ids_R: np.ndarray
     num_drafted_R: np.ndarray
     candidate_ids_C: np.ndarray
     draft_probabilities_C: np.ndarray
+    num_ahead_R: np.ndarray
+    is_hit_R: np.ndarray
     num_draft_passes: int
     times: RoleTimes
     transfer_ns: int = 0
+    traffic: Traffic = Traffic()
 
 
 class Proposer(Protocol):

@@ -23,11 +23,10 @@ class ColocatedDraft:
 
     def propose(self, request: ProposalRequest) -> ProposalReply:
         idle = time.perf_counter_ns() - self._last
-        reply = self._draft.draft(request)
-        followed = self._draft.follow_contexts(request)
-        times = dataclasses.replace(reply.times, prefill=followed.prefill, idle=idle)
+        reply = self._draft.respond(request)
+        self._draft.follow(request)
         self._last = time.perf_counter_ns()
-        return dataclasses.replace(reply, times=times)
+        return dataclasses.replace(reply, times=dataclasses.replace(reply.times, idle=idle))
 
     def close(self) -> None:
         """Nothing runs elsewhere."""
@@ -67,6 +66,8 @@ class NoDraft:
             num_drafted_R=np.zeros(len(slots_R), np.int64),
             candidate_ids_C=nothing,
             draft_probabilities_C=nothing.astype(np.float64),
+            num_ahead_R=np.zeros(len(slots_R), np.int64),
+            is_hit_R=np.zeros(len(slots_R), bool),
             num_draft_passes=0,
             times=RoleTimes(),
         )

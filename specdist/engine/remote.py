@@ -13,11 +13,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.draft import DraftModel
-from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, RoleTimes, Traffic
 from specdist.engine.wire import as_ints, wire_from, wire_to
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense
@@ -29,7 +28,6 @@ class RemoteDraft:
     """The proposer in the target's lead process."""
 
     def __init__(self, draft_rank: int, *, max_draft_tokens: int, group: int = 0) -> None:
-        self._rank = draft_rank
         self._group = group
         self._requests = wire_to(draft_rank)
         self._replies = wire_from(draft_rank)
@@ -37,16 +35,21 @@ class RemoteDraft:
 
     def propose(self, request: ProposalRequest) -> ProposalReply:
         begin = time.perf_counter_ns()
+        before = self._traffic()
         self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
         if request.decisions_W is not None:
             assert isinstance(request.decisions_W, Dense)
-            dist.send(request.decisions_W.probabilities_NV.contiguous(), self._rank)
+            self._requests.transfer(request.decisions_W.probabilities_NV.contiguous())
         sent = time.perf_counter_ns()
         arrays = self._replies.receive()
         received = time.perf_counter_ns()
         reply = _reply_from_arrays(arrays)
         transfer_ns = sent - begin + time.perf_counter_ns() - received
-        return dataclasses.replace(reply, transfer_ns=transfer_ns)
+        return dataclasses.replace(reply, transfer_ns=transfer_ns, traffic=self._traffic() - before)
+
+    def _traffic(self) -> Traffic:
+        wires = (self._requests, self._replies)
+        return Traffic(sum(wire.num_messages for wire in wires), sum(wire.num_bytes for wire in wires))
 
     def close(self) -> None:
         self._requests.send([np.array([CLOSE, self._group])])
@@ -57,7 +60,6 @@ def serve_drafts(drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size
     while the target is busy with its pass."""
     requests, replies = wire_from(lead_rank), wire_to(lead_rank)
     is_open = set(drafts)
-    followed = RoleTimes()
     transfer = 0
     last = time.perf_counter_ns()
     while is_open:
@@ -73,15 +75,15 @@ def serve_drafts(drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size
         num_drawn = int((request.decision_ids_R == DRAW).sum())
         if num_drawn:
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
-            dist.recv(rows_WV, lead_rank)
+            requests.transfer(rows_WV)
             request = dataclasses.replace(request, decisions_W=Dense(rows_WV))
         transfer += time.perf_counter_ns() - received
-        reply = draft.draft(request)
-        times = dataclasses.replace(reply.times, prefill=followed.prefill, transfer=transfer, idle=idle)
+        reply = draft.respond(request)
+        times = dataclasses.replace(reply.times, transfer=transfer, idle=idle)
         begin = time.perf_counter_ns()
         replies.send(_reply_arrays(dataclasses.replace(reply, times=times)))
         transfer = time.perf_counter_ns() - begin
-        followed = draft.follow_contexts(request)
+        draft.follow(request)
         last = time.perf_counter_ns()
 
 
@@ -94,10 +96,12 @@ def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
         request.slots_R,
         request.num_accepted_R,
         request.decision_ids_R,
-        request.draft_limits_R,
+        request.draft_now_R,
         opened.slots,
         as_ints(opened.stream_keys),
-        opened.num_steps,
+        opened.num_misses,
+        opened.context_lengths,
+        opened.max_lengths,
         np.asarray(context.token_ids_T),
         context.slots_T,
         context.positions_T,
@@ -105,16 +109,22 @@ def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
 
 
 def _request_from_arrays(arrays: list[np.ndarray]) -> ProposalRequest:
-    (update_slots, indices, pages, slots, accepted, decisions, limits,
-     opened_slots, keys, num_steps, token_ids, context_slots, positions) = arrays  # fmt: skip
+    (update_slots, indices, pages, slots, accepted, decisions, draft_now, opened_slots, keys, num_misses,
+     context_lengths, max_lengths, token_ids, context_slots, positions) = arrays  # fmt: skip
     return ProposalRequest(
         page_updates=PageUpdates(update_slots, indices, pages),
         slots_R=slots.astype(np.int64),
         num_accepted_R=accepted.astype(np.int64),
         decision_ids_R=decisions.astype(np.int64),
-        draft_limits_R=limits,
+        draft_now_R=draft_now,
         decisions_W=None,
-        opened=OpenedRows(slots=opened_slots, stream_keys=keys.view(np.int64), num_steps=num_steps),
+        opened=OpenedRows(
+            slots=opened_slots,
+            stream_keys=keys.view(np.int64),
+            num_misses=num_misses,
+            context_lengths=context_lengths,
+            max_lengths=max_lengths,
+        ),
         context=FlatBatch(
             token_ids.astype(np.int64), context_slots.astype(np.int64), positions.astype(np.int64)
         ),
@@ -129,18 +139,22 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
         reply.candidate_ids_C,
         # Exact: they are entries of a float32 distribution.
         as_ints(reply.draft_probabilities_C.astype(np.float32)),
+        reply.num_ahead_R,
+        reply.is_hit_R,
         np.array([reply.num_draft_passes]),
         as_ints(times),
     ]
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
-    decisions, num_drafted, candidates, probabilities, num_passes, times = arrays
+    decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_passes, times = arrays
     return ProposalReply(
         decision_ids_R=decisions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
         candidate_ids_C=candidates.astype(np.int64),
         draft_probabilities_C=probabilities.view(np.float32).astype(np.float64),
+        num_ahead_R=num_ahead.astype(np.int64),
+        is_hit_R=is_hit.astype(bool),
         num_draft_passes=int(num_passes[0]),
         times=RoleTimes(*times.view(np.int64).tolist()),
     )

@@ -23,6 +23,7 @@ class SchedulerSettings:
     max_batch_rows: int
     max_batch_tokens: int
     max_draft_tokens: int
+    num_ahead_tokens: int = 0
     max_new_tokens: int
     max_seq_len: int
     seed: int
@@ -118,7 +119,8 @@ class Scheduler:
             # Behind the candidates the pass always yields one token more.
             limit = min(self.settings.max_draft_tokens, sequence.max_length - length - 2)
             limits[sequence.order] = max(0, limit)
-            while sequence.slot >= 0 and not self._pages.extend(sequence.slot, length + 1 + max(0, limit)):
+            reach = min(length + 1 + max(0, limit) + self.settings.num_ahead_tokens, sequence.max_length)
+            while sequence.slot >= 0 and not self._pages.extend(sequence.slot, reach):
                 self._preempt(self.running[-1])
                 num_preempted += 1
         return limits, num_preempted
@@ -154,9 +156,9 @@ class Scheduler:
         """Admit if the context fits and, where other rows run, a block for each row fits beside it."""
         slot = self._free_slots[-1]
         num_shared = self._pages.open(slot, sequence.token_ids)
-        pages_per_block = self._pages.num_pages_for(self.settings.max_draft_tokens + 1) + 1
-        spare = (len(self.running) + 1) * pages_per_block if self.running else 0
-        length = len(sequence.token_ids)
+        reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
+        spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
+        length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)
         missing = self._pages.num_pages_for(length) - num_shared // self._pages.page_size
         if missing + spare > self._pages.num_available or not self._pages.extend(slot, length):
             self._pages.close(slot)

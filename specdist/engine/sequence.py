@@ -37,16 +37,16 @@ class Completion:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the row has cost. Steps are target passes after the prompt; drafts those with candidates."""
+    """What the row has cost. Drafts are target passes with candidates; misses are dropped chains of them."""
 
-    num_steps: int = 0
+    num_misses: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
     def after_step(self, *, num_draft_tokens: int, num_accepted: int) -> Counters:
         return Counters(
-            self.num_steps + 1,
+            self.num_misses,
             self.num_drafts + (num_draft_tokens > 0),
             self.num_draft_tokens + num_draft_tokens,
             self.num_accepted + num_accepted,
@@ -66,8 +66,9 @@ class Sequence:
         num_shared: leading tokens that it found in shared pages when it was admitted.
         num_prefilled, context_length: how much of its context (the prompt, or what had been committed before
             a preemption) the models have seen.
-        num_accepted: candidates that the last pass accepted; its decision is still to be drawn.
-        forced_decision: the decision of a preempted sequence, which was drawn before.
+        num_candidates, num_accepted: of the last pass, whose decision is still to be drawn.
+        forced_decision, num_redraft: the decision of a preempted sequence, which was drawn before, and how
+            many candidates it had then.
     """
 
     request: Request
@@ -80,13 +81,15 @@ class Sequence:
     num_shared: int = 0
     num_prefilled: int = 0
     context_length: int = 0
+    num_candidates: int = 0
     num_accepted: int = 0
     forced_decision: int | None = None
+    num_redraft: int = 0
     finish_reason: FinishReason | None = None
     text: str = ""
     # Where the current block began. A preempted sequence goes back there and repeats the block exactly,
-    # because its random numbers depend on position and step count alone.
-    _block: tuple[int, Counters] | None = None
+    # because its random numbers depend on position and misses alone.
+    _block: tuple[int, int, Counters] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -106,11 +109,19 @@ class Sequence:
         self.num_shared = self.num_prefilled = num_shared
         self.context_length = len(self.token_ids)
 
-    def begin_block(self, decision: int) -> None:
-        """Commit the decision; a preemption goes back to here."""
+    @property
+    def is_resumed(self) -> bool:
+        """It has been preempted, and its decision is known."""
+        return self.forced_decision is not None
+
+    def begin_block(self, decision: int, num_candidates: int, *, missed: bool) -> None:
+        """Commit the decision; a preemption goes back to here. ``missed``: a chain was dropped for it."""
         self.forced_decision = None
+        self.num_redraft = 0
+        self.num_candidates = num_candidates
         self.token_ids.append(decision)
-        self._block = (len(self.token_ids), self.counters)
+        self.counters = replace(self.counters, num_misses=self.counters.num_misses + missed)
+        self._block = (len(self.token_ids), num_candidates, self.counters)
 
     def drop_candidates(self, num_draft_tokens: int) -> None:
         """The decision ended the sequence: what was drafted behind it is discarded, but was drafted."""
@@ -129,12 +140,12 @@ class Sequence:
     def rewind(self) -> None:
         """Give up the slot: forget the current block and what the models have seen."""
         if self._block is not None:
-            length, self.counters = self._block
+            length, self.num_redraft, self.counters = self._block
             del self.token_ids[length:]
             self.forced_decision = self.token_ids.pop()
         self._block = None
         self.slot = -1
-        self.num_accepted = self.num_prefilled = self.context_length = 0
+        self.num_candidates = self.num_accepted = self.num_prefilled = self.context_length = 0
 
     def completion(self) -> Completion:
         assert self.finish_reason is not None

@@ -18,11 +18,22 @@ FRAME_INTS = 4096
 
 
 class Wire:
-    """One direction of integer messages. ``transfer`` sends or receives a whole tensor, blocking."""
+    """One direction of messages. ``transfer`` sends or receives a whole tensor, blocking.
+
+    ``num_messages`` and ``num_bytes`` count what has gone through.
+    """
 
     def __init__(self, transfer: Callable[[Tensor], object]) -> None:
-        self._transfer = transfer
+        self._move = transfer
+        self.num_messages = 0
+        self.num_bytes = 0
         self._frame = torch.zeros(FRAME_INTS, dtype=torch.int32)
+
+    def transfer(self, tensor: Tensor) -> None:
+        """Send, or receive into, a tensor whose shape both ends know."""
+        self._move(tensor)
+        self.num_messages += 1
+        self.num_bytes += tensor.nbytes
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
         """Send int32 arrays: their number, their lengths, then their contents."""
@@ -31,20 +42,20 @@ class Wire:
         message = np.concatenate(parts)
         first = message[:FRAME_INTS]
         self._frame.numpy()[: len(first)] = first
-        self._transfer(self._frame)
+        self.transfer(self._frame)
         if len(message) > FRAME_INTS:
-            self._transfer(torch.from_numpy(message[FRAME_INTS:]))
+            self.transfer(torch.from_numpy(message[FRAME_INTS:]))
 
     def receive(self) -> list[np.ndarray]:
         """Wait for a message and return its arrays."""
-        self._transfer(self._frame)
+        self.transfer(self._frame)
         num_arrays = int(self._frame[0])
         lengths = self._frame[1 : 1 + num_arrays].tolist()
         missing = 1 + num_arrays + sum(lengths) - FRAME_INTS
         message = self._frame.numpy()
         if missing > 0:
             rest = torch.zeros(missing, dtype=torch.int32)
-            self._transfer(rest)
+            self.transfer(rest)
             message = np.concatenate([message, rest.numpy()])
         bounds = 1 + num_arrays + np.cumsum([0, *lengths])
         return [message[begin:end].copy() for begin, end in pairwise(bounds.tolist())]

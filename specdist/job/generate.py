@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import logging
@@ -19,6 +20,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LEAD_RANK
 from specdist.errors import UserError
+from specdist.job.costs import Costs
 from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
@@ -78,10 +80,13 @@ def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, 
             logger.info("%s is complete: nothing to do", config.output)
             _print_totals(config, run.folder, topology)
         return 0
-    replica = Replica(config, models, topology)
+    frozen = _told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
+    replica = Replica(config, models, topology, Costs(**frozen) if frozen else None)
     if run is None:
         replica.serve()
     else:
+        if replica.costs is not None and frozen is None:
+            run.folder.freeze("costs", dataclasses.asdict(replica.costs))
         _generate(config, models, run, replica)
         _print_totals(config, run.folder, topology)
     return 0

@@ -103,6 +103,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "dtype": config.dtype,
         "policy": config.policy,
         "num_draft_tokens": config.num_draft_tokens if config.uses_draft else None,
+        "acceptance": config.acceptance,
+        "overlap": config.overlap if config.uses_draft else None,
         "temperature": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import logging
 import os
@@ -25,6 +26,7 @@ from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LEAD_RANK, LeadTarget, LocalTarget, Target, follow_lead
 from specdist.errors import UserError
+from specdist.job.costs import Costs, measure_pass_ns
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -43,13 +45,23 @@ logger = logging.getLogger(__name__)
 class Replica:
     """This rank's part of a replica. All ranks construct it at the same time."""
 
-    def __init__(self, config: GenerateConfig, models: ModelPlan, topology: Topology) -> None:
+    def __init__(
+        self,
+        config: GenerateConfig,
+        models: ModelPlan,
+        topology: Topology,
+        frozen_costs: Costs | None = None,
+    ) -> None:
+        """``frozen_costs``: those of the run that is resumed, the same on every rank."""
         self._config = config
         self._models = models
         self._topology = topology
         self._group: dist.ProcessGroup | None = None
         self._settings = SamplingSettings(
-            temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            is_coupled=config.acceptance == "gumbel",
         )
         self._policy: LengthPolicy = FixedLength(config.num_draft_tokens if config.uses_draft else 0)
         self._scheduling = SchedulerSettings(
@@ -65,6 +77,12 @@ class Replica:
         with _quiet_libraries():
             self._load_everywhere()
         self.num_pages = self._allocate()
+        self.costs = frozen_costs
+        if config.drafts_ahead:
+            self.costs = frozen_costs or self._measure_costs()
+            # The first token ahead becomes a decision, the others become candidates.
+            num_ahead = self.costs.num_ahead_tokens(most=self._policy.max_draft_tokens + 1)
+            self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=num_ahead)
 
     @property
     def num_slots(self) -> int:
@@ -163,6 +181,19 @@ class Replica:
             )
         return num_pages
 
+    def _measure_costs(self) -> Costs:
+        """Each side times itself; the ranks of the target run together, and the lead's time counts."""
+        own_ns = 0
+        if self._target is not None:
+            own_ns = measure_pass_ns(
+                self._target, num_rows=self.num_slots, num_tokens=self._policy.max_draft_tokens + 1
+            )
+        elif self._draft is not None:
+            own_ns = measure_pass_ns(self._draft, num_rows=self.num_slots, num_tokens=1)
+        all_ns = [0] * self._topology.world_size
+        dist.all_gather_object(all_ns, own_ns)
+        return Costs(target_pass_ns=all_ns[LEAD_RANK], draft_step_ns=all_ns[self._topology.draft_rank])
+
     def _lead_target(self) -> Target:
         assert self._target is not None
         return LocalTarget(self._target) if self._group is None else LeadTarget(self._target, self._group)
@@ -188,6 +219,7 @@ class Replica:
             stop_token_ids=self._models.target.stop_token_ids(),
             num_slots=self.num_slots,
             max_seq_len=self._models.max_seq_len,
+            num_ahead_tokens=self._scheduling.num_ahead_tokens,
         )
 
 

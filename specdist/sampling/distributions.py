@@ -17,16 +17,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """Temperature (0 = greedy), top-k (0 = all) and top-p (1 = all), applied in this order."""
+    """Temperature (0 = greedy), top-k (0 = all) and top-p (1 = all), applied in this order.
+
+    ``is_coupled``: target and draft draw with the same noise, instead of one judging the other's draw.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    is_coupled: bool = False
 
     @property
     def is_greedy(self) -> bool:
-        """Draws need no random numbers."""
         return self.temperature == 0
+
+    @property
+    def is_random(self) -> bool:
+        """A law's draw needs a random number of its own."""
+        return not self.is_greedy and not self.is_coupled
 
 
 @dataclass(frozen=True)

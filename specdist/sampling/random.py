@@ -29,20 +29,33 @@ class Purpose(IntEnum):
     DRAFT = 0
     ACCEPT = 1
     DECIDE = 2  # the recovered token after a rejection, or the bonus token after a fully accepted block
+    COUPLE = 3  # the noise that target and draft share under --acceptance gumbel
 
 
 def _shift_right(words_N: Tensor, bits: int) -> Tensor:
     return (words_N >> bits) & ((1 << (64 - bits)) - 1)  # int64's own shift copies the sign
 
 
-def _mix(words_N: Tensor) -> Tensor:
+def mix(words_N: Tensor) -> Tensor:
+    """SplitMix64's finaliser."""
     words_N = (words_N ^ _shift_right(words_N, 30)) * signed(MULTIPLIER_1)
     words_N = (words_N ^ _shift_right(words_N, 27)) * signed(MULTIPLIER_2)
     return words_N ^ _shift_right(words_N, 31)
 
 
 def uniforms(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, purpose: Purpose) -> Tensor:
-    """float64 numbers in [0, 1), one per (stream, position, attempt), for one purpose.
+    """float64 numbers in [0, 1), keyed like the bits of :func:`hash_words`."""
+    words_N = hash_words(stream_keys_N, positions_N, attempts_N, purpose)
+    return _shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) * 2.0**-UNIFORM_BITS
+
+
+def open_unit_interval(words_N: Tensor) -> Tensor:
+    """float64 numbers in (0, 1), of which a logarithm can be taken, from the words' high bits."""
+    return (_shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) + 0.5) * 2.0**-UNIFORM_BITS
+
+
+def hash_words(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, purpose: Purpose) -> Tensor:
+    """64 random bits as int64, one per (stream, position, attempt), for one purpose.
 
     Args:
         stream_keys_N: int64, from :func:`specdist.sampling.keys.stream_key`; broadcasts with the others.
@@ -51,5 +64,4 @@ def uniforms(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, pur
             drafted again after a rejection gets a fresh number.
     """
     counters_N = (positions_N << (ATTEMPT_BITS + PURPOSE_BITS)) | (attempts_N << PURPOSE_BITS) | int(purpose)
-    words_N = _mix(_mix(counters_N * signed(GOLDEN_GAMMA) + stream_keys_N) ^ stream_keys_N)
-    return _shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) * 2.0**-UNIFORM_BITS
+    return mix(mix(counters_N * signed(GOLDEN_GAMMA) + stream_keys_N) ^ stream_keys_N)

@@ -1,4 +1,7 @@
-"""An engine on tiny random models, in this process."""
+"""An engine on tiny random models, in this process.
+
+With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,7 @@ class Replica:
         draft: PreTrainedModel | None,
         *,
         num_draft_tokens: int = 4,
+        num_ahead_tokens: int = 0,
         settings: SamplingSettings | None = None,
         eos: Sequence[int] = (),
         stop: Sequence[str] = (),
@@ -63,6 +67,7 @@ class Replica:
             max_batch_rows=max_batch_rows,
             max_batch_tokens=max_batch_tokens,
             max_draft_tokens=num_draft_tokens if draft is not None else 0,
+            num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
             seed=seed,
@@ -93,6 +98,7 @@ class Replica:
                 stop_token_ids=self.stop_rules.token_ids,
                 num_slots=self.scheduling.num_slots,
                 max_seq_len=self.max_seq_len,
+                num_ahead_tokens=self.scheduling.num_ahead_tokens,
             )
         )
 

@@ -30,20 +30,31 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
     return output[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize("num_ahead_tokens", [0, 5], ids=["none", "ahead"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_token_identical_with_a_draft_that_often_misses(family: str) -> None:
+def test_token_identical_with_a_draft_that_often_misses(family: str, num_ahead_tokens: int) -> None:
     target = tiny_model(family)
-    draft = noisy_copy(target, scale=0.06)
+    # The norms of Gemma 2 shrug off what makes another family's draft miss.
+    draft = noisy_copy(target, scale=0.06 if family == "gemma2" else 0.02)
     prompts = prompts_of_lengths(3, 17, 9, 31, 1, 12)
     free_running = [reference(target, prompt, None) for prompt in prompts]
     # A token from the middle of one answer as the stop token: rows end inside blocks, at different times.
     eos = free_running[1][10]
     expected = [reference(target, prompt, eos) for prompt in prompts]
     replica = Replica(
-        target, draft, num_draft_tokens=4, eos=[eos], max_new_tokens=MAX_NEW_TOKENS, max_batch_rows=4
+        target,
+        draft,
+        num_draft_tokens=4,
+        num_ahead_tokens=num_ahead_tokens,
+        eos=[eos],
+        max_new_tokens=MAX_NEW_TOKENS,
+        max_batch_rows=4,
     )
     completions = replica.generate(requests_for(prompts))
     assert [completion.token_ids for completion in completions] == expected
     assert any(len(ids) < MAX_NEW_TOKENS for ids in expected)
     stats = replica.ledger.close_shard(0)
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    if num_ahead_tokens:
+        assert 0 < stats.num_ahead_hits < stats.num_ahead_judged
+    else:
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens

@@ -68,12 +68,15 @@ def bucket_p_values(replica: Replica, model: PreTrainedModel) -> list[float]:
     return p_values
 
 
-def small_replica(num_draft_tokens: int, settings: SamplingSettings, with_draft: bool = True) -> Replica:
+def small_replica(
+    num_draft_tokens: int, settings: SamplingSettings, *, with_draft: bool = True, num_ahead_tokens: int = 0
+) -> Replica:
     target, draft = small_pair()
     return Replica(
         target,
         draft if with_draft else None,
         num_draft_tokens=num_draft_tokens,
+        num_ahead_tokens=num_ahead_tokens,
         settings=settings,
         max_new_tokens=DEPTH,
         max_batch_rows=200,
@@ -95,6 +98,19 @@ def test_speculative_output_follows_the_target_law(num_draft_tokens: int, settin
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
 
 
+@pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize("num_ahead_tokens", [1, 2, 4])
+def test_output_of_draft_ahead_follows_the_target_law(
+    num_ahead_tokens: int, settings: SamplingSettings
+) -> None:
+    replica = small_replica(3, settings, num_ahead_tokens=num_ahead_tokens)
+    p_values = bucket_p_values(replica, small_pair()[0])
+    assert min(p_values) > ALARM, p_values
+    stats = replica.ledger.close_shard(0)
+    assert 0.1 < stats.num_ahead_hits / stats.num_ahead_judged < 0.9
+    assert stats.num_drafts == 0 if num_ahead_tokens == 1 else stats.num_accepted_tokens > 100
+
+
 def test_target_only_output_follows_the_target_law() -> None:
     assert min(bucket_p_values(small_replica(1, FILTERED, with_draft=False), small_pair()[0])) > ALARM
 
@@ -109,13 +125,13 @@ def residual_of_the_wrong_row(self: Dense, draft: Dense) -> Dense:
 
 def one_number_for_two_purposes(keys: torch.Tensor, positions: torch.Tensor, attempts: torch.Tensor,
                                 purpose: Purpose) -> torch.Tensor:  # fmt: skip
-    # Aligned with the draft's own attempt count, which is one ahead of the target's.
-    return uniforms(keys, positions, attempts + 1, Purpose.DRAFT)
+    return uniforms(keys, positions, attempts, Purpose.DRAFT)
 
 
 RIGHT_RESIDUAL = Dense.residual
 
 
+@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "ahead"])
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
@@ -126,8 +142,13 @@ RIGHT_RESIDUAL = Dense.residual
     ids=["no residual", "another row's residual", "one random number for draft and acceptance"],
 )
 def test_the_chi_square_sees_silent_faults(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, fault: Callable[..., object]
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    fault: Callable[..., object],
+    num_ahead_tokens: int,
 ) -> None:
     """Guards the guard: each of these has biased a real engine without an error."""
     monkeypatch.setattr(owner, name, fault)
-    assert min(bucket_p_values(small_replica(3, PLAIN), small_pair()[0])) < 1e-8
+    replica = small_replica(3, PLAIN, num_ahead_tokens=num_ahead_tokens)
+    assert min(bucket_p_values(replica, small_pair()[0])) < 1e-8

@@ -36,7 +36,7 @@ def scheduler(
 def run_round(plan: RoundPlan, num_accepted: int = 0) -> None:
     """What the engine does to the sequences in a round in which every row goes on."""
     for sequence, limit in zip(plan.decoding, plan.draft_limits, strict=True):
-        sequence.begin_block(7)
+        sequence.begin_block(7, limit, missed=False)
         sequence.end_block([7] * min(num_accepted, limit), limit)
 
 
@@ -91,13 +91,13 @@ def test_the_youngest_gives_way_and_later_repeats_its_block() -> None:
     [young] = [s for s in plans[-2].decoding if s.request.row_id == 1]
     # Back at the beginning of its last block: decision drawn, candidates forgotten.
     assert young.slot == -1 and young.forced_decision == 7
-    steps = young.counters.num_steps
+    misses = young.counters.num_misses
     length = len(young.token_ids)
     rounds.finish(old)
     plan = rounds.plan()
     assert plan.opened == [young] and plan.chunks[0].end == length
     plan = rounds.plan()
-    assert plan.decoding == [young] and young.counters.num_steps == steps
+    assert plan.decoding == [young] and young.counters.num_misses == misses
 
 
 def test_admission_leaves_room_for_the_rows_that_run() -> None:

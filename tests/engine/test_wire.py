@@ -64,9 +64,15 @@ def test_request_and_reply_round_trip() -> None:
         slots_R=ints(3, 0),
         num_accepted_R=ints(2, 0),
         decision_ids_R=ints(-1, 151_000),
-        draft_limits_R=ints(5, 0),
+        draft_now_R=ints(5, 0),
         decisions_W=None,
-        opened=OpenedRows(slots=ints(1), stream_keys=ints(-(2**63) + 5), num_steps=ints(9)),
+        opened=OpenedRows(
+            slots=ints(1),
+            stream_keys=ints(-(2**63) + 5),
+            num_misses=ints(9),
+            context_lengths=ints(-1),
+            max_lengths=ints(40),
+        ),
         context=FlatBatch(ints(8, 9), ints(1, 1), ints(0, 1)),
     )
     line.near.send(remote._request_arrays(request))
@@ -77,6 +83,8 @@ def test_request_and_reply_round_trip() -> None:
         num_drafted_R=ints(3, 0),
         candidate_ids_C=ints(7, 8, 9),
         draft_probabilities_C=probabilities,
+        num_ahead_R=ints(4, 0),
+        is_hit_R=np.array([True, False]),
         num_draft_passes=3,
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )

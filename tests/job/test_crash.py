@@ -167,6 +167,28 @@ def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path],
     """The same across processes: the lead alone writes, and no other rank's state is needed."""
     options, undisturbed = slow
     output = tmp_path / "run"
+    kill_ranks_and_relaunch(output, **options)
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+@pytest.mark.ranks
+def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
+    slow: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """How far the draft works ahead decides where blocks end: it is frozen, not measured again."""
+    options, _ = slow
+    output, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    kill_ranks_and_relaunch(output, **options, overlap="ahead")
+    assert sum(shard["num_ahead_hits"] for shard in shard_stats(output)) > 0
+    # Times of its own would make it another run; a folder without rows keeps the manifest that it has.
+    undisturbed.mkdir()
+    shutil.copy(output / "manifest.json", undisturbed)
+    assert run_process(3, **options, overlap="ahead", tp_size=2, output=undisturbed).totals["num_rows"] == 24
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+def kill_ranks_and_relaunch(output: Path, **options: Any) -> None:
+    """SIGKILL to three ranks in the second shard, then the same command to its end."""
     progress = Progress(output)
     process = subprocess.Popen(
         command(3, **options, tp_size=2, output=output),
@@ -183,7 +205,6 @@ def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path],
     assert is_finished(output, 0) and not is_finished(output, 1)
     assert run_process(3, **options, tp_size=2, output=output).totals["num_rows"] == 24
     progress.check()
-    assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
 def unfinish(output: Path, shard: int, num_kept: int) -> None:

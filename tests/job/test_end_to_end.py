@@ -155,6 +155,19 @@ def test_ranks_write_the_files_of_one_process(
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("settings", [{}, SAMPLED | {"acceptance": "gumbel"}], ids=["greedy", "gumbel"])
+def test_drafting_ahead_writes_the_completions_of_the_target_alone(
+    options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """On ranks of their own, with the draft drafting on while the target verifies."""
+    alone, ahead = tmp_path / "alone", tmp_path / "ahead"
+    assert run_here(**(options | settings | {"draft": None}), output=alone).code == 0
+    ended = run_process(3, **(options | settings), tp_size=2, overlap="ahead", output=ahead)
+    assert ended.totals["ready_rate"] > 0.1
+    assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]
+
+
+@pytest.mark.ranks
 def test_target_only_ranks_write_the_rows_of_the_speculative_run(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
 ) -> None:

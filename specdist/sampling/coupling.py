@@ -1,0 +1,54 @@
+"""Drafter-invariant sampling: target and draft draw with the same noise (Daliri, Musco, Suresh 2024).
+
+The draw argmax(log P + G), with Gumbel noise G, is the race argmax(P / E), with exponential waiting times
+E = exp(-G). The noise is keyed by (stream, position) alone, so the target's draw at a position is the same
+whatever was drafted; where the draft's draw is the same token, it is accepted. The probability of that is at
+least (1 - TV) / (1 + TV), with TV the total variation distance of the two distributions.
+
+N positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdist.sampling.distributions import (
+    Dense,
+    Distributions,
+    OneHot,
+    SamplingSettings,
+    distributions_from_logits,
+)
+from specdist.sampling.keys import GOLDEN_GAMMA, signed
+from specdist.sampling.random import Purpose, hash_words, mix, open_unit_interval
+
+
+def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
+    """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with.
+
+    Args:
+        stream_keys_N, positions_N: int64, on any device; the position is the drawn token's own.
+    """
+    probabilities_NV = laws.probabilities_NV
+    device = probabilities_NV.device
+    attempts_N = torch.zeros_like(positions_N)
+    words_N = hash_words(stream_keys_N, positions_N, attempts_N, Purpose.COUPLE).to(device)
+    # The position's word seeds a SplitMix64 stream, of which every token id takes its own number.
+    steps_V = torch.arange(1, probabilities_NV.shape[1] + 1, device=device) * signed(GOLDEN_GAMMA)
+    waiting_NV = -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))
+    return OneHot((probabilities_NV / waiting_NV).argmax(dim=1))
+
+
+def next_token_laws(
+    logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
+) -> Distributions:
+    """What the token at each position is drawn from; with coupled draws, the draw itself as a one-hot law.
+
+    Greedy is the coupled draw without noise: in both the law is one-hot, a candidate is accepted if it is the
+    target's token, and the recovered token is the target's.
+    """
+    laws = distributions_from_logits(logits_NV, settings)
+    if settings.is_coupled and isinstance(laws, Dense):
+        return coupled_draws(laws, stream_keys_N, positions_N)
+    return laws
