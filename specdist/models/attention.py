@@ -10,7 +10,7 @@ T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,15 @@ ATTENTION_NAME = "specdist_paged"
 HARMLESS_TENSORS = {"position_ids", "cache_position", "logits_to_keep"}
 
 
+class AttentionRules(NamedTuple):
+    """What a layer says of its attention; ``extra`` is all that is not known here."""
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    extra: Mapping[str, Any]
+
+
 class LayerAttention(Protocol):
     """What the models call once per layer."""
 
@@ -33,11 +42,7 @@ class LayerAttention(Protocol):
         queries_THD: Tensor,
         keys_TGD: Tensor,
         values_TGD: Tensor,
-        *,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: Mapping[str, Any],
+        rules: AttentionRules,
     ) -> Tensor: ...
 
 
@@ -61,10 +66,7 @@ def paged_attention_forward(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scale=scaling,
-        window=sliding_window,
-        softcap=softcap,
-        extra=kwargs,
+        AttentionRules(scaling, sliding_window, softcap, kwargs),
     )
     return output_THD[None], None
 
@@ -89,13 +91,10 @@ class LayerShapes:
         queries_THD: Tensor,
         keys_TGD: Tensor,
         values_TGD: Tensor,
-        *,
-        extra: Mapping[str, Any],
-        **settings: Any,
+        rules: AttentionRules,
     ) -> Tensor:
-        del settings
         self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
-        tensors = {name for name, value in extra.items() if isinstance(value, Tensor)}
+        tensors = {name for name, value in rules.extra.items() if isinstance(value, Tensor)}
         self.foreign |= tensors - HARMLESS_TENSORS
         if values_TGD.shape != keys_TGD.shape:
             self.foreign.add("values narrower or wider than keys")
@@ -152,11 +151,7 @@ class PagedAttention:
         queries_THD: Tensor,
         keys_TGD: Tensor,
         values_TGD: Tensor,
-        *,
-        scale: float | None,
-        window: int | None,
-        softcap: float | None,
-        extra: Mapping[str, Any],
+        rules: AttentionRules,
     ) -> Tensor:
         page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
         heads, width = self._cache.shapes[layer]
@@ -172,9 +167,7 @@ class PagedAttention:
             keys_RGLD, values_RGLD = (
                 self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
             )
-            group_output = _attend_group(
-                group, group_queries, keys_RGLD, values_RGLD, scale=scale, window=window, softcap=softcap
-            )
+            group_output = _attend_group(group, group_queries, keys_RGLD, values_RGLD, rules)
             if group.output_index is None:
                 return group_output
             if output_THD is None:
@@ -194,10 +187,7 @@ def _attend_group(
     queries: Tensor,
     keys_RGLD: Tensor,
     values_RGLD: Tensor,
-    *,
-    scale: float | None,
-    window: int | None,
-    softcap: float | None,
+    rules: AttentionRules,
 ) -> Tensor:
     """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it."""
     num_rows, num_queries = group.num_rows, group.num_queries
@@ -208,12 +198,14 @@ def _attend_group(
         .permute(0, 2, 3, 1, 4)
         .reshape(num_rows, num_kv_heads, num_repeats * num_queries, width)
     )
-    bias = group.bias(window, num_repeats, queries.dtype)
-    if softcap is None:
-        output = F.scaled_dot_product_attention(folded, keys_RGLD, values_RGLD, attn_mask=bias, scale=scale)
+    bias = group.bias(rules.window, num_repeats, queries.dtype)
+    if rules.softcap is None:
+        output = F.scaled_dot_product_attention(
+            folded, keys_RGLD, values_RGLD, attn_mask=bias, scale=rules.scale
+        )
     else:
-        scores = folded @ keys_RGLD.transpose(2, 3) * (width**-0.5 if scale is None else scale)
-        scores = softcap * torch.tanh(scores / softcap)
+        scores = folded @ keys_RGLD.transpose(2, 3) * (width**-0.5 if rules.scale is None else rules.scale)
+        scores = rules.softcap * torch.tanh(scores / rules.softcap)
         scores = scores if bias is None else scores + bias
         output = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values_RGLD
     return (
