@@ -104,7 +104,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "policy": config.policy,
         "num_draft_tokens": config.num_draft_tokens if config.uses_draft else None,
         "acceptance": config.acceptance,
-        "overlap": config.overlap if config.uses_draft else None,
+        "overlap": config.overlap,
         "temperature": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,
