@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         topology = topology_from_environment(config)
         _configure_logging(topology)
         join_world(topology)
-        return _run(config, topology)
+        code = _run(config, topology)
+        if dist.is_initialized():
+            dist.barrier()  # nobody hangs up while another rank is still talking
+        return code
     except UserError as error:
         if shows_errors:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201 (what the user is to read, not a log line)
