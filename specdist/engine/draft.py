@@ -59,7 +59,6 @@ class DraftModel:
         self._is_stop_V = np.zeros(vocab_size, bool)
         self._is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self._num_ahead_tokens = num_ahead_tokens
-        self.max_draft_tokens = policy.max_draft_tokens
         # By position: tokens of the context that was run, of what was committed, and of the chain; and the
         # probability with which each token of the chain was drawn.
         width = max_seq_len + policy.max_draft_tokens + num_ahead_tokens + 1

@@ -84,14 +84,15 @@ class Engine:
             finished: list[Sequence] = []
 
             begin = time.perf_counter_ns()
-            reply = self._proposer.propose(self._request(plan))
+            request = self._request(plan)
+            reply = self._proposer.propose(request)
             times.transfer = reply.transfer_ns
             times.idle = time.perf_counter_ns() - begin - times.transfer
             blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
             # With nothing to run the page updates are not sent: they are of rows that have just ended.
             num_target_passes = int(bool(blocks or plan.chunks))
             if num_target_passes:
-                self._verify(plan, blocks, draft_probabilities_C, times, finished)
+                self._verify(plan, request.context, blocks, draft_probabilities_C, times, finished)
 
             now = time.perf_counter_ns()
             times.host = now - last - times.prefill - times.verify - times.transfer - times.idle
@@ -191,6 +192,7 @@ class Engine:
     def _verify(
         self,
         plan: RoundPlan,
+        context: FlatBatch,
         blocks: list[_Block],
         draft_probabilities_C: np.ndarray,
         times: TargetTimes,
@@ -199,7 +201,7 @@ class Engine:
         """One target pass over the blocks and the prompt chunks; commit what it accepts."""
         begin = time.perf_counter_ns()
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
-        block_batch, context = _block_batch(blocks, lengths_R), _context_batch(plan)
+        block_batch = _block_batch(blocks, lengths_R)
         batch = FlatBatch(
             np.concatenate([block_batch.token_ids_T, context.token_ids_T]),
             np.concatenate([block_batch.slots_T, context.slots_T]),

@@ -104,9 +104,6 @@ class ProposalReply:
 class Proposer(Protocol):
     """The draft as the engine sees it, wherever it runs."""
 
-    @property
-    def max_draft_tokens(self) -> int: ...
-
     def propose(self, request: ProposalRequest) -> ProposalReply:
         """Settle the last round's decisions and draft the next candidates."""
         ...

@@ -18,7 +18,6 @@ class ColocatedDraft:
 
     def __init__(self, draft: DraftModel) -> None:
         self._draft = draft
-        self.max_draft_tokens = draft.max_draft_tokens
         self._last = time.perf_counter_ns()
 
     def propose(self, request: ProposalRequest) -> ProposalReply:
@@ -34,8 +33,6 @@ class ColocatedDraft:
 
 class NoDraft:
     """Target-only generation: every decision is a plain draw, and nothing is drafted behind it."""
-
-    max_draft_tokens = 0
 
     def __init__(self, num_slots: int) -> None:
         self._stream_keys = np.zeros(num_slots, np.int64)

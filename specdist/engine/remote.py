@@ -27,11 +27,10 @@ REQUEST, CLOSE = 0, 1
 class RemoteDraft:
     """The proposer in the target's lead process."""
 
-    def __init__(self, draft_rank: int, *, max_draft_tokens: int, group: int = 0) -> None:
+    def __init__(self, draft_rank: int, *, group: int = 0) -> None:
         self._group = group
         self._requests = wire_to(draft_rank)
         self._replies = wire_from(draft_rank)
-        self.max_draft_tokens = max_draft_tokens
 
     def propose(self, request: ProposalRequest) -> ProposalReply:
         begin = time.perf_counter_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specdist.engine.sequence import FinishReason, Sequence
 
@@ -18,7 +18,7 @@ class StopRules:
 
     decode: Callable[[list[int]], str]
     token_ids: frozenset[int] = frozenset()
-    strings: tuple[str, ...] = field(default=())
+    strings: tuple[str, ...] = ()
 
     def examine(self, sequence: Sequence, new_ids: list[int]) -> tuple[int, FinishReason | None]:
         """How many of the new tokens belong to the completion, and why it ends there, if it does."""

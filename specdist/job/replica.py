@@ -203,11 +203,7 @@ class Replica:
             return NoDraft(self.num_slots)
         if self._topology.is_colocated:
             return ColocatedDraft(self._draft_model())
-        return RemoteDraft(
-            self._topology.draft_rank,
-            max_draft_tokens=self._policy.max_draft_tokens,
-            group=TARGET_GROUP,
-        )
+        return RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
 
     def _draft_model(self) -> DraftModel:
         assert self._draft is not None

@@ -114,7 +114,6 @@ class KeyValueCache:
         device: torch.device,
     ) -> None:
         self.page_size = page_size
-        self.num_pages = num_pages
         self.shapes = shapes
         # Zeros, not empty: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
         self.keys, self.values = (
