@@ -9,6 +9,7 @@ T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -115,26 +116,39 @@ class KeyValueCache:
     ) -> None:
         self.page_size = page_size
         self.shapes = shapes
-        # Zeros, not empty: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
-        self.keys, self.values = (
-            {
-                layer: _zeros(num_pages, page_size * heads * width, dtype, device)
-                for layer, (heads, width) in shapes.items()
-            }
-            for _ in range(2)
-        )
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        # Layers of one shape lie in one block [2 × layers, pages, page], so that tokens are copied in all of
+        # them at once.
+        self._blocks: list[tuple[Tensor, int]] = []
+        for shape in sorted(set(shapes.values())):
+            layers = [layer for layer, other in shapes.items() if other == shape]
+            token_width = shape[0] * shape[1]
+            block = _zeros((2 * len(layers), num_pages, page_size * token_width), dtype, device)
+            self._blocks.append((block, token_width))
+            for index, layer in enumerate(layers):
+                self.keys[layer], self.values[layer] = block[2 * index], block[2 * index + 1]
+
+    def copy_tokens(self, sources_T: Tensor, targets_T: Tensor) -> None:
+        """Copy keys and values from place to place, page × page_size + offset; no target is a source."""
+        for block, token_width in self._blocks:
+            tokens = block.view(len(block), -1, token_width)
+            tokens.index_copy_(1, targets_T, tokens.index_select(1, sources_T))
 
     @staticmethod
     def bytes_per_page(shapes: dict[int, tuple[int, int]], page_size: int, dtype: torch.dtype) -> int:
         return 2 * page_size * dtype.itemsize * sum(heads * width for heads, width in shapes.values())
 
 
-def _zeros(num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory on a host only once they are written: a cache is sized for the worst case."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory on a host only once they are written: a cache is sized for the worst case.
+
+    Not empty memory: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
+    """
     if device.type != "cpu":
-        return torch.zeros(num_rows, num_columns, dtype=dtype, device=device)
-    untouched = np.zeros(num_rows * num_columns * dtype.itemsize, np.uint8)
-    return torch.from_numpy(untouched).view(dtype).view(num_rows, num_columns)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 class PagedAttention:

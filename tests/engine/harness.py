@@ -1,6 +1,7 @@
 """An engine on tiny random models, in this process.
 
-With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own.
+With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
+``num_branches`` of every row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from specdist.cache.pages import PageTable
 from specdist.engine.draft import DraftModel
 from specdist.engine.engine import Engine
 from specdist.engine.ledger import Ledger
-from specdist.engine.proposals import Proposer
+from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Completion, Request
@@ -51,6 +52,7 @@ class Replica:
         *,
         num_draft_tokens: int = 4,
         num_ahead_tokens: int = 0,
+        num_branches: int = 0,
         settings: SamplingSettings | None = None,
         eos: Sequence[int] = (),
         stop: Sequence[str] = (),
@@ -76,12 +78,15 @@ class Replica:
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
         self.max_seq_len = max_seq_len
         self.runners = [paged_runner(model) for model in (target, draft) if model is not None]
+        self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:
             runner.allocate(
                 num_pages=num_pages,
                 page_size=PAGE_SIZE,
                 num_slots=self.scheduling.num_slots,
                 max_seq_len=max_seq_len,
+                num_branch_rows=self.scheduling.num_slots * num_branches,
+                max_branch_tokens=num_ahead_tokens,
             )
         self.policy = FixedLength(num_draft_tokens)
         self.ledger = Ledger()
@@ -98,7 +103,7 @@ class Replica:
                 stop_token_ids=self.stop_rules.token_ids,
                 num_slots=self.scheduling.num_slots,
                 max_seq_len=self.max_seq_len,
-                num_ahead_tokens=self.scheduling.num_ahead_tokens,
+                ahead=self.ahead,
             )
         )
 
