@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specdist.models.runner import Acceleration
 from tests.engine.harness import Replica, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 
@@ -30,9 +31,12 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
     return output[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize("is_static", [False, True], ids=["ragged", "static"])
 @pytest.mark.parametrize("num_ahead_tokens", [0, 5], ids=["none", "ahead"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_token_identical_with_a_draft_that_often_misses(family: str, num_ahead_tokens: int) -> None:
+def test_token_identical_with_a_draft_that_often_misses(
+    family: str, num_ahead_tokens: int, is_static: bool
+) -> None:
     target = tiny_model(family)
     # The norms of Gemma 2 shrug off what makes another family's draft miss.
     draft = noisy_copy(target, scale=0.06 if family == "gemma2" else 0.02)
@@ -49,6 +53,7 @@ def test_token_identical_with_a_draft_that_often_misses(family: str, num_ahead_t
         eos=[eos],
         max_new_tokens=MAX_NEW_TOKENS,
         max_batch_rows=4,
+        acceleration=Acceleration(is_static=is_static),
     )
     completions = replica.generate(requests_for(prompts))
     assert [completion.token_ids for completion in completions] == expected
