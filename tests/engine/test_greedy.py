@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from specdist.models.runner import Acceleration
 from tests.engine.harness import Replica, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.models.tape import TapeCapturer
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "mistral")
 MAX_NEW_TOKENS = 24
@@ -31,11 +32,11 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("is_static", [False, True], ids=["ragged", "static"])
+@pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
 @pytest.mark.parametrize("num_ahead_tokens", [0, 5], ids=["none", "ahead"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_identical_with_a_draft_that_often_misses(
-    family: str, num_ahead_tokens: int, is_static: bool
+    family: str, num_ahead_tokens: int, kind_of_pass: str
 ) -> None:
     target = tiny_model(family)
     # The norms of Gemma 2 shrug off what makes another family's draft miss.
@@ -53,7 +54,10 @@ def test_token_identical_with_a_draft_that_often_misses(
         eos=[eos],
         max_new_tokens=MAX_NEW_TOKENS,
         max_batch_rows=4,
-        acceleration=Acceleration(is_static=is_static),
+        acceleration=Acceleration(
+            is_static=kind_of_pass != "ragged",
+            capturer=TapeCapturer() if kind_of_pass == "replayed" else None,
+        ),
     )
     completions = replica.generate(requests_for(prompts))
     assert [completion.token_ids for completion in completions] == expected
