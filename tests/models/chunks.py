@@ -21,6 +21,11 @@ MAX_SEQ_LEN = 80
 Ends = dict[int, int]
 # Whole prompts, verification blocks, single steps and later chunks, mixed; rows begin at different times.
 MIXED: list[Ends] = [{4: 20, 0: 5}, {4: 21, 2: 60}, {4: 25, 0: 12, 2: 61, 1: 3}, {4: 41, 0: 23, 2: 70, 1: 9}]
+# Two rows that grow past a window; each pass fits the same bucket, but for the number of logits.
+STEPS: list[Ends] = [
+    {0: 3, 2: 4}, {0: 7, 2: 7}, {0: 10, 2: 11}, {0: 14, 2: 12}, {0: 18, 2: 16}, {0: 21, 2: 20},
+    {2: 24, 0: 22},
+]  # fmt: skip
 
 
 class GrowingRows:
@@ -61,5 +66,5 @@ class GrowingRows:
             )
             asked = np.arange(len(batch)) if number % 2 == 0 else lengths.cumsum() - 1
             wanted = torch.cat([self._expected[slot][done[slot] : end] for slot, end in ends.items()])
-            yield runner.forward(batch, asked), wanted[asked]
+            yield runner.forward(batch, asked).cpu(), wanted[asked]
             done.update(ends)

@@ -12,18 +12,13 @@ from transformers import PreTrainedModel
 from specdist.models.attention import ATTENTION_NAME
 from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs
 from specdist.models.runner import Acceleration, ModelRunner
-from tests.models.chunks import Ends, GrowingRows
+from tests.models.chunks import STEPS, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.tape import TapeCapturer
 
 Function = Callable[[], Tensor]
 # float32 sums in another order; the logits are of order 1 to 10.
 TOLERANCE = 5e-5
-# Two rows that grow past a window; each pass fits the same bucket, but for the number of logits.
-STEPS: list[Ends] = [
-    {0: 3, 2: 4}, {0: 7, 2: 7}, {0: 10, 2: 11}, {0: 14, 2: 12}, {0: 18, 2: 16}, {0: 21, 2: 20},
-    {2: 24, 0: 22},
-]  # fmt: skip
 
 
 class FakeCapturer:
