@@ -171,7 +171,8 @@ def _configure_logging(topology: Topology) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
-    for noisy in ("httpx", "DeepSpeed"):
+    # The last one has a line for every layer of every pass.
+    for noisy in ("httpx", "DeepSpeed", "torch.nn.attention.varlen"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

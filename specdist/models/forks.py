@@ -38,7 +38,7 @@ class ForkedTable:
         self._pages_per_branch = pages_per_branch(max_branch_tokens, page_size)
         own = num_pages + np.arange(num_branch_rows * self._pages_per_branch, dtype=np.int32)
         self._own_pages = own.reshape(num_branch_rows, self._pages_per_branch)
-        width = -(-max_seq_len // page_size) + self._pages_per_branch
+        width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_rows else 0)
         self.pages = np.zeros((num_slots + num_branch_rows, width), np.int32)
 
     def open(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> TokenCopies:

@@ -23,7 +23,7 @@ from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget
 from specdist.models.attention import ATTENTION_NAME
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength
 from specdist.sampling.distributions import SamplingSettings
 
@@ -31,10 +31,10 @@ CPU = torch.device("cpu")
 PAGE_SIZE = 4
 
 
-def paged_runner(model: PreTrainedModel) -> ModelRunner:
+def paged_runner(model: PreTrainedModel, acceleration: Acceleration | None = None) -> ModelRunner:
     model = copy.deepcopy(model)
     model.set_attn_implementation(ATTENTION_NAME)
-    return ModelRunner(model, CPU)
+    return ModelRunner(model, CPU, acceleration)
 
 
 def decode(token_ids: list[int]) -> str:
@@ -62,6 +62,7 @@ class Replica:
         max_seq_len: int = 96,
         num_pages: int = 512,
         seed: int = 0,
+        acceleration: Acceleration | None = None,
     ) -> None:
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
@@ -77,7 +78,7 @@ class Replica:
         self.num_pages = num_pages
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
         self.max_seq_len = max_seq_len
-        self.runners = [paged_runner(model) for model in (target, draft) if model is not None]
+        self.runners = [paged_runner(model, acceleration) for model in (target, draft) if model is not None]
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:
             runner.allocate(

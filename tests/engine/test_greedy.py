@@ -5,8 +5,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specdist.models.runner import Acceleration
 from tests.engine.harness import Replica, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.models.tape import TapeCapturer
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "mistral")
 MAX_NEW_TOKENS = 24
@@ -31,10 +33,11 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
     return output[0, len(prompt) :].tolist()
 
 
+@pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (5, 0), (5, 3)], ids=MODES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_token_identical_with_a_draft_that_often_misses(
-    family: str, num_ahead_tokens: int, num_branches: int
+    family: str, num_ahead_tokens: int, num_branches: int, kind_of_pass: str
 ) -> None:
     target = tiny_model(family)
     # The norms of Gemma 2 shrug off what makes another family's draft miss.
@@ -53,6 +56,10 @@ def test_token_identical_with_a_draft_that_often_misses(
         eos=[eos],
         max_new_tokens=MAX_NEW_TOKENS,
         max_batch_rows=4,
+        acceleration=Acceleration(
+            is_static=kind_of_pass != "ragged",
+            capturer=TapeCapturer() if kind_of_pass == "replayed" else None,
+        ),
     )
     completions = replica.generate(requests_for(prompts))
     assert [completion.token_ids for completion in completions] == expected
