@@ -176,14 +176,15 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     slow: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     """How far the draft works ahead decides where blocks end: it is frozen, not measured again."""
-    options, _ = slow
+    options = slow[0] | {"overlap": "ahead", "num_branches": 2}
     output, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
-    kill_ranks_and_relaunch(output, **options, overlap="ahead")
+    kill_ranks_and_relaunch(output, **options)
     assert sum(shard["num_ahead_hits"] for shard in shard_stats(output)) > 0
+    assert sum(sum(shard["num_branch_hits_per_rank"]) for shard in shard_stats(output)) > 0
     # Times of its own would make it another run; a folder without rows keeps the manifest that it has.
     undisturbed.mkdir()
     shutil.copy(output / "manifest.json", undisturbed)
-    assert run_process(3, **options, overlap="ahead", tp_size=2, output=undisturbed).totals["num_rows"] == 24
+    assert run_process(3, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 

@@ -162,8 +162,9 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     """On ranks of their own, with the draft drafting on while the target verifies."""
     alone, ahead = tmp_path / "alone", tmp_path / "ahead"
     assert run_here(**(options | settings | {"draft": None}), output=alone).code == 0
-    ended = run_process(3, **(options | settings), tp_size=2, overlap="ahead", output=ahead)
+    ended = run_process(3, **(options | settings), tp_size=2, overlap="ahead", num_branches=2, output=ahead)
     assert ended.totals["ready_rate"] > 0.1
+    assert ended.totals["miss_catch_rate"] > 0.05
     assert read_output(ahead)["completion_ids"] == read_output(alone)["completion_ids"]
 
 
