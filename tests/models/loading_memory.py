@@ -29,7 +29,13 @@ checkpoint = open_checkpoint("--target", sys.argv[1])
 if topology.holds_target:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     before = status("VmRSS")
-    model = load_slice(checkpoint, dtype=torch.float32, device=topology.device, group=group)
+    model = load_slice(
+        checkpoint,
+        dtype=torch.float32,
+        device=topology.device,
+        group=group,
+        vocab_size=checkpoint.vocab_width,
+    )
     peak = status("VmHWM") - before
     slice_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     largest = max(path.stat().st_size for path in checkpoint.weight_files)
