@@ -6,7 +6,8 @@ What crosses between the ranks in a pass, beside the announcement of the pass it
 - rejection: one log-normaliser per slice and asked token, one score per slice and candidate; and once the
   lead has counted what it accepts, the places of the decisions (an int per asked token) and the logits there;
 - with top-k first the k largest scores of every slice, of which every rank finds the same threshold;
-- with top-p the whole rows, at the lead alone: where the nucleus ends depends on the order of all ids.
+- with top-p the whole rows, at the lead alone: where the nucleus ends, among equal scores too, depends on the
+  order of all ids.
 
 Only the lead decides anything, so the ranks cannot disagree.
 
@@ -55,19 +56,24 @@ class SlicedVocabulary:
         self._ids = self._slices[collectives.rank]
         self._vocab_size = vocab_size
 
+    @property
+    def _fetches_decisions(self) -> bool:
+        """The lead does not have the decisions' laws yet when it has the candidates' probabilities."""
+        return self._settings.is_random and self._settings.top_p == 1
+
     def judge(self, logits_Nv: Tensor, questions: Questions) -> Verdicts | None:
         """The lead's verdicts on a pass; None on the other ranks: :meth:`follow_decisions` comes next."""
         settings = self._settings
         if not len(logits_Nv):
             # Nothing is asked, and nothing exchanged.
             return KnownLaws.of(logits_Nv.new_empty(0, self._vocab_size), settings, questions)
-        if settings.is_greedy or (settings.is_coupled and settings.top_p == 1):
-            packed_S2N = self._collectives.gather(self._winners(logits_Nv, questions))
-            return None if packed_S2N is None else KnownLaws(merge_winners(packed_S2N), questions)
-        if settings.top_p < 1:
+        if self._fetches_decisions:
+            return self._judge_by_rejection(logits_Nv, questions)
+        if settings.top_p < 1 and not settings.is_greedy:
             logits_NV = self._gather_rows(logits_Nv)
             return None if logits_NV is None else KnownLaws.of(logits_NV, settings, questions)
-        return self._judge_by_rejection(logits_Nv, questions)
+        packed_S2N = self._collectives.gather(self._winners(logits_Nv, questions))
+        return None if packed_S2N is None else KnownLaws(merge_winners(packed_S2N), questions)
 
     def decide(self, logits_Nv: Tensor, index_W: np.ndarray) -> Distributions:
         """The laws at these of the N places, at the lead, while the others :meth:`follow_decisions`.
@@ -83,7 +89,7 @@ class SlicedVocabulary:
 
     def follow_decisions(self, logits_Nv: Tensor) -> None:
         """Give the lead the rows that it decides about, where it does not have them."""
-        if not len(logits_Nv) or not self._settings.is_random or self._settings.top_p < 1:
+        if not len(logits_Nv) or not self._fetches_decisions:
             return
         index_N = self._collectives.from_lead(torch.empty(len(logits_Nv), dtype=torch.int32))
         self._gather_rows(logits_Nv[index_N[index_N != NO_DECISION].to(logits_Nv.device)])

@@ -35,13 +35,13 @@ class SlicedHead(nn.Linear):
                 parameter.data = parameter.data[self.ids.start : self.ids.stop]
 
 
-def find_head(model: PreTrainedModel) -> tuple[str, nn.Module]:
-    """The output head of a whole model, and its name there."""
+def find_head(model: PreTrainedModel) -> tuple[str, nn.Module | None]:
+    """The output head of a whole model, and its name there (empty where it has none)."""
     head = model.get_output_embeddings()
-    return next(name for name, module in model.named_modules() if module is head), head
+    return next((name for name, module in model.named_modules() if module is head), ""), head
 
 
-def slice_head(model: PreTrainedModel, name: str, whole: nn.Module, ids: range) -> None:
+def slice_head(model: PreTrainedModel, name: str, whole: nn.Module | None, ids: range) -> None:
     """Put this rank's slice of the head, without memory yet, into the model that DeepSpeed has sharded.
 
     Raises :class:`UserError` where the whole head was no plain linear layer.

@@ -15,7 +15,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from specdist.errors import UserError
 from specdist.models.attention import ATTENTION_NAME
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.head import find_head, slice_head
+from specdist.models.head import SlicedHead, find_head, slice_head
 from specdist.sampling.slices import vocabulary_slices
 
 
@@ -73,7 +73,7 @@ def load_slice(
         dtype=dtype,
         replace_with_kernel_inject=False,
     )
-    # Not before: what is refused here is an error of all ranks, and until here others wait for DeepSpeed.
+    # What is refused is refused after DeepSpeed's broadcast, in which ranks outside the group wait.
     slice_head(engine.module, head_name, head, ids)
     sliced: PreTrainedModel = engine.module.to_empty(device=device)
     for name, buffer in computed.items():
@@ -136,7 +136,8 @@ def _read_weights(
                     layer = model.get_submodule(name.rpartition(".")[0])
                     local = _cut(layer, parameters[name], whole, dtype)
                     parameters[name].copy_(local)
-                    num_sliced += local.shape != whole.shape
+                    # The head is cut here, and would be if DeepSpeed had cut nothing.
+                    num_sliced += local.shape != whole.shape and not isinstance(layer, SlicedHead)
                     missing.discard(name)
     _refuse_missing(checkpoint, missing)
     if not num_sliced:

@@ -16,6 +16,7 @@ def test_verdicts_of_three_ranks_are_those_of_one() -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_two_ranks_generate_what_one_does_and_follow_its_law(tmp_path: Path) -> None:
     folders = [tmp_path / "small", tmp_path / "large"]
     for model, folder in zip((small_pair()[0], tiny_model("llama", seed=3)), folders, strict=True):
