@@ -26,7 +26,7 @@ from tests.engine.test_law import (
     small_pair,
 )
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
-from tests.ranks import join
+from tests.ranks import join, leave
 
 IDENTITY = [
     SamplingSettings(temperature=0.0),
@@ -100,4 +100,4 @@ for draft in drafts:
             assert all(max(c.token_ids) < replica.vocab_size for c in expected)
         else:
             replica.follow()
-dist.destroy_process_group()
+leave()

@@ -11,7 +11,7 @@ from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
 from specdist.sampling.keys import stream_key
 from specdist.sampling.slices import vocabulary_slices
-from tests.ranks import join
+from tests.ranks import join, leave
 
 NUM_ROWS, BLOCK = 6, 6
 SETTINGS = [
@@ -95,4 +95,4 @@ for settings, num_calls, num_bytes in (
     if verdicts is not None:
         verdicts.decisions(first_places)
     assert (counted[-1].num_calls, counted[-1].num_bytes) == (num_calls, 2 * num_bytes), settings
-dist.destroy_process_group()
+leave()

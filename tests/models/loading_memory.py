@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import join_slicing, load_slice
-from tests.ranks import join
+from tests.ranks import join, leave
 
 MIB = 2**20
 # The interpreter's own growth while DeepSpeed and transformers build modules, and one whole tensor in use.
@@ -46,4 +46,4 @@ if topology.holds_target:
     assert peak <= limit, f"{report}: {peak / MIB:.0f} MiB are more than {limit / MIB:.0f}"
 else:
     join_slicing()
-dist.destroy_process_group()
+leave()

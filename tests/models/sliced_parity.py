@@ -17,7 +17,7 @@ from specdist.models.loading import join_slicing, load_slice
 from specdist.models.runner import ModelRunner
 from specdist.sampling.slices import vocabulary_slices
 from tests.models.families import VOCAB_SIZE
-from tests.ranks import join
+from tests.ranks import join, leave
 
 TOLERANCE = 5e-5  # float32 sums in another order
 NUM_IDS = VOCAB_SIZE - 5
@@ -51,4 +51,4 @@ for folder in sys.argv[1:]:
         positions = np.concatenate([np.arange(begin, end) for begin, end in chunk.values()])
         logits = runner.forward(FlatBatch(rows[slots, positions], slots, positions), np.arange(len(slots)))
         torch.testing.assert_close(logits, expected[slots, positions], atol=TOLERANCE, rtol=TOLERANCE)
-dist.destroy_process_group()
+leave()
