@@ -72,6 +72,10 @@ class GenerateConfig:
     overlap: Literal["none", "ahead"] = option(
         "none", help="ahead = on a rank of its own the draft drafts on while the target verifies"
     )
+    num_branches: int | None = option(
+        None,
+        help="likely misses that --overlap ahead prepares per row, 0 = none (default: from measured times)",
+    )
 
     # Sampling
     temperature: float = option(1.0, help="0 = greedy")
@@ -102,6 +106,11 @@ class GenerateConfig:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("limit", "max_seq_len"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
+        self._require(
+            "num_branches",
+            self.num_branches is None or self.num_branches >= 0,
+            "must not be negative; 0 prepares none",
+        )
         self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
@@ -162,6 +171,8 @@ class GenerateConfig:
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
         if self.overlap == "ahead" and not self.uses_draft:
             found.append("--overlap ahead has no effect without a draft")
+        if self.num_branches is not None and not self.drafts_ahead:
+            found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             found.append(
                 "--top_k and --top_p have no effect with --temperature 0: it takes the likeliest token"

@@ -106,6 +106,24 @@ class PeakMemory:
     draft: int = 0
 
 
+@dataclass(frozen=True)
+class AheadOutcome:
+    """What a row had prepared for a decision, and what became of it.
+
+    Attributes:
+        num_tokens: drafted ahead; ``is_hit``: the first was the decision, and the others are candidates.
+        num_branches: prepared for a miss; ``branch_rank``: the rank of the alternative, from 1, whose branch
+            has become the candidates, or 0.
+        num_lost_branch_tokens: drafted in the other branches.
+    """
+
+    num_tokens: int
+    is_hit: bool
+    num_branches: int
+    num_lost_branch_tokens: int
+    branch_rank: int
+
+
 @dataclass
 class Stats:
     """Statistics of a shard, or the sum of several.
@@ -114,6 +132,8 @@ class Stats:
     position, or by length. Discarded = drafted - accepted. With draft-ahead, chains are row-rounds with
     tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
     first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
+    Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
+    by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
     """
 
     num_rows: int = 0
@@ -136,6 +156,10 @@ class Stats:
     num_ahead_judged: int = 0
     num_ahead_hits: int = 0
     num_ahead_tokens: int = 0
+    num_misses: int = 0
+    num_branches: int = 0
+    num_branch_tokens: int = 0
+    num_branch_hits_per_rank: list[int] = field(default_factory=list)
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
     draft_length_histogram: list[int] = field(default_factory=list)
     accepted_length_histogram: list[int] = field(default_factory=list)
@@ -145,17 +169,23 @@ class Stats:
     cost_sums: CostSums = field(default_factory=CostSums)
     peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
 
-    def observe_ahead(self, *, num_ahead: int, is_reached: bool, is_hit: bool) -> None:
+    def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
         """A row's tokens drafted ahead have met their decision; those that become candidates count as such.
 
         ``is_reached``: all candidates before them were accepted, so the first of them was judged.
+        ``is_miss``: the decision has dropped a chain.
         """
-        if num_ahead == 0:
+        self.num_misses += is_miss
+        self.num_branches += outcome.num_branches
+        self.num_branch_tokens += outcome.num_lost_branch_tokens
+        if outcome.branch_rank:
+            _add_to(self.num_branch_hits_per_rank, outcome.branch_rank - 1, 1)
+        if outcome.num_tokens == 0:
             return
         self.num_ahead_chains += 1
         self.num_ahead_judged += is_reached
-        self.num_ahead_hits += is_hit
-        self.num_ahead_tokens += 1 if is_hit else num_ahead
+        self.num_ahead_hits += outcome.is_hit
+        self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens
 
     def observe_block(self, *, num_drafted: int, num_accepted: int) -> None:
         """One row's verified block."""
@@ -212,11 +242,13 @@ class Stats:
                 self.num_draft_tokens
                 - self.num_accepted_tokens
                 + self.num_ahead_tokens
-                - self.num_ahead_hits,
+                - self.num_ahead_hits
+                + self.num_branch_tokens,
                 self.num_completion_tokens,
             ),
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
+            "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
             "ready_rate": _ratio(self.num_drafts, self.num_row_steps),
             "verification_rate": _ratio(self.num_row_steps, self.num_completion_tokens),
             "target_s": _seconds(self.target_ns),

@@ -1,51 +1,111 @@
-"""The draft's distributions of the tokens that it has drafted and that nobody has judged yet.
+"""What the draft holds for every row: tokens, the probability of each, and the scores that it was drawn from.
 
-S slots, W rows that are looked up, V vocabulary.
+A row is a slot of the batch, or one of the slot's *branches*: rows of the draft's alone, numbered behind the
+slots, in which it prepares for the likeliest misses. Both are the same to everything that drafts.
+
+S rows that a step drew for, W rows that are looked up, V vocabulary.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from specdist.sampling.distributions import Dense, Distributions
+from specdist.models.flat import FlatBatch, arange_segments
+
+NOWHERE = -1
+# What an untouched entry says: steps are counted from 1.
+NO_STEP = 0
 
 
-class DraftedLaws:
-    """One entry per drafting step: which slots drew a token at which position, and from what.
+class ChainRows:
+    """State per row, and per row and position. All of it is on the host but for the scores."""
 
-    A token is judged at the latest in the round after the one in which it was sent, so what is older than
-    that is dropped by :meth:`age`.
-    """
+    def __init__(self, *, num_rows: int, max_length: int, vocab_size: int, device: torch.device) -> None:
+        # By position: what was run, committed or drafted; untouched memory costs nothing.
+        self.token_ids = np.zeros((num_rows, max_length), np.int64)
+        # The probability with which each drafted token was drawn.
+        self.probabilities = np.zeros((num_rows, max_length))
+        self.num_computed = np.zeros(num_rows, np.int64)
+        self.stream_keys = np.zeros(num_rows, np.int64)
+        # Chains dropped so far. A position is drafted again only after one was, so this keys its random
+        # numbers: a chain drafted ahead and the same chain drafted later, after a preemption, are the same.
+        self.num_misses = np.zeros(num_rows, np.int64)
+        self._scores = _StepScores(num_rows, max_length, vocab_size, device)
 
-    def __init__(self) -> None:
-        self._older: list[tuple[np.ndarray, np.ndarray, Distributions]] = []
-        self._newer: list[tuple[np.ndarray, np.ndarray, Distributions]] = []
+    def catch_up(self, rows_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
+        """What the cache lacks before each position, and where each row's last token stands in it.
 
-    def append(self, slots_S: np.ndarray, positions_S: np.ndarray, laws_S: Distributions) -> None:
-        self._newer.append((slots_S, positions_S, laws_S))
+        Behind a context that was run without logits its last token is run once more.
+        """
+        begins_A = np.minimum(self.num_computed[rows_A], positions_A - 1)
+        lengths_A = positions_A - begins_A
+        rows_T = np.repeat(rows_A, lengths_A)
+        positions_T = np.repeat(begins_A, lengths_A) + arange_segments(lengths_A)
+        batch = FlatBatch(self.token_ids[rows_T, positions_T], rows_T, positions_T)
+        return batch, np.cumsum(lengths_A) - 1
+
+    def keep_scores(self, rows_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
+        """Remember what these rows' tokens were drawn from: weights or probabilities, without a copy."""
+        self._scores.append(rows_S, positions_S, scores_SV)
+
+    def scores_at(self, rows_W: np.ndarray, positions_W: np.ndarray) -> Tensor:
+        """[W, V]: each row's kept scores at a position; zeros where the position is ``NOWHERE``."""
+        return self._scores.at(rows_W, positions_W)
 
     def age(self) -> None:
         """A round is settled: what it judged is not needed again."""
-        self._older, self._newer = self._newer, []
+        self._scores.age()
 
-    def at(self, slots_W: np.ndarray, positions_W: np.ndarray, like: Dense) -> Dense:
-        """Each row's distribution at a position; zeros where it drafted no token there.
+    def adopt(self, branches_W: np.ndarray, slots_W: np.ndarray, begins_W: np.ndarray, lengths_W: np.ndarray
+              ) -> None:  # fmt: skip
+        """A slot takes over ``lengths`` tokens of a branch, from position ``begins`` on."""
+        columns_T = np.repeat(begins_W, lengths_W) + arange_segments(lengths_W)
+        sources = np.repeat(branches_W, lengths_W), columns_T
+        targets = np.repeat(slots_W, lengths_W), columns_T
+        self.token_ids[targets] = self.token_ids[sources]
+        self.probabilities[targets] = self.probabilities[sources]
+        self._scores.adopt(sources, targets)
 
-        A position may have been drafted twice, behind different tokens: the newest counts.
-        """
-        rows_WV = torch.zeros_like(like.probabilities_NV)
-        for slots_S, positions_S, laws_S in self._older + self._newer:
-            assert isinstance(laws_S, Dense)
-            place = {slot: index for index, slot in enumerate(slots_S.tolist())}
-            pairs = [
-                (row, place[slot])
-                for row, (slot, position) in enumerate(
-                    zip(slots_W.tolist(), positions_W.tolist(), strict=True)
-                )
-                if slot in place and positions_S[place[slot]] == position
-            ]
-            if pairs:
-                rows, sources = torch.tensor(pairs, device=rows_WV.device).T
-                rows_WV[rows] = laws_S.probabilities_NV[sources]
-        return Dense(rows_WV)
+
+class _StepScores:
+    """One matrix per drafting step, and for every row and position the step and its line there.
+
+    A token is judged at the latest in the round after the one in which it was sent, so what is older than
+    that is dropped.
+    """
+
+    def __init__(self, num_rows: int, max_length: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._step_of = np.zeros((num_rows, max_length), np.int64)
+        self._line_of = np.zeros((num_rows, max_length), np.int32)
+        self._steps: dict[int, Tensor] = {}
+        # The next step, and the first ones of this round and of the last.
+        self._next = self._this_round = self._last_round = NO_STEP + 1
+
+    def append(self, rows_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
+        self._steps[self._next] = scores_SV
+        self._step_of[rows_S, positions_S] = self._next
+        self._line_of[rows_S, positions_S] = np.arange(len(rows_S))
+        self._next += 1
+
+    def age(self) -> None:
+        for step in range(self._last_round, self._this_round):
+            del self._steps[step]
+        self._last_round, self._this_round = self._this_round, self._next
+
+    def at(self, rows_W: np.ndarray, positions_W: np.ndarray) -> Tensor:
+        steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[rows_W, positions_W])
+        lines_W = self._line_of[rows_W, positions_W].astype(np.int64)
+        scores_WV = torch.zeros(len(rows_W), self._vocab_size, device=self._device)
+        for step in np.unique(steps_W[steps_W != NO_STEP]).tolist():
+            found_W = np.flatnonzero(steps_W == step)
+            lines_V = self._steps[step][torch.from_numpy(lines_W[found_W]).to(self._device)]
+            scores_WV[torch.from_numpy(found_W).to(self._device)] = lines_V.float()
+        return scores_WV
+
+    def adopt(self, sources: tuple[np.ndarray, np.ndarray], targets: tuple[np.ndarray, np.ndarray]) -> None:
+        self._step_of[targets] = self._step_of[sources]
+        self._line_of[targets] = self._line_of[sources]

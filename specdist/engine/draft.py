@@ -9,9 +9,10 @@ behind the accepted candidates) settles the chain here, by the standard rule:
 - All candidates were accepted and ``a_1`` stands there, drafted ahead: it is judged like any candidate. If it
   is accepted it is the decision, and the rest of the chain are the next candidates, already drafted.
 
-Whatever is not accepted takes the rest of its chain with it.
+Whatever is not accepted takes the rest of its chain with it. If a branch was prepared for the token that took
+its place, the branch becomes the chain.
 
-R rows that decode, A of them that are still drafting, W whose decision is drawn here, V vocabulary.
+R rows that decode, W of them whose decision is drawn here, N positions of several chains.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.chains import DraftedLaws
-from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest, RoleTimes
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.engine.branches import BranchBook, Branches
+from specdist.engine.chains import NOWHERE, ChainRows
+from specdist.engine.drafting import Drafter
+from specdist.engine.proposals import DRAW, DraftAhead, ProposalReply, ProposalRequest, RoleTimes
+from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.acceptance import accepted_flags
-from specdist.sampling.coupling import next_token_laws
+from specdist.sampling.beliefs import Beliefs, beliefs_from_scores
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
 
@@ -49,59 +52,67 @@ class DraftModel:
         stop_token_ids: Collection[int],
         num_slots: int,
         max_seq_len: int,
-        num_ahead_tokens: int = 0,
+        ahead: DraftAhead | None = None,
     ) -> None:
+        """With branches the runner must have been given room for them."""
         self._runner = runner
         self.device = runner.device
-        self._policy = policy
         self._settings = settings
-        self._vocab_size = vocab_size
-        self._is_stop_V = np.zeros(vocab_size, bool)
-        self._is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
-        self._num_ahead_tokens = num_ahead_tokens
-        # By position: tokens of the context that was run, of what was committed, and of the chain; and the
-        # probability with which each token of the chain was drawn.
-        width = max_seq_len + policy.max_draft_tokens + num_ahead_tokens + 1
-        self._token_ids = np.zeros((num_slots, width), np.int64)
-        self._probabilities = np.zeros((num_slots, width))
+        self._ahead = ahead or DraftAhead()
+        num_branches = self._ahead.num_branches
+        self._rows = ChainRows(
+            num_rows=num_slots * (1 + num_branches),
+            max_length=max_seq_len + policy.max_draft_tokens + self._ahead.num_tokens + 1,
+            vocab_size=vocab_size,
+            device=runner.device,
+        )
+        self._branches = BranchBook(num_slots, num_branches)
+        self._drafter = Drafter(
+            runner,
+            policy,
+            self._rows,
+            settings=settings,
+            vocab_size=vocab_size,
+            stop_token_ids=stop_token_ids,
+            keeps_scores=num_branches > 0,
+        )
         self._num_committed = np.zeros(num_slots, np.int64)
         self._num_candidates = np.zeros(num_slots, np.int64)
         self._num_ahead = np.zeros(num_slots, np.int64)
-        self._num_computed = np.zeros(num_slots, np.int64)
-        # Chains dropped so far. A position is drafted again only after one was, so this keys its random
-        # numbers: a chain drafted ahead and the same chain drafted later, after a preemption, are the same.
-        self._num_misses = np.zeros(num_slots, np.int64)
-        self._stream_keys = np.zeros(num_slots, np.int64)
         self._max_lengths = np.zeros(num_slots, np.int64)
         self._context_lengths = np.zeros(num_slots, np.int64)
-        self._laws = DraftedLaws()
         self._times = RoleTimes()
-        self._num_passes = 0
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
-        """Settle the last round; the next candidates are those drafted ahead, and those asked for now."""
+        """Settle the last round; the next candidates are those ready, and those asked for now."""
         begin = time.perf_counter_ns()
         self._runner.update_pages(request.page_updates)
         slots_R = request.slots_R
         num_ahead_R = self._num_ahead[slots_R]
+        num_branches_R = self._branches.num_open(slots_R)
+        num_branch_tokens_R = self._branches.num_tokens(slots_R)
         is_hit_R = self._settle(request)
-        self._num_candidates[slots_R] += self._extend(slots_R, request.draft_now_R)
+        branch_ranks_R = self._adopt_branches(slots_R, is_hit_R)
+        tails_R = self._num_committed[slots_R] + self._num_candidates[slots_R]
+        self._num_candidates[slots_R] += self._drafter.extend(slots_R, slots_R, tails_R, request.draft_now_R)
         num_candidates_R = self._num_candidates[slots_R]
         first_R = self._num_committed[slots_R]
-        slots_C = np.repeat(slots_R, num_candidates_R)
-        positions_C = np.repeat(first_R, num_candidates_R) + arange_segments(num_candidates_R)
+        places_C = self._places(slots_R, first_R, num_candidates_R)
         times = self._spent(draft=time.perf_counter_ns() - begin)
         reply = ProposalReply(
-            decision_ids_R=self._token_ids[slots_R, first_R - 1],
+            decision_ids_R=self._rows.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
-            candidate_ids_C=self._token_ids[slots_C, positions_C],
-            draft_probabilities_C=self._probabilities[slots_C, positions_C],
+            candidate_ids_C=self._rows.token_ids[places_C],
+            draft_probabilities_C=self._rows.probabilities[places_C],
             num_ahead_R=num_ahead_R,
             is_hit_R=is_hit_R,
-            num_draft_passes=self._num_passes,
+            num_branches_R=num_branches_R,
+            num_branch_tokens_R=num_branch_tokens_R,
+            branch_ranks_R=branch_ranks_R,
+            num_draft_passes=self._drafter.num_passes,
             times=dataclasses.replace(times, peak_memory_bytes=peak_memory_bytes(self.device)),
         )
-        self._times, self._num_passes = RoleTimes(), 0
+        self._times, self._drafter.num_passes = RoleTimes(), 0
         return reply
 
     def follow(self, request: ProposalRequest) -> None:
@@ -114,16 +125,10 @@ class DraftModel:
         self._follow_contexts(request)
         prefilled = time.perf_counter_ns()
         self._times = self._spent(prefill=prefilled - begin)
-        if self._num_ahead_tokens:
+        if self._ahead.num_tokens:
             contexts = np.unique(request.context.slots_T)
             ended = contexts[self._num_committed[contexts] == self._context_lengths[contexts]]
-            slots = np.r_[request.slots_R, ended].astype(np.int64)
-            tails = self._num_committed[slots] + self._num_candidates[slots]
-            room = self._max_lengths[slots] - tails - 1
-            # The first of them will be a decision, not a candidate, and no policy's business.
-            self._num_ahead[slots] = self._extend(
-                slots, np.minimum(self._num_ahead_tokens, room), num_uncounted=1
-            )
+            self._draft_ahead(np.r_[request.slots_R, ended].astype(np.int64))
             self._times = self._spent(draft=time.perf_counter_ns() - prefilled)
 
     def _spent(self, *, prefill: int = 0, draft: int = 0) -> RoleTimes:
@@ -133,22 +138,24 @@ class DraftModel:
 
     def _follow_contexts(self, request: ProposalRequest) -> None:
         opened, context = request.opened, request.context
-        self._stream_keys[opened.slots] = opened.stream_keys
-        self._num_misses[opened.slots] = opened.num_misses
+        self._rows.stream_keys[opened.slots] = opened.stream_keys
+        self._rows.num_misses[opened.slots] = opened.num_misses
         self._max_lengths[opened.slots] = opened.max_lengths
         self._context_lengths[opened.slots] = opened.context_lengths
         self._num_candidates[opened.slots] = 0
         self._num_ahead[opened.slots] = 0
+        self._branches.drop(opened.slots)
         if not len(context):
             return
-        self._token_ids[context.slots_T, context.positions_T] = context.token_ids_T
+        self._rows.token_ids[context.slots_T, context.positions_T] = context.token_ids_T
         self._runner.forward(context, [])
         # Positions ascend within a slot, so the last write is the largest.
-        self._num_computed[context.slots_T] = context.positions_T + 1
+        self._rows.num_computed[context.slots_T] = context.positions_T + 1
         self._num_committed[context.slots_T] = context.positions_T + 1
 
     def _settle(self, request: ProposalRequest) -> np.ndarray:
         """Commit the accepted candidates and the decision behind them. True for rows whose ``a_1`` was it."""
+        rows = self._rows
         slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
         positions_R = self._num_committed[slots_R] + num_accepted_R
         is_full_R = num_accepted_R == self._num_candidates[slots_R]
@@ -156,7 +163,7 @@ class DraftModel:
         is_rejected_R = ~is_full_R
         decision_ids_R = request.decision_ids_R.copy()
         is_known_R = decision_ids_R != DRAW
-        drafted_R = self._token_ids[slots_R, positions_R]
+        drafted_R = rows.token_ids[slots_R, positions_R]
         is_hit_R = is_judged_R & is_known_R & (decision_ids_R == drafted_R)
         drawn = np.flatnonzero(~is_known_R)
         if len(drawn):
@@ -166,77 +173,115 @@ class DraftModel:
             uniforms_W = self._uniforms(slots_W, positions_W, Purpose.ACCEPT)
             drafted_W = torch.from_numpy(drafted_R[drawn])
             target_probabilities_W = target_W.probabilities_of(drafted_W.to(self.device)).cpu()
-            draft_probabilities_W = torch.from_numpy(self._probabilities[slots_W, positions_W])
+            draft_probabilities_W = torch.from_numpy(rows.probabilities[slots_W, positions_W])
             flags_W = accepted_flags(target_probabilities_W, draft_probabilities_W, uniforms_W)
             is_hit_R[drawn] = is_judged_R[drawn] & flags_W.numpy()
             is_rejected_W = (is_rejected_R | is_judged_R)[drawn] & ~is_hit_R[drawn]
             # Where nothing was rejected the residual of the target's law and zeros is that law: the bonus.
-            draft_W = self._laws.at(slots_W, np.where(is_rejected_W, positions_W, -1), like=target_W)
+            draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))
             decided_W = target_W.residual(draft_W).draw(
                 self._uniforms(slots_W, positions_W, Purpose.DECIDE).to(self.device)
             )
             decision_ids_R[drawn] = np.where(is_hit_R[drawn], drafted_R[drawn], decided_W.cpu().numpy())
-        self._token_ids[slots_R, positions_R] = decision_ids_R
+        rows.token_ids[slots_R, positions_R] = decision_ids_R
         self._num_committed[slots_R] = positions_R + 1
         self._num_candidates[slots_R] = np.where(is_hit_R, self._num_ahead[slots_R] - 1, 0)
         self._num_ahead[slots_R] = 0
-        self._num_misses[slots_R] += (is_rejected_R | is_judged_R) & ~is_hit_R
-        kept_R = np.where(is_hit_R, self._num_computed[slots_R], positions_R)
-        self._num_computed[slots_R] = np.minimum(self._num_computed[slots_R], kept_R)
-        self._laws.age()
+        rows.num_misses[slots_R] += (is_rejected_R | is_judged_R) & ~is_hit_R
+        kept_R = np.where(is_hit_R, rows.num_computed[slots_R], positions_R)
+        rows.num_computed[slots_R] = np.minimum(rows.num_computed[slots_R], kept_R)
         return is_hit_R
 
-    def _extend(self, slots_R: np.ndarray, num_wanted_R: np.ndarray, num_uncounted: int = 0) -> np.ndarray:
-        """Draft behind each row's chain, until it has what is wanted, a stop token, or its policy's end.
+    def _adopt_branches(self, slots_R: np.ndarray, is_hit_R: np.ndarray) -> np.ndarray:
+        """Let the branches of this round's decisions become their rows' chains, and close all others.
 
-        Returns the number of tokens drafted per row.
+        Returns the rank [R] of the alternative with which each adopted branch began, 0 where there is none.
         """
-        tails_R = self._num_committed[slots_R] + self._num_candidates[slots_R] + self._num_ahead[slots_R]
-        num_drafted_R = np.zeros(len(slots_R), np.int64)
-        active_A = np.arange(len(slots_R))
-        depth = 0
-        while True:
-            slots_A, positions_A = slots_R[active_A], tails_R[active_A] + depth
-            is_stopped_A = self._is_stop_V[self._token_ids[slots_A, positions_A - 1]]
-            wanted_A = self._policy.wants_more(slots_A, max(0, depth - num_uncounted))
-            wanted_A &= depth < num_wanted_R[active_A]
-            active_A = active_A[wanted_A & ~is_stopped_A]
-            if not len(active_A):
-                return num_drafted_R
-            self._step(slots_R[active_A], tails_R[active_A] + depth)
-            depth += 1
-            num_drafted_R[active_A] = depth
-
-    def _step(self, slots_A: np.ndarray, positions_A: np.ndarray) -> None:
-        """Draw one token at each row's position, after running what the cache lacks before it."""
-        # Behind a context that was run without logits its last token is run once more.
-        begins_A = np.minimum(self._num_computed[slots_A], positions_A - 1)
-        lengths_A = positions_A - begins_A
-        slots_T = np.repeat(slots_A, lengths_A)
-        positions_T = np.repeat(begins_A, lengths_A) + arange_segments(lengths_A)
-        batch = FlatBatch(self._token_ids[slots_T, positions_T], slots_T, positions_T)
-        logits_AV = self._runner.forward(batch, np.cumsum(lengths_A) - 1)
-        self._num_computed[slots_A] = positions_A
-        self._num_passes += 1
-        laws_A = next_token_laws(
-            logits_AV[:, : self._vocab_size],
-            self._settings,
-            torch.from_numpy(self._stream_keys[slots_A]),
-            torch.from_numpy(positions_A),
+        ranks_R = np.zeros(len(slots_R), np.int64)
+        positions_R = self._num_committed[slots_R] - 1
+        # A chain that goes on needs none: branches begin with other tokens than the chain's.
+        found, branches_B, lengths_B = self._branches.find(
+            slots_R, positions_R, np.where(is_hit_R, NOWHERE, self._rows.token_ids[slots_R, positions_R])
         )
-        uniforms_A = None
-        if self._settings.is_random:
-            uniforms_A = self._uniforms(slots_A, positions_A, Purpose.DRAFT).to(self.device)
-        drawn_A = laws_A.draw(uniforms_A)
-        self._probabilities[slots_A, positions_A] = laws_A.probabilities_of(drawn_A).cpu().numpy()
-        self._token_ids[slots_A, positions_A] = drawn_A.cpu().numpy()
-        if isinstance(laws_A, Dense):
-            self._laws.append(slots_A, positions_A, laws_A)
+        if len(found):
+            slots_B, decided_B = slots_R[found], positions_R[found]
+            ranks_R[found] = self._branches.ranks(slots_B, branches_B)
+            self._rows.adopt(branches_B, slots_B, decided_B + 1, lengths_B)
+            # The last token of a branch has not been run, but the decision before them all has.
+            self._runner.adopt_branches(branches_B, slots_B, decided_B, lengths_B)
+            self._rows.num_computed[slots_B] = decided_B + lengths_B
+            self._num_candidates[slots_B] = lengths_B
+        self._branches.drop(slots_R)
+        self._rows.age()
+        return ranks_R
+
+    def _draft_ahead(self, slots_S: np.ndarray) -> None:
+        """``a_1`` of every row; then the rest of its chain and its branches side by side."""
+        tails_S = self._num_committed[slots_S] + self._num_candidates[slots_S]
+        room_S = self._max_lengths[slots_S] - tails_S - 1
+        num_ahead_S = self._drafter.extend(
+            slots_S, slots_S, tails_S, np.minimum(1, room_S), asks_policy=False
+        )
+        num_more = self._ahead.num_tokens - 1
+        branches = self._choose_branches(slots_S, num_ahead_S) if num_more else None
+        slots_A, rows_A = slots_S, slots_S
+        tails_A, num_wanted_A = tails_S + num_ahead_S, np.where(num_ahead_S > 0, num_more, 0)
+        if branches is not None:
+            slots_A, rows_A = np.r_[slots_S, branches.slots_B], np.r_[slots_S, branches.rows_B]
+            tails_A = np.r_[tails_A, branches.positions_B + 1]
+            num_wanted_A = np.r_[num_wanted_A, np.full(len(branches.slots_B), num_more)]
+        room_A = self._max_lengths[slots_A] - tails_A - 1
+        num_drafted_A = self._drafter.extend(rows_A, slots_A, tails_A, np.minimum(num_wanted_A, room_A))
+        self._num_ahead[slots_S] = num_ahead_S + num_drafted_A[: len(slots_S)]
+        if branches is not None:
+            self._branches.open(branches, num_drafted_A[len(slots_S) :])
+
+    def _choose_branches(self, slots_S: np.ndarray, num_ahead_S: np.ndarray) -> Branches | None:
+        """Open the best branches of every row's candidates and ``a_1``, where a decision may fall."""
+        if not self._branches.num_branches:
+            return None
+        begins_S = self._num_committed[slots_S]
+        lengths_S = self._num_candidates[slots_S] + num_ahead_S
+        places_N = self._places(slots_S, begins_S, lengths_S)
+        if not len(places_N[0]):
+            return None
+        beliefs = self._beliefs_at(places_N)
+        is_last_N = places_N[1] + 2 >= self._max_lengths[places_N[0]]
+        branches = self._branches.choose(
+            slots_S,
+            begins_S,
+            lengths_S,
+            beliefs,
+            # Nothing can follow these.
+            self._drafter.is_stop_V[beliefs.alternative_ids_NA] | is_last_N[:, None],
+        )
+        rows = self._rows
+        rows.token_ids[branches.rows_B, branches.positions_B] = branches.token_ids_B
+        rows.stream_keys[branches.rows_B] = rows.stream_keys[branches.slots_B]
+        # A branch is what the row would draft after one more miss, so it draws the same numbers.
+        rows.num_misses[branches.rows_B] = rows.num_misses[branches.slots_B] + 1
+        rows.num_computed[branches.rows_B] = branches.positions_B
+        self._runner.open_branches(branches.slots_B, branches.rows_B, branches.positions_B)
+        return branches
+
+    def _beliefs_at(self, places_N: tuple[np.ndarray, np.ndarray]) -> Beliefs:
+        return beliefs_from_scores(
+            self._rows.scores_at(*places_N),
+            self._rows.token_ids[places_N],
+            self._settings,
+            self._branches.num_branches,
+        )
+
+    def _places(
+        self, slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Slot and position of every token of the slots' stretches, one after the other."""
+        return np.repeat(slots_S, lengths_S), np.repeat(begins_S, lengths_S) + arange_segments(lengths_S)
 
     def _uniforms(self, slots: np.ndarray, positions: np.ndarray, purpose: Purpose) -> Tensor:
         return uniforms(
-            torch.from_numpy(self._stream_keys[slots]),
+            torch.from_numpy(self._rows.stream_keys[slots]),
             torch.from_numpy(positions),
-            torch.from_numpy(self._num_misses[slots]),
+            torch.from_numpy(self._rows.num_misses[slots]),
             purpose,
         )

@@ -152,21 +152,20 @@ class Engine:
         blocks, kept_C = [], []
         bounds = np.cumsum(reply.num_drafted_R).tolist()
         candidate_ids = reply.candidate_ids_C.tolist()
-        for sequence, decision, num_drafted, num_ahead, is_hit, end in zip(
+        for sequence, decision, num_drafted, outcome, end in zip(
             plan.decoding,
             reply.decision_ids_R.tolist(),
             reply.num_drafted_R.tolist(),
-            reply.num_ahead_R.tolist(),
-            reply.is_hit_R.tolist(),
+            reply.ahead_outcomes(),
             bounds,
             strict=True,
         ):
             _, reason = self._stop_rules.examine(sequence, [decision])
             was_full = sequence.num_accepted == sequence.num_candidates
+            missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)
             self._ledger.shard(sequence.request.shard).observe_ahead(
-                num_ahead=num_ahead, is_reached=was_full, is_hit=is_hit
+                outcome, is_reached=was_full, is_miss=missed
             )
-            missed = not is_hit and (num_ahead > 0 or not was_full)
             sequence.begin_block(decision, num_drafted, missed=missed)
             if reason is None:
                 blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end]))

@@ -14,9 +14,19 @@ import numpy as np
 from specdist.cache.pages import PageUpdates
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
+from specdist.stats import AheadOutcome
 
 DRAW = -1
 NO_CONTEXT = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftAhead:
+    """What the draft does with the time of a target pass: tokens behind each row's candidates, the first of
+    which is a decision, and branches per row. 0 tokens: it waits."""
+
+    num_tokens: int = 0
+    num_branches: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +93,9 @@ class ProposalReply:
     """Draft → target: each row's decision, and the candidates behind it with the probability of each.
 
     ``num_ahead_R`` tokens had been drafted ahead of a row. ``is_hit_R`` says that the first of them is its
-    decision and the others are its candidates; else they are lost.
+    decision and the others are its candidates; else they are lost. ``num_branches_R`` branches with
+    ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
+    alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
     ``num_draft_passes`` (since the last reply), ``times``, ``transfer_ns`` (what the target's side spent on
     sending and receiving, waiting aside) and ``traffic`` feed the statistics.
@@ -95,10 +107,25 @@ class ProposalReply:
     draft_probabilities_C: np.ndarray
     num_ahead_R: np.ndarray
     is_hit_R: np.ndarray
+    num_branches_R: np.ndarray
+    num_branch_tokens_R: np.ndarray
+    branch_ranks_R: np.ndarray
     num_draft_passes: int
     times: RoleTimes
     transfer_ns: int = 0
     traffic: Traffic = Traffic()
+
+    def ahead_outcomes(self) -> list[AheadOutcome]:
+        """Row by row, what has become of the work ahead."""
+        num_adopted_R = np.where(self.branch_ranks_R > 0, self.num_drafted_R, 0)
+        columns = (
+            self.num_ahead_R,
+            self.is_hit_R,
+            self.num_branches_R,
+            self.num_branch_tokens_R - num_adopted_R,
+            self.branch_ranks_R,
+        )
+        return [AheadOutcome(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 class Proposer(Protocol):

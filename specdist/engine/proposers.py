@@ -65,6 +65,9 @@ class NoDraft:
             draft_probabilities_C=nothing.astype(np.float64),
             num_ahead_R=np.zeros(len(slots_R), np.int64),
             is_hit_R=np.zeros(len(slots_R), bool),
+            num_branches_R=np.zeros(len(slots_R), np.int64),
+            num_branch_tokens_R=np.zeros(len(slots_R), np.int64),
+            branch_ranks_R=np.zeros(len(slots_R), np.int64),
             num_draft_passes=0,
             times=RoleTimes(),
         )

@@ -140,13 +140,17 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
         as_ints(reply.draft_probabilities_C.astype(np.float32)),
         reply.num_ahead_R,
         reply.is_hit_R,
+        reply.num_branches_R,
+        reply.num_branch_tokens_R,
+        reply.branch_ranks_R,
         np.array([reply.num_draft_passes]),
         as_ints(times),
     ]
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
-    decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_passes, times = arrays
+    (decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
+     branch_ranks, num_passes, times) = arrays  # fmt: skip
     return ProposalReply(
         decision_ids_R=decisions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
@@ -154,6 +158,9 @@ def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
         draft_probabilities_C=probabilities.view(np.float32).astype(np.float64),
         num_ahead_R=num_ahead.astype(np.int64),
         is_hit_R=is_hit.astype(bool),
+        num_branches_R=num_branches.astype(np.int64),
+        num_branch_tokens_R=num_branch_tokens.astype(np.int64),
+        branch_ranks_R=branch_ranks.astype(np.int64),
         num_draft_passes=int(num_passes[0]),
         times=RoleTimes(*times.view(np.int64).tolist()),
     )

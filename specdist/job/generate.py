@@ -99,6 +99,12 @@ def _generate(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: 
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     num_pending = len(run.pending_shards)
+    if replica.ahead.num_tokens:
+        logger.info(
+            "the draft works ahead: %d tokens and %d branches per row",
+            replica.ahead.num_tokens,
+            replica.ahead.num_branches,
+        )
     logger.info(
         "%d of %d shards to do, up to %d rows at a time, %d cache pages",
         num_pending,
@@ -165,7 +171,8 @@ def _configure_logging(topology: Topology) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
-    for noisy in ("httpx", "DeepSpeed"):
+    # The last one has a line for every layer of every pass.
+    for noisy in ("httpx", "DeepSpeed", "torch.nn.attention.varlen"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -105,6 +105,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "num_draft_tokens": config.num_draft_tokens if config.uses_draft else None,
         "acceptance": config.acceptance,
         "overlap": config.overlap,
+        "num_branches": config.num_branches if config.drafts_ahead else None,
         "temperature": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,

@@ -19,7 +19,7 @@ from specdist.engine.collectives import LEAD_RANK
 from specdist.engine.draft import DraftModel
 from specdist.engine.engine import Engine
 from specdist.engine.ledger import Ledger
-from specdist.engine.proposals import Proposer
+from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
@@ -27,10 +27,11 @@ from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.errors import UserError
-from specdist.job.costs import Costs, measure_pass_ns
+from specdist.job.costs import BRANCH_COUNTS, Costs, measure_pass_ns
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.forks import pages_per_branch
 from specdist.models.loading import join_slicing, load_slice, load_whole
 from specdist.models.memory import available_memory_bytes
 from specdist.models.runner import ModelRunner
@@ -79,11 +80,11 @@ class Replica:
             self._load_everywhere()
         self.num_pages = self._allocate()
         self.costs = frozen_costs
+        self.ahead = DraftAhead()
         if config.drafts_ahead:
             self.costs = frozen_costs or self._measure_costs()
-            # The first token ahead becomes a decision, the others become candidates.
-            num_ahead = self.costs.num_ahead_tokens(most=self._policy.max_draft_tokens + 1)
-            self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=num_ahead)
+            self.ahead = self.costs.plan_ahead(self._policy.max_draft_tokens, config.num_branches)
+            self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=self.ahead.num_tokens)
 
     @property
     def num_slots(self) -> int:
@@ -163,8 +164,10 @@ class Replica:
             budget = available_memory_bytes(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         max_seq_len = self._models.max_seq_len
         pages_per_row = -(-max_seq_len // PAGE_SIZE)
+        num_branch_rows, max_branch_tokens = self._room_for_branches()
+        num_branch_pages = num_branch_rows * pages_per_branch(max_branch_tokens, PAGE_SIZE)
         num_pages = min(
-            budget // sum(runner.bytes_per_page(PAGE_SIZE) for runner in runners),
+            budget // sum(runner.bytes_per_page(PAGE_SIZE) for runner in runners) - num_branch_pages,
             self.num_slots * pages_per_row,
         )
         if dist.is_initialized():
@@ -185,21 +188,37 @@ class Replica:
                 page_size=PAGE_SIZE,
                 num_slots=self.num_slots,
                 max_seq_len=max_seq_len,
+                num_branch_rows=num_branch_rows,
+                max_branch_tokens=max_branch_tokens,
             )
         return num_pages
 
+    def _room_for_branches(self) -> tuple[int, int]:
+        """Rows behind the slots in this rank's memory, and the most tokens of each: of a draft that works
+        ahead, whose costs are yet to be measured."""
+        if not self._config.drafts_ahead or self._draft is None:
+            return 0, 0
+        asked = self._config.num_branches
+        most = BRANCH_COUNTS[-1] if asked is None else asked
+        return self.num_slots * most, self._policy.max_draft_tokens + 1
+
     def _measure_costs(self) -> Costs:
         """Each side times itself; the ranks of the target run together, and the lead's time counts."""
-        own_ns = 0
+        own_ns: list[int] = []
         if self._target is not None:
-            own_ns = measure_pass_ns(
-                self._target, num_rows=self.num_slots, num_tokens=self._policy.max_draft_tokens + 1
-            )
+            num_tokens = self._policy.max_draft_tokens + 1
+            own_ns = [measure_pass_ns(self._target, num_rows=self.num_slots, num_tokens=num_tokens)]
         elif self._draft is not None:
-            own_ns = measure_pass_ns(self._draft, num_rows=self.num_slots, num_tokens=1)
-        all_ns = [0] * self._topology.world_size
+            num_branch_rows, _ = self._room_for_branches()
+            own_ns = [
+                measure_pass_ns(self._draft, num_rows=self.num_slots * (1 + count), num_tokens=1)
+                for count in BRANCH_COUNTS
+                if self.num_slots * count <= num_branch_rows
+            ]
+        all_ns = [own_ns] * self._topology.world_size
         dist.all_gather_object(all_ns, own_ns)
-        return Costs(target_pass_ns=all_ns[LEAD_RANK], draft_step_ns=all_ns[self._topology.draft_rank])
+        [target_pass_ns] = all_ns[LEAD_RANK]
+        return Costs(target_pass_ns=target_pass_ns, draft_step_ns=all_ns[self._topology.draft_rank])
 
     def _lead_target(self) -> Target:
         assert self._target is not None
@@ -225,7 +244,7 @@ class Replica:
             stop_token_ids=self._models.target.stop_token_ids(),
             num_slots=self.num_slots,
             max_seq_len=self._models.max_seq_len,
-            num_ahead_tokens=self._scheduling.num_ahead_tokens,
+            ahead=self.ahead,
         )
 
 

@@ -9,6 +9,7 @@ T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +32,15 @@ class AttentionRules(NamedTuple):
     window: int | None
     softcap: float | None
     extra: Mapping[str, Any]
+
+
+class AttentionKind(NamedTuple):
+    """What distinguishes the attention of one layer from that of another."""
+
+    num_heads: int
+    num_kv_heads: int
+    width: int
+    rules: AttentionRules
 
 
 class LayerAttention(Protocol):
@@ -77,12 +87,13 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 class LayerShapes:
     """Stands in for the cache in a dry run and records every layer's (key/value heads, head width).
 
-    ``foreign`` names tensors that a layer hands over for a kind of attention that is not implemented here
-    (such as attention sinks), and that would be ignored without an error.
+    ``kinds`` are those of attention that occur. ``foreign`` names tensors that a layer hands over for a kind
+    that is not implemented here (such as attention sinks), and that would be ignored without an error.
     """
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}
+        self.kinds: list[AttentionKind] = []
         self.foreign: set[str] = set()
 
     def attend(
@@ -94,6 +105,9 @@ class LayerShapes:
         rules: AttentionRules,
     ) -> Tensor:
         self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
+        kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], rules._replace(extra={}))
+        if kind not in self.kinds:
+            self.kinds.append(kind)
         tensors = {name for name, value in rules.extra.items() if isinstance(value, Tensor)}
         self.foreign |= tensors - HARMLESS_TENSORS
         if values_TGD.shape != keys_TGD.shape:
@@ -115,26 +129,45 @@ class KeyValueCache:
     ) -> None:
         self.page_size = page_size
         self.shapes = shapes
-        # Zeros, not empty: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
-        self.keys, self.values = (
-            {
-                layer: _zeros(num_pages, page_size * heads * width, dtype, device)
-                for layer, (heads, width) in shapes.items()
-            }
-            for _ in range(2)
-        )
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        # Layers of one shape lie in one block [2 × layers, pages, page], so that tokens are copied in all of
+        # them at once.
+        self._blocks: list[tuple[Tensor, int]] = []
+        for shape in sorted(set(shapes.values())):
+            layers = [layer for layer, other in shapes.items() if other == shape]
+            token_width = shape[0] * shape[1]
+            block = _zeros((2 * len(layers), num_pages, page_size * token_width), dtype, device)
+            self._blocks.append((block, token_width))
+            for index, layer in enumerate(layers):
+                self.keys[layer], self.values[layer] = block[2 * index], block[2 * index + 1]
+
+    def copy_tokens(self, sources_T: Tensor, targets_T: Tensor) -> None:
+        """Copy keys and values from place to place, page × page_size + offset; no target is a source."""
+        for block, token_width in self._blocks:
+            tokens = block.view(len(block), -1, token_width)
+            tokens.index_copy_(1, targets_T, tokens.index_select(1, sources_T))
+
+    def write(self, layer: int, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> None:
+        """Put each token's key and value where ``cache_index_T`` says, counted in tokens."""
+        heads, width = self.shapes[layer]
+        for pages, tokens_TGD in ((self.keys[layer], keys_TGD), (self.values[layer], values_TGD)):
+            pages.view(-1, heads * width).index_copy_(0, cache_index_T, tokens_TGD.reshape(-1, heads * width))
 
     @staticmethod
     def bytes_per_page(shapes: dict[int, tuple[int, int]], page_size: int, dtype: torch.dtype) -> int:
         return 2 * page_size * dtype.itemsize * sum(heads * width for heads, width in shapes.values())
 
 
-def _zeros(num_rows: int, num_columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory on a host only once they are written: a cache is sized for the worst case."""
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory on a host only once they are written: a cache is sized for the worst case.
+
+    Not empty memory: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.
+    """
     if device.type != "cpu":
-        return torch.zeros(num_rows, num_columns, dtype=dtype, device=device)
-    untouched = np.zeros(num_rows * num_columns * dtype.itemsize, np.uint8)
-    return torch.from_numpy(untouched).view(dtype).view(num_rows, num_columns)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 class PagedAttention:
@@ -152,13 +185,9 @@ class PagedAttention:
         values_TGD: Tensor,
         rules: AttentionRules,
     ) -> Tensor:
+        self._cache.write(layer, self._plan.cache_index_T, keys_TGD, values_TGD)
         page_keys, page_values = self._cache.keys[layer], self._cache.values[layer]
         heads, width = self._cache.shapes[layer]
-        token_shape = (-1, heads * width)
-        page_keys.view(token_shape).index_copy_(0, self._plan.cache_index_T, keys_TGD.reshape(token_shape))
-        page_values.view(token_shape).index_copy_(
-            0, self._plan.cache_index_T, values_TGD.reshape(token_shape)
-        )
         output_THD = None
         for group in self._plan.groups:
             index = group.query_index_RQ
@@ -166,7 +195,9 @@ class PagedAttention:
             keys_RGLD, values_RGLD = (
                 self._gather(pages, group, heads, width) for pages in (page_keys, page_values)
             )
-            group_output = _attend_group(group, group_queries, keys_RGLD, values_RGLD, rules)
+            num_repeats = group_queries.shape[1] // heads
+            bias = group.bias(rules.window, num_repeats, group_queries.dtype)
+            group_output = attend_rows(group_queries, keys_RGLD, values_RGLD, bias, rules)
             if group.output_index is None:
                 return group_output
             if output_THD is None:
@@ -181,23 +212,21 @@ class PagedAttention:
         return rows.view(group.num_rows, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
 
 
-def _attend_group(
-    group: AttentionGroup,
-    queries: Tensor,
-    keys_RGLD: Tensor,
-    values_RGLD: Tensor,
-    rules: AttentionRules,
+def attend_rows(
+    queries: Tensor, keys_RGLD: Tensor, values_RGLD: Tensor, bias: Tensor | None, rules: AttentionRules
 ) -> Tensor:
-    """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it."""
-    num_rows, num_queries = group.num_rows, group.num_queries
-    num_kv_heads, width = keys_RGLD.shape[1], keys_RGLD.shape[3]
-    num_repeats = queries.shape[1] // num_kv_heads
+    """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it.
+
+    Args:
+        bias: additive mask [R, 1, H / G × Q, L], as of :func:`specdist.models.flat.causal_bias`.
+    """
+    num_rows, num_kv_heads, _, width = keys_RGLD.shape
+    num_queries, num_repeats = queries.shape[0] // num_rows, queries.shape[1] // num_kv_heads
     folded = (
         queries.reshape(num_rows, num_queries, num_kv_heads, num_repeats, width)
         .permute(0, 2, 3, 1, 4)
         .reshape(num_rows, num_kv_heads, num_repeats * num_queries, width)
     )
-    bias = group.bias(rules.window, num_repeats, queries.dtype)
     if rules.softcap is None:
         output = F.scaled_dot_product_attention(
             folded, keys_RGLD, values_RGLD, attn_mask=bias, scale=rules.scale

@@ -39,6 +39,42 @@ def arange_segments(lengths_S: np.ndarray) -> np.ndarray:
     return np.arange(lengths_S.sum()) - np.repeat(starts_S, lengths_S)
 
 
+@dataclass(frozen=True)
+class Segments:
+    """Where each slot's tokens stand in a flat batch, and how many keys its last token sees."""
+
+    starts_S: np.ndarray
+    lengths_S: np.ndarray
+    num_keys_S: np.ndarray
+
+    @staticmethod
+    def of(batch: FlatBatch) -> Segments:
+        slots_T = batch.slots_T
+        ends_S = np.append(np.flatnonzero(slots_T[1:] != slots_T[:-1]) + 1, len(slots_T))
+        lengths_S = np.diff(ends_S, prepend=0)
+        return Segments(ends_S - lengths_S, lengths_S, batch.positions_T[ends_S - 1] + 1)
+
+
+def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:
+    """Where in the cache each token's key and value belong: int64 [T], counted in tokens."""
+    slots_T, positions_T = batch.slots_T, batch.positions_T
+    pages_T = page_table[slots_T, positions_T // page_size].astype(np.int64)
+    return pages_T * page_size + positions_T % page_size
+
+
+def causal_bias(
+    positions_RQ: Tensor, num_keys: int, *, window: int | None, num_repeats: int, dtype: torch.dtype
+) -> Tensor:
+    """Additive mask [R, 1, num_repeats × Q, L]: -inf where a key is in the future, or out of the window."""
+    keys_L = torch.arange(num_keys, device=positions_RQ.device)
+    hidden_RQL = keys_L > positions_RQ[:, :, None]
+    if window is not None:
+        hidden_RQL |= keys_L <= positions_RQ[:, :, None] - window
+    bias_RQL = torch.zeros(hidden_RQL.shape, dtype=dtype, device=keys_L.device)
+    bias_RQL.masked_fill_(hidden_RQL, -torch.inf)
+    return bias_RQL.repeat(1, num_repeats, 1)[:, None]
+
+
 @dataclass
 class AttentionGroup:
     """Rows whose queries and keys are padded to common lengths for one attention call.
@@ -70,13 +106,9 @@ class AttentionGroup:
             return None
         key = (window, num_repeats, dtype)
         if key not in self._biases:
-            keys_L = torch.arange(self.num_keys, device=self.positions_RQ.device)
-            hidden_RQL = keys_L > self.positions_RQ[:, :, None]
-            if window is not None:
-                hidden_RQL |= keys_L <= self.positions_RQ[:, :, None] - window
-            bias_RQL = torch.zeros(hidden_RQL.shape, dtype=dtype, device=keys_L.device)
-            bias_RQL.masked_fill_(hidden_RQL, -torch.inf)
-            self._biases[key] = bias_RQL.repeat(1, num_repeats, 1)[:, None]
+            self._biases[key] = causal_bias(
+                self.positions_RQ, self.num_keys, window=window, num_repeats=num_repeats, dtype=dtype
+            )
         return self._biases[key]
 
 
@@ -97,12 +129,9 @@ def plan_attention(
         page_table: int [slots, pages]: physical page of every stretch of ``page_size`` positions.
     """
     slots_T, positions_T = batch.slots_T, batch.positions_T
-    ends_S = np.append(np.flatnonzero(slots_T[1:] != slots_T[:-1]) + 1, len(slots_T))
-    lengths_S = np.diff(ends_S, prepend=0)
-    starts_S = ends_S - lengths_S
-    num_keys_S = positions_T[ends_S - 1] + 1
-    pages_T = page_table[slots_T, positions_T // page_size].astype(np.int64)
-    cache_index_T = torch.from_numpy(pages_T * page_size + positions_T % page_size).to(device)
+    segments = Segments.of(batch)
+    starts_S, lengths_S, num_keys_S = segments.starts_S, segments.lengths_S, segments.num_keys_S
+    cache_index_T = torch.from_numpy(cache_indices(batch, page_table, page_size)).to(device)
     groups = []
     for members_R in _similar_segments(lengths_S, num_keys_S):
         num_queries, num_keys = int(lengths_S[members_R].max()), int(num_keys_S[members_R].max())

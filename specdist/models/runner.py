@@ -1,5 +1,8 @@
 """One model and its share of the cache, behind one function: a forward over a flat batch.
 
+A pass runs in one of two ways. Short segments run as a static pass where that is faster, on CUDA; all others,
+and everything on a CPU, as the ragged batch that they are. Both give the same logits.
+
 T flat tokens, N tokens whose logits are wanted, V vocabulary.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +21,48 @@ from specdist.cache.pages import PageUpdates
 from specdist.errors import UserError
 from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
+from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
+from specdist.models.graphs import Capturer, CudaGraphs
+from specdist.models.kernel import (
+    GatheredVarlenKernel,
+    KernelAttention,
+    PagedKernel,
+    SdpaKernel,
+    VarlenKernel,
+)
 from specdist.models.linear import OneDnnLinears
+from specdist.models.probe import choose_kernel
+from specdist.models.segments import ragged_segments
+from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceleration:
+    """What a runner may use beside the ragged pass in plain torch.
+
+    Attributes:
+        is_static: run short segments as static passes.
+        capturer: records static passes; without it they run as they come.
+        kernels: attention kernels to try, the best first.
+    """
+
+    is_static: bool = False
+    capturer: Capturer | None = None
+    kernels: Sequence[PagedKernel] = ()
+
+    @staticmethod
+    def of(device: torch.device) -> Acceleration:
+        """What pays on this device. On a CPU a pass is not bound by launches, and padding costs."""
+        if device.type != "cuda":
+            return Acceleration()
+        return Acceleration(
+            is_static=True,
+            capturer=CudaGraphs(device),
+            kernels=(VarlenKernel(), GatheredVarlenKernel()),
+        )
+
+
+NOT_ALLOCATED = "allocate() comes first"
 
 
 class ModelRunner:
@@ -26,14 +71,19 @@ class ModelRunner:
     The page table here is a copy: :class:`specdist.cache.pages.PageTable` owns the pages and sends updates.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, acceleration: Acceleration | None = None
+    ) -> None:
+        """``acceleration``: by default what pays on the device."""
         self.model = model.eval()
         self.device = device
         self.dtype = next(model.parameters()).dtype
+        self._acceleration = acceleration or Acceleration.of(device)
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._shapes = LayerShapes()
         # A dry run of one token tells every layer's local shape, whatever the family and its sharding.
-        self._run(np.zeros(1, np.int64), np.zeros(1, np.int64), [0], self._shapes)
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self._run(zero, zero, zero, self._shapes)
         num_layers = model.config.get_text_config().num_hidden_layers
         if len(self._shapes.shapes) != num_layers or self._shapes.foreign:
             reason = ", ".join(sorted(self._shapes.foreign)) or (
@@ -44,50 +94,127 @@ class ModelRunner:
                 f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
             )
         self._cache: KeyValueCache | None = None
-        self._page_table = np.zeros((0, 0), np.int32)
+        self._table: ForkedTable | None = None
+        self._kernel: PagedKernel | None = None
+        self._static: StaticPasses | None = None
 
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
 
-    def allocate(self, *, num_pages: int, page_size: int, num_slots: int, max_seq_len: int) -> None:
-        """Take the cache's memory, once."""
+    def allocate(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        max_seq_len: int,
+        num_branch_rows: int = 0,
+        max_branch_tokens: int = 0,
+    ) -> None:
+        """Take the cache's memory, once: the slots' pages, and those of the branches behind them."""
+        acceleration = self._acceleration
+        num_all_pages = num_pages + num_branch_rows * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
             self._shapes.shapes,
-            num_pages=num_pages,
+            num_pages=num_all_pages + (NUM_SCRATCH_PAGES if acceleration.is_static else 0),
             page_size=page_size,
             dtype=self.dtype,
             device=self.device,
         )
-        self._page_table = np.zeros((num_slots, -(-max_seq_len // page_size)), np.int32)
+        self._table = ForkedTable(
+            num_slots=num_slots,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_seq_len=max_seq_len,
+            num_branch_rows=num_branch_rows,
+            max_branch_tokens=max_branch_tokens,
+        )
+        self._kernel = choose_kernel(
+            acceleration.kernels,
+            self._shapes.kinds,
+            page_size=page_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        if acceleration.is_static:
+            num_rows, table_width = self._table.pages.shape
+            self._static = StaticPasses(
+                self._run,
+                self._cache,
+                self._kernel or SdpaKernel(),
+                scratch_page=num_all_pages,
+                num_slots=num_rows,
+                table_width=table_width,
+                device=self.device,
+                capturer=acceleration.capturer,
+            )
 
     def update_pages(self, updates: PageUpdates) -> None:
-        self._page_table[updates.slots, updates.indices] = updates.pages
+        assert self._table is not None, NOT_ALLOCATED
+        self._table.pages[updates.slots, updates.indices] = updates.pages
+
+    def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
+        """Let rows behind the slots continue the slots' rows from a position on, beside them."""
+        assert self._table is not None, NOT_ALLOCATED
+        self._copy(self._table.open(slots_B, branches_B, positions_B))
+
+    def adopt_branches(
+        self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
+    ) -> None:
+        """Let the slots' rows take over ``lengths`` tokens of branches, from position ``begins`` on."""
+        assert self._table is not None, NOT_ALLOCATED
+        self._copy(self._table.adopt(branches_B, slots_B, begins_B, lengths_B))
+
+    def _copy(self, copies: TokenCopies) -> None:
+        assert self._cache is not None, NOT_ALLOCATED
+        self._cache.copy_tokens(
+            torch.from_numpy(copies.sources_T).to(self.device),
+            torch.from_numpy(copies.targets_T).to(self.device),
+        )
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
-        assert self._cache is not None, "allocate() comes first"
-        plan = plan_attention(batch, self._page_table, self._cache.page_size, self.device)
-        return self._run(
-            batch.token_ids_T, batch.positions_T, logits_index, PagedAttention(self._cache, plan)
+        assert self._cache is not None and self._table is not None, NOT_ALLOCATED
+        asked_N = np.asarray(logits_index, np.int64)
+        if self._static is not None:
+            logits = self._static.forward(batch, asked_N, self._table.pages)
+            if logits is not None:
+                return logits
+        attention: LayerAttention
+        if self._kernel is None:
+            plan = plan_attention(batch, self._table.pages, self._cache.page_size, self.device)
+            attention = PagedAttention(self._cache, plan)
+        else:
+            segments, cache_index_T = ragged_segments(
+                batch, self._table.pages, self._cache.page_size, self.device
+            )
+            attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
+        # The output head needs at least one token; what it says of an unasked one is dropped.
+        kept = asked_N if len(asked_N) else np.zeros(1, np.int64)
+        logits = self._run(
+            torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
+            torch.as_tensor(batch.positions_T, dtype=torch.int64, device=self.device),
+            torch.from_numpy(kept).to(self.device),
+            attention,
         )
+        return logits[: len(asked_N)]
 
     @torch.inference_mode()
     def _run(
         self,
-        token_ids_T: np.ndarray | Tensor,
-        positions_T: np.ndarray,
-        logits_index: Sequence[int] | np.ndarray,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        logits_index_N: Tensor,
         attention: LayerAttention,
     ) -> Tensor:
-        # The output head needs at least one token; what it says of an unasked one is dropped.
-        kept = torch.as_tensor(np.asarray(logits_index if len(logits_index) else [0], np.int64))
         with self._linears.active() if self._linears is not None else contextlib.nullcontext():
             output = self.model(
-                input_ids=torch.as_tensor(token_ids_T, dtype=torch.int64, device=self.device)[None],
-                position_ids=torch.as_tensor(positions_T, dtype=torch.int64, device=self.device)[None],
+                input_ids=token_ids_T[None],
+                position_ids=positions_T[None],
                 use_cache=False,
-                logits_to_keep=kept.to(self.device),
+                logits_to_keep=logits_index_N,
                 paged_attention=attention,
             )
-        return output.logits[0, : len(logits_index)]
+        logits: Tensor = output.logits[0]
+        return logits

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdist.policies.base import DraftedRows
+
 
 @dataclass(frozen=True)
 class FixedLength:
@@ -17,5 +19,9 @@ class FixedLength:
     def max_draft_tokens(self) -> int:
         return self.num_draft_tokens
 
-    def wants_more(self, slots_R: np.ndarray, num_drafted: int) -> np.ndarray:
-        return np.full(len(slots_R), num_drafted < self.num_draft_tokens)
+    @property
+    def uses_features(self) -> bool:
+        return False
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        return np.full(len(rows.slots_R), rows.num_drafted < self.num_draft_tokens)

@@ -24,8 +24,8 @@ from specdist.sampling.keys import GOLDEN_GAMMA, signed
 from specdist.sampling.random import Purpose, hash_words, mix, open_unit_interval
 
 
-def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
-    """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with.
+def coupled_scores(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> Tensor:
+    """log P + G [N, V]: the token with the largest score is drawn.
 
     Args:
         stream_keys_N, positions_N: int64, on any device; the position is the drawn token's own.
@@ -33,7 +33,12 @@ def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> On
     probabilities_NV = laws.probabilities_NV
     ids = range(probabilities_NV.shape[1])
     waiting_NV = waiting_times(stream_keys_N, positions_N, ids, probabilities_NV.device)
-    return OneHot((probabilities_NV / waiting_NV).argmax(dim=1))
+    return torch.log(probabilities_NV / waiting_NV)
+
+
+def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
+    """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with."""
+    return OneHot(coupled_scores(laws, stream_keys_N, positions_N).argmax(dim=1))
 
 
 def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """An engine on tiny random models, in this process.
 
-With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own.
+With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
+``num_branches`` of every row.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from specdist.cache.pages import PageTable
 from specdist.engine.draft import DraftModel
 from specdist.engine.engine import Engine
 from specdist.engine.ledger import Ledger
-from specdist.engine.proposals import Proposer
+from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget, Target
 from specdist.models.attention import ATTENTION_NAME
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength
 from specdist.sampling.distributions import SamplingSettings
 
@@ -30,10 +31,10 @@ CPU = torch.device("cpu")
 PAGE_SIZE = 4
 
 
-def paged_runner(model: PreTrainedModel) -> ModelRunner:
+def paged_runner(model: PreTrainedModel, acceleration: Acceleration | None = None) -> ModelRunner:
     model = copy.deepcopy(model)
     model.set_attn_implementation(ATTENTION_NAME)
-    return ModelRunner(model, CPU)
+    return ModelRunner(model, CPU, acceleration)
 
 
 def decode(token_ids: list[int]) -> str:
@@ -51,6 +52,7 @@ class Replica:
         *,
         num_draft_tokens: int = 4,
         num_ahead_tokens: int = 0,
+        num_branches: int = 0,
         settings: SamplingSettings | None = None,
         eos: Sequence[int] = (),
         stop: Sequence[str] = (),
@@ -60,6 +62,7 @@ class Replica:
         max_seq_len: int = 96,
         num_pages: int = 512,
         seed: int = 0,
+        acceleration: Acceleration | None = None,
     ) -> None:
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
@@ -75,13 +78,16 @@ class Replica:
         self.num_pages = num_pages
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
         self.max_seq_len = max_seq_len
-        self.runners = [paged_runner(model) for model in (target, draft) if model is not None]
+        self.runners = [paged_runner(model, acceleration) for model in (target, draft) if model is not None]
+        self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:
             runner.allocate(
                 num_pages=num_pages,
                 page_size=PAGE_SIZE,
                 num_slots=self.scheduling.num_slots,
                 max_seq_len=max_seq_len,
+                num_branch_rows=self.scheduling.num_slots * num_branches,
+                max_branch_tokens=num_ahead_tokens,
             )
         self.policy = FixedLength(num_draft_tokens)
         self.ledger = Ledger()
@@ -101,7 +107,7 @@ class Replica:
                 stop_token_ids=self.stop_rules.token_ids,
                 num_slots=self.scheduling.num_slots,
                 max_seq_len=self.max_seq_len,
-                num_ahead_tokens=self.scheduling.num_ahead_tokens,
+                ahead=self.ahead,
             )
         )
 

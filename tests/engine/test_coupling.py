@@ -29,6 +29,7 @@ def test_token_identical_whatever_drafts() -> None:
                 draft,
                 num_draft_tokens=num_draft_tokens,
                 num_ahead_tokens=num_draft_tokens + 1 if num_draft_tokens % 2 else 0,
+                num_branches=num_draft_tokens // 3 if num_draft_tokens % 2 else 0,
                 max_batch_rows=1 + num_draft_tokens,
                 **common,
             )

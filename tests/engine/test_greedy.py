@@ -5,11 +5,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from specdist.models.runner import Acceleration
 from tests.engine.harness import Replica, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.models.tape import TapeCapturer
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "mistral")
 MAX_NEW_TOKENS = 24
+MODES = ["none", "ahead", "branches"]
 
 
 def prompts_of_lengths(*lengths: int) -> list[list[int]]:
@@ -30,9 +33,12 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("num_ahead_tokens", [0, 5], ids=["none", "ahead"])
+@pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (5, 0), (5, 3)], ids=MODES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_token_identical_with_a_draft_that_often_misses(family: str, num_ahead_tokens: int) -> None:
+def test_token_identical_with_a_draft_that_often_misses(
+    family: str, num_ahead_tokens: int, num_branches: int, kind_of_pass: str
+) -> None:
     target = tiny_model(family)
     # The norms of Gemma 2 shrug off what makes another family's draft miss.
     draft = noisy_copy(target, scale=0.06 if family == "gemma2" else 0.02)
@@ -46,15 +52,21 @@ def test_token_identical_with_a_draft_that_often_misses(family: str, num_ahead_t
         draft,
         num_draft_tokens=4,
         num_ahead_tokens=num_ahead_tokens,
+        num_branches=num_branches,
         eos=[eos],
         max_new_tokens=MAX_NEW_TOKENS,
         max_batch_rows=4,
+        acceleration=Acceleration(
+            is_static=kind_of_pass != "ragged",
+            capturer=TapeCapturer() if kind_of_pass == "replayed" else None,
+        ),
     )
     completions = replica.generate(requests_for(prompts))
     assert [completion.token_ids for completion in completions] == expected
     assert any(len(ids) < MAX_NEW_TOKENS for ids in expected)
     stats = replica.ledger.close_shard(0)
     if num_ahead_tokens:
-        assert 0 < stats.num_ahead_hits < stats.num_ahead_judged
+        assert stats.num_ahead_hits > 0 and stats.num_misses > 0
+        assert (0 < sum(stats.num_branch_hits_per_rank) < stats.num_misses) == (num_branches > 0)
     else:
         assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens

@@ -7,7 +7,7 @@ import pytest
 from specdist.engine.sequence import Completion
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, Replica, requests_for
-from tests.engine.test_greedy import prompts_of_lengths
+from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
@@ -20,14 +20,16 @@ def outcome(completions: list[Completion]) -> list[tuple[object, ...]]:
     return [tuple(getattr(c, name) for name in RECORDED) for c in completions]
 
 
-@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "ahead"])
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 0), (4, 2)], ids=MODES)
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_alone_in_any_batch_chunked_or_preempted(settings: SamplingSettings, num_ahead_tokens: int) -> None:
+def test_alone_in_any_batch_chunked_or_preempted(
+    settings: SamplingSettings, num_ahead_tokens: int, num_branches: int
+) -> None:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
     common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
-    common["num_ahead_tokens"] = num_ahead_tokens
+    common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
     expected = outcome(Replica(target, draft, max_batch_rows=1, **common).generate(requests))
     for variation in (
         {"max_batch_rows": 3},
@@ -69,6 +71,29 @@ def test_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
     assert one_by_one.ledger.close_shard(0).num_shared_prompt_tokens == 2 * 16
 
 
+@pytest.mark.parametrize("settings", [SAMPLED, SamplingSettings(top_k=9)], ids=["top-p", "top-k"])
+def test_what_is_ready_changes_no_token_of_a_draft_ahead(settings: SamplingSettings) -> None:
+    """Every decision but the last has a drafted token to judge, and its random numbers are those of its
+    position and of the misses before it: block lengths, branches and batches leave no trace."""
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
+    found = []
+    for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 0), (5, 1), (5, 4), (8, 2)):
+        replica = Replica(
+            target,
+            draft,
+            settings=settings,
+            num_draft_tokens=num_draft_tokens,
+            num_ahead_tokens=num_draft_tokens + 1,
+            num_branches=num_branches,
+            max_batch_rows=num_draft_tokens,
+            max_new_tokens=30,
+        )
+        found.append([c.token_ids for c in replica.generate(requests)])
+    assert all(token_ids == found[0] for token_ids in found)
+
+
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["none", "ahead"])
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSettings, is_ahead: bool) -> None:
@@ -80,6 +105,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
             settings=settings,
             num_draft_tokens=num_draft_tokens,
             num_ahead_tokens=num_draft_tokens + 1 if is_ahead else 0,
+            num_branches=2 * is_ahead,
             eos=[7],
             max_new_tokens=40,
             max_batch_tokens=128,
@@ -90,6 +116,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
         # Every chain is reached and goes on: no row is ever without candidates but at its ends.
         assert stats.num_ahead_hits == stats.num_ahead_judged == stats.num_ahead_chains
         assert (stats.num_ahead_chains > 0) == is_ahead
+        assert stats.num_misses == 0
         assert stats.num_completion_tokens == sum(len(c.token_ids) for c in completions)
 
 

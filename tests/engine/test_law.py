@@ -17,6 +17,7 @@ from specdist.sampling import distributions
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from specdist.sampling.random import Purpose, uniforms
 from tests.engine.harness import Replica, requests_for
+from tests.engine.test_greedy import MODES
 from tests.models.families import noisy_copy, tiny_model
 from tests.statistics import chi_square_p_value
 
@@ -77,14 +78,14 @@ def bucket_p_values(replica: Replica, model: PreTrainedModel) -> list[float]:
 
 
 def small_replica(
-    num_draft_tokens: int, settings: SamplingSettings, *, with_draft: bool = True, num_ahead_tokens: int = 0
+    num_draft_tokens: int, settings: SamplingSettings, *, with_draft: bool = True, **ahead: int
 ) -> Replica:
     target, draft = small_pair()
     return Replica(
         target,
         draft if with_draft else None,
         num_draft_tokens=num_draft_tokens,
-        num_ahead_tokens=num_ahead_tokens,
+        **ahead,
         settings=settings,
         seed=num_draft_tokens,
         **LARGE_BATCH,
@@ -103,16 +104,18 @@ def test_speculative_output_follows_the_target_law(num_draft_tokens: int, settin
 
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
-@pytest.mark.parametrize("num_ahead_tokens", [1, 2, 4])
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(1, 0), (2, 0), (4, 0), (2, 1), (4, 3)])
 def test_output_of_draft_ahead_follows_the_target_law(
-    num_ahead_tokens: int, settings: SamplingSettings
+    num_ahead_tokens: int, num_branches: int, settings: SamplingSettings
 ) -> None:
-    replica = small_replica(3, settings, num_ahead_tokens=num_ahead_tokens)
+    replica = small_replica(3, settings, num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
     p_values = bucket_p_values(replica, small_pair()[0])
     assert min(p_values) > ALARM, p_values
     stats = replica.ledger.close_shard(0)
     assert 0.1 < stats.num_ahead_hits / stats.num_ahead_judged < 0.9
     assert stats.num_drafts == 0 if num_ahead_tokens == 1 else stats.num_accepted_tokens > 100
+    caught = sum(stats.num_branch_hits_per_rank) / stats.num_misses
+    assert 0.1 < caught < 0.9 if num_branches else caught == 0
 
 
 def test_target_only_output_follows_the_target_law() -> None:
@@ -135,7 +138,9 @@ def one_number_for_two_purposes(keys: torch.Tensor, positions: torch.Tensor, att
 RIGHT_RESIDUAL = Dense.residual
 
 
-@pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "ahead"])
+@pytest.mark.parametrize(
+    "ahead", [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}], ids=MODES
+)
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
@@ -150,9 +155,9 @@ def test_the_chi_square_sees_silent_faults(
     owner: object,
     name: str,
     fault: Callable[..., object],
-    num_ahead_tokens: int,
+    ahead: dict[str, int],
 ) -> None:
     """Guards the guard: each of these has biased a real engine without an error."""
     monkeypatch.setattr(owner, name, fault)
-    replica = small_replica(3, PLAIN, num_ahead_tokens=num_ahead_tokens)
+    replica = small_replica(3, PLAIN, **ahead)
     assert min(bucket_p_values(replica, small_pair()[0])) < 1e-8

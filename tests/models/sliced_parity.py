@@ -14,7 +14,7 @@ from specdist.cache.pages import PageTable
 from specdist.models.checkpoint import check_family, open_checkpoint
 from specdist.models.flat import FlatBatch
 from specdist.models.loading import join_slicing, load_slice
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
 from specdist.sampling.slices import vocabulary_slices
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
@@ -34,21 +34,23 @@ for folder in sys.argv[1:]:
     model = load_slice(
         checkpoint, dtype=torch.float32, device=topology.device, group=group, vocab_size=NUM_IDS
     )
-    runner = ModelRunner(model, topology.device)
-    runner.allocate(num_pages=32, page_size=4, num_slots=2, max_seq_len=40)
-    pages = PageTable(num_pages=32, page_size=4, num_slots=2)
-    rows = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=(2, 40))
-    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     ids = vocabulary_slices(NUM_IDS, 2)[topology.rank]
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=(2, 40))
     with torch.inference_mode():
         expected = plain(torch.from_numpy(rows)).logits[:, :, ids.start : ids.stop]
-    for slot in range(2):
-        pages.open(slot, rows[slot].tolist())
-        assert pages.extend(slot, 40)
-    runner.update_pages(pages.drain_updates())
-    for chunk in CHUNKS:
-        slots = np.concatenate([np.full(end - begin, slot) for slot, (begin, end) in chunk.items()])
-        positions = np.concatenate([np.arange(begin, end) for begin, end in chunk.values()])
-        logits = runner.forward(FlatBatch(rows[slots, positions], slots, positions), np.arange(len(slots)))
-        torch.testing.assert_close(logits, expected[slots, positions], atol=TOLERANCE, rtol=TOLERANCE)
+    for is_static in (False, True):
+        runner = ModelRunner(model, topology.device, Acceleration(is_static=is_static))
+        runner.allocate(num_pages=32, page_size=4, num_slots=2, max_seq_len=40)
+        pages = PageTable(num_pages=32, page_size=4, num_slots=2)
+        for slot in range(2):
+            pages.open(slot, rows[slot].tolist())
+            assert pages.extend(slot, 40)
+        runner.update_pages(pages.drain_updates())
+        for chunk in CHUNKS:
+            slots = np.concatenate([np.full(end - begin, slot) for slot, (begin, end) in chunk.items()])
+            positions = np.concatenate([np.arange(begin, end) for begin, end in chunk.values()])
+            batch = FlatBatch(rows[slots, positions], slots, positions)
+            logits = runner.forward(batch, np.arange(len(slots)))
+            torch.testing.assert_close(logits, expected[slots, positions], atol=TOLERANCE, rtol=TOLERANCE)
 leave()

@@ -3,15 +3,13 @@
 import copy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from specdist.cache.pages import PageTable
 from specdist.models.attention import ATTENTION_NAME
-from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
+from tests.models.chunks import MIXED, GrowingRows
+from tests.models.families import FAMILIES, tiny_model
 from tests.ranks import run_ranks
 
 PAGE_SIZE = 4
@@ -25,33 +23,8 @@ def test_ragged_chunks_match_plain_forwards(family: str) -> None:
     paged = copy.deepcopy(plain)
     paged.set_attn_implementation(ATTENTION_NAME)
     runner = ModelRunner(paged, torch.device("cpu"))
-    runner.allocate(num_pages=64, page_size=PAGE_SIZE, num_slots=5, max_seq_len=80)
-    pages = PageTable(num_pages=64, page_size=PAGE_SIZE, num_slots=5)
-    generator = np.random.default_rng(0)
-    rows = {slot: generator.integers(2, VOCAB_SIZE, size=length) for slot, length in
-            {4: 41, 0: 23, 2: 70, 1: 9}.items()}  # fmt: skip
-    # Whole prompts, verification blocks, single steps and later chunks, mixed; rows begin at different times.
-    schedule = [{4: 20, 0: 5}, {4: 21, 2: 60}, {4: 25, 0: 12, 2: 61, 1: 3}, {4: 41, 0: 23, 2: 70, 1: 9}]
-    done = dict.fromkeys(rows, 0)
-    expected = {}
-    with torch.inference_mode():
-        for slot, token_ids in rows.items():
-            expected[slot] = plain(torch.as_tensor(token_ids)[None]).logits[0]
-    for ends in schedule:
-        for slot, end in ends.items():
-            if done[slot] == 0:
-                pages.open(slot, rows[slot].tolist())
-            assert pages.extend(slot, end)
-        runner.update_pages(pages.drain_updates())
-        batch = FlatBatch(
-            token_ids_T=np.concatenate([rows[slot][done[slot] : end] for slot, end in ends.items()]),
-            slots_T=np.concatenate([np.full(end - done[slot], slot) for slot, end in ends.items()]),
-            positions_T=np.concatenate([np.arange(done[slot], end) for slot, end in ends.items()]),
-        )
-        logits = runner.forward(batch, np.arange(len(batch)))
-        wanted = torch.cat([expected[slot][done[slot] : end] for slot, end in ends.items()])
-        torch.testing.assert_close(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE)
-        done.update(ends)
+    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.ranks

@@ -1,0 +1,120 @@
+"""Branches: what the draft prepares for the case that the target says something else.
+
+While the target verifies a row's chain, the draft continues the likeliest alternatives to the chain's tokens,
+each in a row of its own. If the decision is one of them, its branch becomes the row's candidates, which would
+else have none for a pass. It changes only what is ready, never what is accepted: the tokens of a branch are
+drawn with the numbers that the row would use after the miss.
+
+A branch (position, alternative) is worth the chance that the chain holds up to that position and breaks
+there in favour of the alternative. Each row has the same number of branches and chooses them by its own chain
+alone, so that nothing depends on the rest of the batch.
+
+S slots, N positions of all their chains, A alternatives, B branches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.models.flat import arange_segments
+from specdist.sampling.beliefs import Beliefs
+
+UNUSED = -1
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Branches to open: of which slot, in which of its branch rows, where, with which token, and the rank of
+    that token among the alternatives there, from 1."""
+
+    slots_B: np.ndarray
+    rows_B: np.ndarray
+    positions_B: np.ndarray
+    token_ids_B: np.ndarray
+    ranks_B: np.ndarray
+
+
+class BranchBook:
+    """The branches that are open, per slot."""
+
+    def __init__(self, num_slots: int, num_branches: int) -> None:
+        self._num_slots = num_slots
+        self.num_branches = num_branches
+        shape = (num_slots, num_branches)
+        self._positions = np.full(shape, UNUSED, np.int64)
+        self._token_ids = np.zeros(shape, np.int64)
+        self._ranks = np.zeros(shape, np.int64)
+        self._lengths = np.zeros(shape, np.int64)
+
+    def choose(
+        self,
+        slots_S: np.ndarray,
+        begins_S: np.ndarray,
+        lengths_S: np.ndarray,
+        beliefs: Beliefs,
+        is_excluded_NA: np.ndarray,
+    ) -> Branches:
+        """The best branches of every slot's chain, which has ``lengths`` tokens from ``begins`` on."""
+        offsets_N = arange_segments(lengths_S)
+        lines_N = np.repeat(np.arange(len(slots_S)), lengths_S)
+        num_positions, num_ids = int(lengths_S.max(initial=0)), beliefs.chances_NA.shape[1]
+        survival = np.ones((len(slots_S), num_positions))
+        survival[lines_N, offsets_N] = beliefs.survival_N
+        reached = np.cumprod(np.c_[np.ones(len(slots_S)), survival], axis=1)[lines_N, offsets_N]
+        scores = np.zeros((len(slots_S), num_positions, num_ids))
+        chances_NA = np.where(is_excluded_NA, 0, beliefs.chances_NA)
+        scores[lines_N, offsets_N] = reached[:, None] * chances_NA
+        flat = scores.reshape(len(slots_S), -1)
+        best = np.argsort(-flat, axis=1, kind="stable")[:, : self.num_branches]
+        lines_B, places_B = np.nonzero(np.take_along_axis(flat, best, axis=1) > 0)
+        chosen_B = best[lines_B, places_B]
+        offsets_B, columns_B = np.divmod(chosen_B, num_ids)
+        index_B = (np.cumsum(lengths_S) - lengths_S)[lines_B] + offsets_B
+        # Its rank among the alternatives is its column, less one if the drawn token stands before it.
+        is_alternative_NA = beliefs.chances_NA > 0
+        ranks_NA = np.cumsum(is_alternative_NA, axis=1)
+        slots_B = slots_S[lines_B]
+        return Branches(
+            slots_B=slots_B,
+            rows_B=self._num_slots + slots_B * self.num_branches + places_B,
+            positions_B=begins_S[lines_B] + offsets_B,
+            token_ids_B=beliefs.alternative_ids_NA[index_B, columns_B],
+            ranks_B=ranks_NA[index_B, columns_B],
+        )
+
+    def open(self, branches: Branches, lengths_B: np.ndarray) -> None:
+        """Note what was drafted behind each branch's first token."""
+        places = branches.slots_B, (branches.rows_B - self._num_slots) % self.num_branches
+        self._positions[places] = branches.positions_B
+        self._token_ids[places] = branches.token_ids_B
+        self._ranks[places] = branches.ranks_B
+        self._lengths[places] = lengths_B
+
+    def find(
+        self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For every slot whose decision has its branch: its line in ``slots_S``, the branch's row, and the
+        number of tokens behind the decision."""
+        is_it = self._positions[slots_S] == positions_S[:, None]
+        is_it &= self._token_ids[slots_S] == token_ids_S[:, None]
+        lines, places = np.nonzero(is_it)
+        slots = slots_S[lines]
+        return lines, self._num_slots + slots * self.num_branches + places, self._lengths[slots, places]
+
+    def ranks(self, slots_S: np.ndarray, rows_S: np.ndarray) -> np.ndarray:
+        """The rank of the alternative that each of these branches began with."""
+        return self._ranks[slots_S, (rows_S - self._num_slots) % self.num_branches]
+
+    def num_tokens(self, slots_S: np.ndarray) -> np.ndarray:
+        """Tokens drafted in each slot's branches."""
+        is_open = self._positions[slots_S] != UNUSED
+        return np.where(is_open, self._lengths[slots_S], 0).sum(axis=1)
+
+    def num_open(self, slots_S: np.ndarray) -> np.ndarray:
+        return (self._positions[slots_S] != UNUSED).sum(axis=1)
+
+    def drop(self, slots_S: np.ndarray) -> None:
+        """Close every branch of these slots."""
+        self._positions[slots_S] = UNUSED

@@ -1,0 +1,164 @@
+"""The drafting burst: token after token for many rows at once, with nothing waited for in between.
+
+On a GPU the drawn tokens stay there from step to step; the host learns them when the burst is over. What must
+be known on the way is known beforehand (positions, random numbers, how many tokens each row wants), unless a
+policy asks for features.
+
+R rows of a burst, A of them that are still drafting, D steps, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.engine.chains import ChainRows
+from specdist.models.flat import FlatBatch
+from specdist.models.runner import ModelRunner
+from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy
+from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.random import Purpose, uniforms
+
+
+class Drafter:
+    """Extends chains by the draft model's own draws."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        policy: LengthPolicy,
+        rows: ChainRows,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        stop_token_ids: Collection[int],
+        keeps_scores: bool,
+    ) -> None:
+        self._runner = runner
+        self._policy = policy
+        self._rows = rows
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self.is_stop_V = np.zeros(vocab_size, bool)
+        self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
+        self._keeps_scores = keeps_scores or settings.is_random
+        # Behind a stop token there is nothing to draft; looking at every token costs nothing only on a host.
+        self._watches_stops = runner.device.type == "cpu"
+        self.num_passes = 0
+
+    def extend(
+        self,
+        rows_R: np.ndarray,
+        slots_R: np.ndarray,
+        tails_R: np.ndarray,
+        num_wanted_R: np.ndarray,
+        *,
+        asks_policy: bool = True,
+    ) -> np.ndarray:
+        """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
+        policy's end. Returns the number of tokens drafted per row.
+
+        Args:
+            asks_policy: False for the token that will be a decision and no candidate.
+        """
+        num_wanted_R = np.where(self.is_stop_V[self._rows.token_ids[rows_R, tails_R - 1]], 0, num_wanted_R)
+        num_drafted_R = np.zeros(len(rows_R), np.int64)
+        uniforms_RD = self._uniforms(rows_R, tails_R, int(num_wanted_R.max(initial=0)))
+        steps: list[tuple[np.ndarray, Tensor, Tensor]] = []
+        active_A, drawn_A, features = np.arange(len(rows_R)), None, None
+        for depth in itertools.count():
+            keep_A = num_wanted_R[active_A] > depth
+            if asks_policy:
+                keep_A &= self._policy.wants_more(
+                    DraftedRows(
+                        slots_R=slots_R[active_A],
+                        chains_R=rows_R[active_A],
+                        num_drafted=depth,
+                        features=features,
+                    )
+                )
+            if drawn_A is not None and self._watches_stops:
+                keep_A &= ~self.is_stop_V[drawn_A.numpy()]
+            active_A = active_A[keep_A]
+            if not len(active_A):
+                break
+            rows_A, positions_A = rows_R[active_A], tails_R[active_A] + depth
+            if drawn_A is None:
+                batch, index = self._rows.catch_up(rows_A, positions_A)
+            else:
+                kept = drawn_A if keep_A.all() else drawn_A[torch.from_numpy(keep_A).to(drawn_A.device)]
+                batch, index = FlatBatch(kept, rows_A, positions_A - 1), np.arange(len(rows_A))
+            uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
+            drawn_A, probabilities_A, features = self._step(batch, index, rows_A, positions_A, uniforms_A)
+            steps.append((active_A, drawn_A, probabilities_A))
+            num_drafted_R[active_A] = depth + 1
+        if steps:
+            self._write(rows_R, tails_R, num_drafted_R, steps)
+        return num_drafted_R
+
+    def _step(
+        self,
+        batch: FlatBatch,
+        logits_index: np.ndarray,
+        rows_A: np.ndarray,
+        positions_A: np.ndarray,
+        uniforms_A: Tensor | None,
+    ) -> tuple[Tensor, Tensor, DraftFeatures | None]:
+        """One pass, and one draw per row: token ids and their probabilities, on the device."""
+        logits_AV = self._runner.forward(batch, logits_index)[:, : self._vocab_size]
+        self.num_passes += 1
+        laws_A, scores_AV = draft_laws(
+            logits_AV,
+            self._settings,
+            torch.from_numpy(self._rows.stream_keys[rows_A]),
+            torch.from_numpy(positions_A),
+        )
+        drawn_A = laws_A.draw(uniforms_A)
+        if self._keeps_scores:
+            self._rows.keep_scores(rows_A, positions_A, scores_AV)
+        features = None
+        if self._policy.uses_features:
+            found = draft_features(logits_AV, laws_A, drawn_A, self._settings)
+            entropies_A, chances_A, top_chances_A = found.cpu().numpy()
+            features = DraftFeatures(
+                entropies_R=entropies_A, probabilities_R=chances_A, top_probabilities_R=top_chances_A
+            )
+        return drawn_A, laws_A.probabilities_of(drawn_A), features
+
+    def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
+        """[R, D], all random numbers of the burst."""
+        if not self._settings.is_random or not num_steps:
+            return None
+        return uniforms(
+            torch.from_numpy(self._rows.stream_keys[rows_R])[:, None],
+            torch.from_numpy(tails_R[:, None] + np.arange(num_steps)),
+            torch.from_numpy(self._rows.num_misses[rows_R])[:, None],
+            Purpose.DRAFT,
+        ).to(self._runner.device)
+
+    def _write(
+        self,
+        rows_R: np.ndarray,
+        tails_R: np.ndarray,
+        num_drafted_R: np.ndarray,
+        steps: list[tuple[np.ndarray, Tensor, Tensor]],
+    ) -> None:
+        """Bring the burst to the host, and cut ``num_drafted_R`` behind the first stop token."""
+        lines_T = np.concatenate([active_A for active_A, _, _ in steps])
+        depths_T = np.repeat(np.arange(len(steps)), [len(active_A) for active_A, _, _ in steps])
+        drawn_T = torch.cat([drawn_A for _, drawn_A, _ in steps])
+        # Token ids are exact in float64, so that one copy brings both.
+        both = torch.stack([drawn_T.double(), torch.cat([chances_A for _, _, chances_A in steps])])
+        ids_T, probabilities_T = both.cpu().numpy()
+        places = rows_R[lines_T], tails_R[lines_T] + depths_T
+        self._rows.token_ids[places] = ids_T.astype(np.int64)
+        self._rows.probabilities[places] = probabilities_T
+        ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
+        np.minimum.at(num_drafted_R, lines_T[ends], depths_T[ends] + 1)
+        extended = num_drafted_R > 0
+        self._rows.num_computed[rows_R[extended]] = (tails_R + num_drafted_R - 1)[extended]

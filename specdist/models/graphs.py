@@ -1,0 +1,129 @@
+"""Passes of fixed shapes that are recorded once and replayed, and the check that a replay tells the truth.
+
+N tokens whose logits are wanted, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# A first run may allocate workspaces or pick algorithms, which must not be recorded.
+NUM_WARMUPS = 2
+# Every graph takes memory of its own beside the shared pool; later shapes run without one.
+MAX_GRAPHS = 128
+# Of the largest logit: the replay runs the same kernels, yet libraries may choose others while they record.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+logger = logging.getLogger(__name__)
+
+
+class Capturer(Protocol):
+    """Records a function whose inputs and outputs stay at the same addresses."""
+
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A replay of what the function did; its result is valid until the next replay of any."""
+        ...
+
+
+class CudaGraphs:
+    """CUDA graphs of one runner. They run one at a time and keep nothing between runs: they share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self._outputs: dict[tuple[torch.dtype, int], Tensor] = {}
+
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        with torch.cuda.device(self._device):
+            return self._capture(function)
+
+    def _capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(NUM_WARMUPS):
+                result = function()
+            output = self._output_like(result)
+            del result
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as the one that watches over collectives, may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            output.copy_(function())
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    def _output_like(self, result: Tensor) -> Tensor:
+        """One buffer, outside the pool, for the results of all graphs of a width: no graph holds its own."""
+        num_rows, width = result.shape
+        key = (result.dtype, width)
+        held = self._outputs.get(key)
+        if held is None or len(held) < num_rows:
+            # A graph that was recorded earlier keeps the smaller buffer alive and goes on using it.
+            held = self._outputs[key] = torch.empty_like(result)
+        return held[:num_rows]
+
+
+class CheckedGraphs:
+    """Runs functions by their key: the first run records, checks and answers; later ones replay.
+
+    If recording fails or a replay differs, nothing is ever replayed again: the functions then run as they
+    are, with the same shapes. Ranks that share a model stay in step even if only one of them gives up, for a
+    key's first run takes as many runs of the function, and of its collectives, on every rank.
+    """
+
+    def __init__(self, capturer: Capturer | None, max_graphs: int = MAX_GRAPHS) -> None:
+        """``capturer``: None runs every function as it comes."""
+        self._capturer = capturer
+        self._max_graphs = max_graphs if capturer is not None else 0
+        self._replays: dict[Hashable, Callable[[], Tensor]] = {}
+        self._seen: set[Hashable] = set()
+
+    def run(self, key: Hashable, function: Callable[[], Tensor]) -> Tensor:
+        """The function's result [N, V], valid until the next run."""
+        replay = self._replays.get(key)
+        if replay is not None:
+            return replay()
+        if key in self._seen or len(self._seen) >= self._max_graphs:
+            return function()
+        self._seen.add(key)
+        expected = function().clone()
+        if self._capturer is None:
+            for _ in range(NUM_WARMUPS + 1):
+                function()
+        else:
+            self._record(self._capturer, key, function, expected)
+        return expected
+
+    def _record(
+        self, capturer: Capturer, key: Hashable, function: Callable[[], Tensor], expected: Tensor
+    ) -> None:
+        try:
+            replay = capturer.capture(function)
+        except Exception as failure:
+            self._give_up(f"{key} cannot be recorded: {type(failure).__name__}: {failure}")
+            # Where the others replay. The failure was past the warm-up: the same had just run without one.
+            function()
+            return
+        error = float((replay() - expected).abs().max())
+        largest = max(1.0, float(expected.abs().max()))
+        # Not "error > tolerance": a NaN is wrong, too.
+        if error <= TOLERANCES[expected.dtype] * largest:
+            self._replays[key] = replay
+        else:
+            self._give_up(f"the replay of {key} differs from the pass itself by {error:.3g} of {largest:.3g}")
+
+    def _give_up(self, reason: str) -> None:
+        self._capturer = None
+        self._replays.clear()
+        logger.warning("passes run without graphs from now on: %s", reason)

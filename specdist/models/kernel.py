@@ -1,0 +1,184 @@
+"""Attention over pages as one call for all segments, in three implementations.
+
+torch's FlashAttention reads the pages where they lie if its version takes their size: FlashAttention-2, which
+torch carries, wants a multiple of 256 tokens; FlashAttention-3, once activated, takes any. Otherwise the
+pages are gathered first. :mod:`specdist.models.probe` finds out at the start what this device can use.
+
+T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width, R rows.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import attention as torch_attention
+
+from specdist.models.attention import AttentionRules, KeyValueCache, attend_rows
+from specdist.models.segments import PagedSegments
+
+# Keys that SDPA gathers at once: 2**17 keys of 8 heads of width 128 in bfloat16 are 256 MiB.
+MAX_GATHERED_KEYS = 2**17
+# More splits would fill the device better at small batches and long contexts, but FlashAttention-2 joins the
+# splits of packed segments wrongly (https://github.com/pytorch/pytorch/issues/194167), and the number of
+# splits depends on the batch: with one, a row's result does not.
+NUM_SPLITS = 1
+UNLIMITED = -1
+
+
+class PagedKernel(Protocol):
+    """Attention of all segments in one call."""
+
+    name: str
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        """Output [T, H, D]; the pages are [pages, page_size, G, D]."""
+        ...
+
+
+class KernelAttention:
+    """One pass: writes its keys and values into the cache, then calls a kernel over the pages."""
+
+    def __init__(
+        self, cache: KeyValueCache, kernel: PagedKernel, segments: PagedSegments, cache_index_T: Tensor
+    ) -> None:
+        self._cache = cache
+        self._kernel = kernel
+        self._segments = segments
+        self._cache_index_T = cache_index_T
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        rules: AttentionRules,
+    ) -> Tensor:
+        self._cache.write(layer, self._cache_index_T, keys_TGD, values_TGD)
+        shape = (-1, self._cache.page_size, *self._cache.shapes[layer])
+        key_pages, value_pages = self._cache.keys[layer].view(shape), self._cache.values[layer].view(shape)
+        return self._kernel.attend(queries_THD, key_pages, value_pages, self._segments, rules)
+
+
+class SdpaKernel:
+    """For uniform segments alone, and for every device, dtype and rule: SDPA, or a soft cap, with a mask."""
+
+    name = "SDPA on gathered pages"
+
+    def __init__(self, max_gathered_keys: int = MAX_GATHERED_KEYS) -> None:
+        self._max_gathered_keys = max_gathered_keys
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        num_heads, num_kv_heads = queries_THD.shape[1], key_pages.shape[2]
+        bias = segments.bias(rules.window, num_heads // num_kv_heads, queries_THD.dtype)
+        num_rows = max(1, self._max_gathered_keys // segments.num_keys)
+        outputs = []
+        for first in range(0, len(segments.used_S), num_rows):
+            table_RP = segments.block_table_SP[first : first + num_rows]
+            keys_RGLD, values_RGLD = (
+                pages.index_select(0, table_RP.reshape(-1))
+                .view(len(table_RP), segments.num_keys, *pages.shape[2:])
+                .transpose(1, 2)
+                for pages in (key_pages, value_pages)
+            )
+            begin, end = (row * segments.num_queries for row in (first, first + len(table_RP)))
+            row_bias = bias[first : first + num_rows]
+            outputs.append(attend_rows(queries_THD[begin:end], keys_RGLD, values_RGLD, row_bias, rules))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class VarlenKernel:
+    """torch's FlashAttention: float16 and bfloat16, no soft cap."""
+
+    name = "varlen_attn on pages"
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        # FlashAttention-2 insists on the keys' offsets, and ignores them; its successors refuse them.
+        impl = torch_attention.current_flash_attention_impl()
+        key_starts_S1 = segments.key_starts_S1 if impl in (None, "FA2") else None
+        return _varlen_attn(
+            queries_THD, key_pages, value_pages, key_starts_S1, segments, rules, segments.block_table_SP
+        )
+
+
+class GatheredVarlenKernel:
+    """The same on copies of the pages side by side: for a page size that the kernel does not take."""
+
+    name = "varlen_attn on gathered pages"
+
+    def attend(
+        self,
+        queries_THD: Tensor,
+        key_pages: Tensor,
+        value_pages: Tensor,
+        segments: PagedSegments,
+        rules: AttentionRules,
+    ) -> Tensor:
+        keys, values = (
+            pages.index_select(0, segments.page_list).flatten(0, 1) for pages in (key_pages, value_pages)
+        )
+        return _varlen_attn(queries_THD, keys, values, segments.key_starts_S1, segments, rules, None)
+
+
+def _varlen_attn(
+    queries_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    key_starts_S1: Tensor | None,
+    segments: PagedSegments,
+    rules: AttentionRules,
+    block_table_SP: Tensor | None,
+) -> Tensor:
+    # Older versions of torch lack it; the probe then says so.
+    from torch.nn.attention.varlen import varlen_attn
+
+    if rules.softcap is not None:
+        raise ValueError("varlen_attn takes no soft cap")
+    if rules.window is not None:
+        window = (rules.window - 1, 0)  # counted to the left of the query's own position
+    elif segments.num_queries == 1:
+        # The only query is the last token and sees every key. Without a mask, query heads that share a
+        # key/value head are processed together.
+        window = (UNLIMITED, UNLIMITED)
+    else:
+        window = (UNLIMITED, 0)
+    output = varlen_attn(
+        queries_THD,
+        keys,
+        values,
+        segments.query_starts_S1,
+        key_starts_S1,
+        segments.num_queries,
+        segments.num_keys,
+        scale=rules.scale,
+        window_size=window,
+        enable_gqa=True,
+        seqused_k=segments.used_S,
+        block_table=block_table_SP,
+        num_splits=NUM_SPLITS,
+    )
+    assert isinstance(output, Tensor)
+    return output

@@ -1,0 +1,151 @@
+"""Tries attention kernels on this device, on random pages, before any of them may be used.
+
+Whether a kernel takes a dtype, a head width, a page size or a window depends on the device and on versions of
+three libraries; what it answers there is compared with plain attention in float32.
+
+T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdist.models.attention import AttentionKind, AttentionRules
+from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.kernel import PagedKernel
+from specdist.models.segments import PagedSegments, ragged_segments
+
+# (new tokens, keys) of every segment: decoding steps, of which one is long enough for a kernel to split its
+# keys; verification blocks, padded in front where a row has fewer keys; a prefill mixed with both.
+PROBES = (
+    ((1, 1), (1, 38), (1, 2100)),
+    ((5, 2), (5, 44), (5, 2105)),
+    ((1, 64), (6, 301), (130, 130), (70, 520)),
+)
+# An output is an average of values of order 1, rounded to the dtype at the end and between.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+SEED = 0
+# torch lists every backend that it has when it has none that fits.
+MAX_REASON_CHARACTERS = 160
+
+logger = logging.getLogger(__name__)
+
+
+def choose_kernel(
+    candidates: Sequence[PagedKernel],
+    kinds: Sequence[AttentionKind],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PagedKernel | None:
+    """The first kernel that is right for every kind of attention; a log line says why others are not used."""
+    reasons = []
+    chosen: PagedKernel | None = None
+    for kernel in candidates:
+        reason = probe_kernel(kernel, kinds, page_size=page_size, dtype=dtype, device=device)
+        if reason is None:
+            chosen = kernel
+            break
+        reasons.append(f"{kernel.name}: {reason}")
+    if candidates:
+        name = "SDPA on gathered pages" if chosen is None else chosen.name
+        refused = f"; not used: {'; '.join(reasons)}" if reasons else ""
+        logger.info("attention over pages of %d tokens in %s: %s%s", page_size, dtype, name, refused)
+    return chosen
+
+
+@torch.inference_mode()
+def probe_kernel(
+    kernel: PagedKernel,
+    kinds: Sequence[AttentionKind],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> str | None:
+    """Why the kernel cannot be used for attention of these kinds; None if it can."""
+    generator = torch.Generator().manual_seed(SEED)
+    for kind in kinds:
+        about = f"{kind.num_heads}/{kind.num_kv_heads} heads of {kind.width}, window {kind.rules.window}"
+        for lengths in PROBES:
+            segments, shape = _probe_segments(lengths, page_size, device)
+            queries_THD, key_pages, value_pages = (
+                torch.randn(size, generator=generator).to(device, dtype)
+                for size in (
+                    (sum(num_new for num_new, _ in lengths), kind.num_heads, kind.width),
+                    *2 * ((*shape, kind.num_kv_heads, kind.width),),
+                )
+            )
+            expected = plain_attention(queries_THD, key_pages, value_pages, segments, kind.rules)
+            try:
+                found = kernel.attend(queries_THD, key_pages, value_pages, segments, kind.rules)
+                error = float((found.float() - expected).abs().max())
+            except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as failure:
+                first_line = (str(failure) or repr(failure)).splitlines()[0]
+                return f"{textwrap.shorten(first_line, MAX_REASON_CHARACTERS)} ({about})"
+            # Not "error > tolerance": a NaN is wrong, too.
+            if not error <= TOLERANCES[dtype]:
+                return f"differs from plain attention by {error:.3g} ({about})"
+    return None
+
+
+def plain_attention(
+    queries_THD: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    segments: PagedSegments,
+    rules: AttentionRules,
+) -> Tensor:
+    """Attention of one segment after the other, in float32: [T, H, D]."""
+    outputs = []
+    used = segments.used_S.tolist()
+    starts = segments.query_starts_S1.tolist()
+    num_repeats = queries_THD.shape[1] // key_pages.shape[2]
+    for index, (num_keys, begin, end) in enumerate(zip(used, starts[:-1], starts[1:], strict=True)):
+        keys_HLD, values_HLD = (
+            pages[segments.block_table_SP[index].long()]
+            .flatten(0, 1)[:num_keys]
+            .float()
+            .repeat_interleave(num_repeats, dim=1)
+            .transpose(0, 1)
+            for pages in (key_pages, value_pages)
+        )
+        queries_HQD = queries_THD[begin:end].float().transpose(0, 1)
+        scale = queries_THD.shape[2] ** -0.5 if rules.scale is None else rules.scale
+        scores_HQL = scale * queries_HQD @ keys_HLD.transpose(1, 2)
+        if rules.softcap is not None:
+            scores_HQL = rules.softcap * torch.tanh(scores_HQL / rules.softcap)
+        ages_QL = (torch.arange(num_keys - (end - begin), num_keys)[:, None] - torch.arange(num_keys)).to(
+            scores_HQL.device
+        )
+        window = num_keys if rules.window is None else rules.window
+        scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
+        # A query before the first key sees nothing, and nothing is what it gets.
+        probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
+        outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def _probe_segments(
+    lengths: Sequence[tuple[int, int]], page_size: int, device: torch.device
+) -> tuple[PagedSegments, tuple[int, int]]:
+    """Segments on scattered pages, and (pages, page size) of the memory that they need."""
+    num_new_S, num_keys_S = np.array(lengths, np.int64).T
+    width = -(-int(num_keys_S.max()) // page_size)
+    num_pages = width * len(lengths)
+    page_table = np.random.default_rng(SEED).permutation(num_pages).reshape(len(lengths), width)
+    batch = FlatBatch(
+        np.zeros(num_new_S.sum(), np.int64),
+        np.repeat(np.arange(len(lengths)), num_new_S),
+        np.repeat(num_keys_S - num_new_S, num_new_S) + arange_segments(num_new_S),
+    )
+    segments, _ = ragged_segments(batch, page_table, page_size, device)
+    return segments, (num_pages, page_size)

@@ -1,0 +1,63 @@
+"""A pass's inputs on their way to the device: packed into one host buffer, sent with one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# While one buffer's copy is in flight the next pass fills another.
+NUM_HOST_BUFFERS = 3
+
+
+class Event(Protocol):
+    """What :class:`torch.cuda.Event` offers."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class NothingInFlight:
+    """Copies between tensors of a host are over when they return."""
+
+    def record(self) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class InputStaging:
+    """A ring of pinned host buffers in front of one int32 buffer on the device.
+
+    A buffer is handed out again only after its last copy has arrived: overwriting it earlier would change
+    what the device reads.
+    """
+
+    def __init__(self, size: int, device: torch.device, new_event: Callable[[], Event] | None = None) -> None:
+        is_cuda = device.type == "cuda"
+        new_event = new_event or (torch.cuda.Event if is_cuda else NothingInFlight)
+        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._ring = [
+            (torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda), new_event())
+            for _ in range(NUM_HOST_BUFFERS)
+        ]
+        self._next = 0
+
+    def host(self) -> np.ndarray:
+        """The host buffer to fill for the next :meth:`send`, int32 [size]."""
+        tensor, arrived = self._ring[self._next]
+        arrived.synchronize()
+        return tensor.numpy()
+
+    def send(self, length: int) -> Tensor:
+        """Copy the first ``length`` numbers of the host buffer to the device's, which is returned."""
+        tensor, arrived = self._ring[self._next]
+        self.buffer[:length].copy_(tensor[:length], non_blocking=True)
+        arrived.record()
+        self._next = (self._next + 1) % len(self._ring)
+        return self.buffer

@@ -1,0 +1,185 @@
+"""Branches: what is chosen, where it is kept, and that it is what the row would have drafted anyway."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specdist.cache.pages import PageTable
+from specdist.engine.branches import BranchBook
+from specdist.engine.draft import DraftModel
+from specdist.engine.proposals import DraftAhead, OpenedRows, ProposalReply, ProposalRequest
+from specdist.models.flat import FlatBatch
+from specdist.policies import FixedLength
+from specdist.sampling.beliefs import Beliefs, beliefs_from_scores
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.models.families import VOCAB_SIZE, tiny_model
+
+NUM_DRAFT_TOKENS = 4
+NUM_BRANCHES = 3
+MAX_SEQ_LEN = 128
+GREEDY = SamplingSettings(temperature=0.0)
+NOTHING = np.zeros(0, np.int64)
+
+
+class LoneDraft:
+    """A greedy draft without a target: a test says what is accepted and what is decided."""
+
+    def __init__(self, model: PreTrainedModel, prompts: list[list[int]]) -> None:
+        self.rows = [list(prompt) for prompt in prompts]
+        self.slots = np.arange(len(prompts))
+        self.pages = PageTable(num_pages=256, page_size=PAGE_SIZE, num_slots=len(prompts))
+        self.runner = paged_runner(model)
+        self.runner.allocate(
+            num_pages=256,
+            page_size=PAGE_SIZE,
+            num_slots=len(prompts),
+            max_seq_len=MAX_SEQ_LEN,
+            num_branch_rows=NUM_BRANCHES * len(prompts),
+            max_branch_tokens=NUM_DRAFT_TOKENS + 1,
+        )
+        self.draft = DraftModel(
+            self.runner,
+            FixedLength(NUM_DRAFT_TOKENS),
+            settings=GREEDY,
+            vocab_size=VOCAB_SIZE,
+            stop_token_ids=[],
+            num_slots=len(prompts),
+            max_seq_len=MAX_SEQ_LEN,
+            ahead=DraftAhead(num_tokens=NUM_DRAFT_TOKENS + 1, num_branches=NUM_BRANCHES),
+        )
+        for slot, prompt in enumerate(prompts):
+            self.pages.open(slot, prompt)
+            self.pages.extend(slot, MAX_SEQ_LEN)
+        lengths = np.array([len(prompt) for prompt in prompts])
+        self._exchange(
+            slots_R=NOTHING,
+            num_accepted_R=NOTHING,
+            decision_ids_R=NOTHING,
+            opened=OpenedRows(
+                slots=self.slots,
+                stream_keys=self.slots,
+                num_misses=np.zeros_like(lengths),
+                context_lengths=lengths,
+                max_lengths=np.full_like(lengths, MAX_SEQ_LEN),
+            ),
+            context=FlatBatch(
+                np.concatenate(prompts),
+                np.repeat(self.slots, lengths),
+                np.concatenate([np.arange(length) for length in lengths]),
+            ),
+        )
+
+    def round(self, num_accepted: list[int], decisions: list[int]) -> ProposalReply:
+        return self._exchange(
+            slots_R=self.slots,
+            num_accepted_R=np.array(num_accepted),
+            decision_ids_R=np.array(decisions),
+            opened=no_rows(),
+            context=FlatBatch(NOTHING, NOTHING, NOTHING),
+        )
+
+    def _exchange(self, **fields: object) -> ProposalReply:
+        request = ProposalRequest(
+            page_updates=self.pages.drain_updates(),
+            draft_now_R=np.zeros_like(fields["num_accepted_R"]),
+            decisions_W=None,
+            **fields,
+        )
+        reply = self.draft.respond(request)
+        self.draft.follow(request)
+        return reply
+
+
+def no_rows() -> OpenedRows:
+    return OpenedRows(
+        slots=NOTHING, stream_keys=NOTHING, num_misses=NOTHING, context_lengths=NOTHING, max_lengths=NOTHING
+    )
+
+
+def ranked_continuation(model: PreTrainedModel, token_ids: list[int]) -> list[int]:
+    """Every token, the likeliest next one first."""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0, -1].argsort(descending=True).tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_candidates_are_always_the_continuation_of_what_was_committed(family: str) -> None:
+    """Whatever is accepted and decided, and wherever in a page: a stale cache would draft something else."""
+    model = tiny_model(family, seed=5)
+    generator = np.random.default_rng(1)
+    lone = LoneDraft(model, prompts_of_lengths(5, 11, 16))
+    candidates: list[list[int]] = [[], [], []]
+    num_caught = num_missed = 0
+    while max(map(len, lone.rows)) < MAX_SEQ_LEN - 3 * NUM_DRAFT_TOKENS:
+        num_accepted, decisions, is_miss = [], [], []
+        for row, chain in zip(lone.rows, candidates, strict=True):
+            count = int(generator.integers(len(chain) + 1))
+            row += chain[:count]
+            ranked = ranked_continuation(model, row)
+            rank = int(generator.choice([0, 1, 2, 17], p=[0.3, 0.4, 0.2, 0.1]))
+            # A cut chain never goes on with the token that was cut.
+            if count < len(chain) and rank == 0:
+                rank = 1
+            num_accepted.append(count)
+            decisions.append(ranked[rank])
+            is_miss.append(rank > 0)
+            row.append(ranked[rank])
+        reply = lone.round(num_accepted, decisions)
+        assert reply.decision_ids_R.tolist() == decisions
+        assert reply.is_hit_R.tolist() == [not missed for missed in is_miss]
+        bounds = np.cumsum(reply.num_drafted_R)[:-1]
+        candidates = [part.tolist() for part in np.split(reply.candidate_ids_C, bounds)]
+        for row, chain in zip(lone.rows, candidates, strict=True):
+            for depth, token in enumerate(chain):
+                assert token == ranked_continuation(model, row + chain[:depth])[0]
+        num_missed += sum(is_miss)
+        num_caught += int((reply.branch_ranks_R > 0).sum())
+        assert all(len(chain) == NUM_DRAFT_TOKENS for chain, rank in
+                   zip(candidates, reply.branch_ranks_R.tolist(), strict=True) if rank)  # fmt: skip
+    assert 0 < num_caught < num_missed
+
+
+def test_the_likeliest_misses_are_chosen() -> None:
+    # Two slots with chains of two tokens and of one; per position the drawn token and two alternatives.
+    beliefs = Beliefs(
+        survival_N=np.array([0.5, 0.6, 0.9]),
+        alternative_ids_NA=np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
+        chances_NA=np.array([[0, 0.3, 0.1], [0, 0.3, 0.05], [0, 0.05, 0.05]]),
+    )
+    book = BranchBook(num_slots=4, num_branches=2)
+    is_excluded = np.zeros((3, 3), bool)
+    is_excluded[2, 1] = True
+    chosen = book.choose(np.array([3, 1]), np.array([10, 20]), np.array([2, 1]), beliefs, is_excluded)
+    # Slot 3: 0.3, then 0.5 x 0.3 = 0.15 before 0.1. Slot 1: its best alternative is excluded.
+    assert chosen.slots_B.tolist() == [3, 3, 1]
+    assert chosen.positions_B.tolist() == [10, 11, 20]
+    assert chosen.token_ids_B.tolist() == [2, 5, 9]
+    assert chosen.ranks_B.tolist() == [1, 1, 2]
+    assert len(set(chosen.rows_B.tolist())) == 3 and min(chosen.rows_B) >= 4
+    book.open(chosen, np.array([4, 3, 2]))
+    lines, rows, lengths = book.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
+    assert (lines.tolist(), rows.tolist(), lengths.tolist()) == ([1], [chosen.rows_B[1]], [3])
+    assert book.num_tokens(np.array([3, 1, 0])).tolist() == [7, 2, 0]
+    book.drop(np.array([3]))
+    assert not len(book.find(np.array([3]), np.array([11]), np.array([5]))[0])
+
+
+def test_beliefs_of_a_random_draw() -> None:
+    """Half of what the draft is undecided about is lost, to the others in proportion to their probability."""
+    law = torch.tensor([[0.5, 0.3, 0.2, 0.0]])
+    beliefs = beliefs_from_scores(law, np.array([1]), SamplingSettings(), 3)
+    assert beliefs.survival_N == pytest.approx([0.75])
+    chances = dict(zip(beliefs.alternative_ids_NA[0].tolist(), beliefs.chances_NA[0].tolist(), strict=True))
+    assert chances == pytest.approx({0: 0.25 * 0.5 / 0.7, 1: 0, 2: 0.25 * 0.2 / 0.7, 3: 0})
+
+
+def test_beliefs_of_a_greedy_draw() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    beliefs = beliefs_from_scores(logits, np.array([1]), GREEDY, 2)
+    weights = torch.exp(2 * logits[0])
+    assert beliefs.survival_N == pytest.approx([float(weights[1] / weights.sum())])
+    assert beliefs.alternative_ids_NA.tolist() == [[1, 2, 0]]
+    assert beliefs.chances_NA[0] == pytest.approx([0, *(weights[[2, 0]] / weights.sum()).tolist()])

@@ -1,0 +1,70 @@
+"""Rows that grow over passes in ragged chunks, and the logits that a plain forward per row gives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.cache.pages import PageTable
+from specdist.models.flat import FlatBatch
+from specdist.models.runner import ModelRunner
+from tests.models.families import VOCAB_SIZE
+
+NUM_PAGES = 64
+NUM_SLOTS = 5
+MAX_SEQ_LEN = 80
+
+Ends = dict[int, int]
+# Whole prompts, verification blocks, single steps and later chunks, mixed; rows begin at different times.
+MIXED: list[Ends] = [{4: 20, 0: 5}, {4: 21, 2: 60}, {4: 25, 0: 12, 2: 61, 1: 3}, {4: 41, 0: 23, 2: 70, 1: 9}]
+# Two rows that grow past a window; each pass fits the same bucket, but for the number of logits.
+STEPS: list[Ends] = [
+    {0: 3, 2: 4}, {0: 7, 2: 7}, {0: 10, 2: 11}, {0: 14, 2: 12}, {0: 18, 2: 16}, {0: 21, 2: 20},
+    {2: 24, 0: 22},
+]  # fmt: skip
+
+
+class GrowingRows:
+    """Feeds a runner the chunks of a schedule: per pass, up to which position each slot's row is run."""
+
+    def __init__(
+        self, plain: PreTrainedModel, schedule: list[Ends], *, page_size: int, seed: int = 0
+    ) -> None:
+        self._schedule = schedule
+        self.page_size = page_size
+        generator = np.random.default_rng(seed)
+        slots = sorted({slot for ends in schedule for slot in ends})
+        self._rows = {slot: generator.integers(2, VOCAB_SIZE, size=MAX_SEQ_LEN) for slot in slots}
+        with torch.inference_mode():
+            self._expected = {
+                slot: plain(torch.as_tensor(token_ids)[None]).logits[0]
+                for slot, token_ids in self._rows.items()
+            }
+
+    def run(self, runner: ModelRunner) -> Iterator[tuple[Tensor, Tensor]]:
+        """Found and expected logits of every pass; every other one asks for the chunks' last tokens alone."""
+        runner.allocate(
+            num_pages=NUM_PAGES, page_size=self.page_size, num_slots=NUM_SLOTS, max_seq_len=MAX_SEQ_LEN
+        )
+        pages = PageTable(num_pages=NUM_PAGES, page_size=self.page_size, num_slots=NUM_SLOTS)
+        done = dict.fromkeys(self._rows, 0)
+        for number, ends in enumerate(self._schedule):
+            for slot, end in ends.items():
+                if done[slot] == 0:
+                    pages.open(slot, self._rows[slot].tolist())
+                assert pages.extend(slot, end)
+            runner.update_pages(pages.drain_updates())
+            lengths = np.array([end - done[slot] for slot, end in ends.items()])
+            batch = FlatBatch(
+                np.concatenate([self._rows[slot][done[slot] : end] for slot, end in ends.items()]),
+                np.repeat(list(ends), lengths),
+                np.concatenate([np.arange(done[slot], end) for slot, end in ends.items()]),
+            )
+            asked = np.arange(len(batch)) if number % 2 == 0 else lengths.cumsum() - 1
+            wanted = torch.cat([self._expected[slot][done[slot] : end] for slot, end in ends.items()])
+            yield runner.forward(batch, asked).cpu(), wanted[asked]
+            done.update(ends)

@@ -1,0 +1,51 @@
+"""What only a GPU can show: kernels, graphs and pinned buffers themselves. Skipped where there is none."""
+
+import copy
+import logging
+
+import pytest
+import torch
+
+from specdist.models.attention import ATTENTION_NAME, AttentionKind, AttentionRules
+from specdist.models.kernel import GatheredVarlenKernel, VarlenKernel
+from specdist.models.probe import probe_kernel
+from specdist.models.runner import Acceleration, ModelRunner
+from tests.models.chunks import MIXED, STEPS, Ends, GrowingRows
+from tests.models.families import FAMILIES, tiny_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GPU = torch.device("cuda", 0)
+KINDS = [
+    AttentionKind(8, 2, 64, AttentionRules(None, None, None, {})),
+    AttentionKind(8, 8, 128, AttentionRules(0.1, 100, None, {})),
+]
+
+
+@pytest.mark.parametrize("schedule", [MIXED, STEPS], ids=["mixed", "steps"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_match_plain_forwards(
+    family: str, dtype: torch.dtype, schedule: list[Ends], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With all that is on by default; a graph that had to be given up is a failure here."""
+    plain = tiny_model(family, initializer_range=0.05)
+    paged = copy.deepcopy(plain).to(GPU, dtype)
+    paged.set_attn_implementation(ATTENTION_NAME)
+    runner = ModelRunner(paged, GPU, Acceleration.of(GPU))
+    # float32: sums in another order; bfloat16: eight bits of mantissa through three layers.
+    tolerance = 5e-4 if dtype == torch.float32 else 0.1
+    with caplog.at_level(logging.WARNING):
+        for found, wanted in GrowingRows(plain, schedule, page_size=16).run(runner):
+            torch.testing.assert_close(found.float(), wanted, atol=tolerance, rtol=tolerance)
+    assert "without graphs" not in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_kernels_are_right_where_they_run(dtype: torch.dtype) -> None:
+    common = {"dtype": dtype, "device": GPU}
+    assert probe_kernel(VarlenKernel(), KINDS, page_size=256, **common) is None
+    assert probe_kernel(GatheredVarlenKernel(), KINDS, page_size=16, **common) is None
+    reason = probe_kernel(VarlenKernel(), KINDS, page_size=16, **common)
+    # Of FlashAttention-2; its successors take any size.
+    assert reason is None or "256" in reason

@@ -1,0 +1,135 @@
+"""Whether a recorded pass is replayed is decided by what it answers the first time."""
+
+import copy
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.models.attention import ATTENTION_NAME
+from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs
+from specdist.models.runner import Acceleration, ModelRunner
+from tests.models.chunks import STEPS, GrowingRows
+from tests.models.families import FAMILIES, tiny_model
+from tests.models.tape import TapeCapturer
+
+Function = Callable[[], Tensor]
+# float32 sums in another order; the logits are of order 1 to 10.
+TOLERANCE = 5e-5
+
+
+class FakeCapturer:
+    """Runs what it recorded, into one buffer for all as a graph does; ``distort`` is what goes wrong."""
+
+    def __init__(self, distort: Callable[[Tensor], Tensor] = lambda result: result) -> None:
+        self._distort = distort
+        self.num_captures = 0
+        self.num_replays = 0
+        self._buffer = torch.zeros(0)
+
+    def capture(self, function: Function) -> Function:
+        self.num_captures += 1
+        for _ in range(NUM_WARMUPS):
+            function()
+
+        def replay() -> Tensor:
+            self.num_replays += 1
+            result = self._distort(function())
+            if self._buffer.numel() < result.numel():
+                self._buffer = torch.zeros(result.numel())
+            shared = self._buffer[: result.numel()].view(result.shape)
+            return shared.copy_(result)
+
+        return replay
+
+
+class RaisingCapturer(FakeCapturer):
+    def capture(self, function: Function) -> Function:
+        super().capture(function)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class Counted:
+    """A function of a state outside, and how often it ran."""
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+        self.state = 1.0
+
+    def __call__(self) -> Tensor:
+        self.num_runs += 1
+        return torch.tensor([[self.state, 2.0]])
+
+
+def test_a_recorded_function_is_checked_once_and_then_replayed() -> None:
+    capturer, function = FakeCapturer(), Counted()
+    graphs = CheckedGraphs(capturer)
+    for state in (1.0, 5.0, 9.0):
+        function.state = state
+        assert graphs.run("key", function)[0, 0] == state
+    assert (capturer.num_captures, capturer.num_replays) == (1, 3)
+
+
+FAULTS = {
+    "raises": RaisingCapturer(),
+    "differs": FakeCapturer(lambda result: result + 1),
+    "nan": FakeCapturer(lambda result: result * torch.nan),
+}
+
+
+@pytest.mark.parametrize("capturer", FAULTS.values(), ids=FAULTS)
+def test_one_fault_ends_all_replays(capturer: FakeCapturer, caplog: pytest.LogCaptureFixture) -> None:
+    graphs, function = CheckedGraphs(capturer), Counted()
+    with caplog.at_level(logging.WARNING):
+        for key in ("a", "a", "b", "b"):
+            function.state += 1
+            assert graphs.run(key, function)[0, 0] == function.state
+    assert capturer.num_captures == 1
+    (message,) = caplog.messages
+    assert "without graphs from now on" in message
+
+
+def test_a_rank_that_gives_up_runs_as_often_as_the_others() -> None:
+    """Every run has collectives that the other ranks wait for."""
+    num_runs = []
+    for capturer in (FakeCapturer(), *FAULTS.values()):
+        graphs, function = CheckedGraphs(capturer), Counted()
+        for key in ("a", "a", "b", "c", "b"):
+            graphs.run(key, function)
+        num_runs.append(function.num_runs)
+    assert len(set(num_runs)) == 1
+
+
+def test_so_many_graphs_and_no_more() -> None:
+    capturer, function = FakeCapturer(), Counted()
+    graphs = CheckedGraphs(capturer, max_graphs=2)
+    for key in "abcabc":
+        graphs.run(key, function)
+    assert capturer.num_captures == 2
+
+
+def static_runner(plain: PreTrainedModel, capturer: Capturer) -> ModelRunner:
+    paged = copy.deepcopy(plain)
+    paged.set_attn_implementation(ATTENTION_NAME)
+    return ModelRunner(paged, torch.device("cpu"), Acceleration(is_static=True, capturer=capturer))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replays_of_passes_are_right(family: str) -> None:
+    """All that changes from pass to pass is in the buffers: a replay reads nothing else. And what a pass
+    returned is not overwritten by later ones."""
+    plain, capturer = tiny_model(family), TapeCapturer()
+    passes = list(GrowingRows(plain, STEPS, page_size=4).run(static_runner(plain, capturer)))
+    assert (capturer.num_captures, capturer.num_replays) == (2, len(STEPS))
+    for found, wanted in passes:
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_passes_are_right_without_replays() -> None:
+    plain = tiny_model("gemma2")
+    runner = static_runner(plain, FakeCapturer(lambda result: result + 1))
+    for found, wanted in GrowingRows(plain, STEPS, page_size=4).run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)

@@ -1,0 +1,173 @@
+"""Static passes against one plain forward per row; what padding may touch; and how buckets are chosen."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.models.attention import ATTENTION_NAME
+from specdist.models.flat import FlatBatch, Segments
+from specdist.models.kernel import SdpaKernel
+from specdist.models.runner import Acceleration, ModelRunner
+from specdist.models.static import MAX_TOKENS, Bucket, StaticPasses, choose_bucket
+from tests.models.chunks import MIXED, NUM_PAGES, Ends, GrowingRows
+from tests.models.families import FAMILIES, tiny_model
+from tests.models.kernels import PlainKernel
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 4
+# float32 sums in another order; the logits are of order 1 to 10.
+TOLERANCE = 5e-5
+# Short chunks of 1 to 16 tokens, of one row or several, that begin at different times and outgrow windows.
+SHORT: list[Ends] = [
+    {3: 5}, {3: 6, 0: 3}, {3: 14, 0: 4, 1: 13}, {0: 5, 1: 14, 3: 15, 4: 1}, {4: 2, 3: 16, 1: 15, 0: 6},
+    {1: 31, 0: 12, 3: 30, 4: 9, 2: 8}, {1: 32}, {2: 9, 0: 20, 1: 40},
+]  # fmt: skip
+STATIC = Acceleration(is_static=True)
+
+
+def paged_runner(plain: torch.nn.Module, acceleration: Acceleration) -> ModelRunner:
+    paged = copy.deepcopy(plain)
+    paged.set_attn_implementation(ATTENTION_NAME)
+    return ModelRunner(paged, CPU, acceleration)
+
+
+@pytest.fixture
+def buckets(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
+    """The buckets of the static passes that ran."""
+    ran: list[Bucket] = []
+    compute = StaticPasses._compute
+
+    def recording(self: StaticPasses, bucket: Bucket) -> torch.Tensor:
+        ran.append(bucket)
+        return compute(self, bucket)
+
+    monkeypatch.setattr(StaticPasses, "_compute", recording)
+    return ran
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("schedule", [SHORT, MIXED], ids=["short", "mixed"])
+def test_static_passes_match_plain_forwards(
+    family: str, schedule: list[Ends], buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tiny rows never reach a second bucket of keys otherwise.
+    monkeypatch.setattr("specdist.models.static.MIN_KEYS", 8)
+    plain = tiny_model(family)
+    runner = paged_runner(plain, STATIC)
+    for found, wanted in GrowingRows(plain, schedule, page_size=PAGE_SIZE).run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    if schedule is SHORT:
+        assert len(buckets) == len(schedule)
+        assert {bucket.num_pages for bucket in buckets} == {2, 4, 8, 16}
+        assert {bucket.num_segments for bucket in buckets} == {1, 2, 4, 8}
+        assert {bucket.num_queries for bucket in buckets} == {1, 4, 6, 8, 16}
+    else:
+        assert 0 < len(buckets) < len(schedule)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_a_kernel_serves_static_and_ragged_passes(family: str, buckets: list[Bucket]) -> None:
+    plain = tiny_model(family)
+    kernel = PlainKernel()
+    runner = paged_runner(plain, Acceleration(is_static=True, kernels=[kernel]))
+    rows = GrowingRows(plain, MIXED, page_size=PAGE_SIZE)
+    num_calls = []
+    for found, wanted in rows.run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+        num_calls.append(kernel.num_calls)
+    assert set(np.diff(num_calls)) == {plain.config.num_hidden_layers}
+    assert 0 < len(buckets) < len(MIXED)
+
+
+def test_rows_in_parts_and_at_once_are_the_same() -> None:
+    """However few keys SDPA may gather at once."""
+    plain = tiny_model("gemma2")
+    rows = GrowingRows(plain, SHORT, page_size=PAGE_SIZE)
+    runner = paged_runner(plain, STATIC)
+    passes = rows.run(runner)
+    first = next(passes)
+    assert runner._static is not None
+    runner._static._kernel = SdpaKernel(max_gathered_keys=1)
+    for found, wanted in (first, *passes):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_bfloat16_passes_agree(family: str) -> None:
+    """Ragged and static passes of a bfloat16 model, both near the float32 one."""
+    plain = tiny_model(family, initializer_range=0.05)
+    half = copy.deepcopy(plain).bfloat16()
+    rows = GrowingRows(plain, SHORT, page_size=PAGE_SIZE)
+    for acceleration in (Acceleration(), STATIC):
+        for found, wanted in rows.run(paged_runner(half, acceleration)):
+            assert found.dtype == torch.bfloat16
+            # Eight bits of mantissa through three layers; the logits are of order 1.
+            torch.testing.assert_close(found.float(), wanted, atol=0.1, rtol=0.1)
+
+
+def test_padding_touches_no_page_of_a_row() -> None:
+    """A pass changes what its own tokens write, and the scratch page; every other key stays as it was."""
+    runner = paged_runner(tiny_model("llama"), STATIC)
+    runner.allocate(num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_slots=5, max_seq_len=40)
+    cache = runner._cache
+    assert cache is not None
+    runner._table.pages[:] = np.random.default_rng(0).permutation(NUM_PAGES)[:50].reshape(5, 10)
+    marker = 7.0
+    for layer in cache.shapes:
+        for pages in (cache.keys[layer], cache.values[layer]):
+            assert len(pages) == NUM_PAGES + 1
+            pages.fill_(marker)
+    # Five segments become eight, of 1 to 3 tokens each, padded to four.
+    slots = np.array([3, 3, 3, 0, 1, 1, 4, 2])
+    positions = np.array([9, 10, 11, 0, 6, 7, 39, 5])
+    runner.forward(FlatBatch(np.full(8, 5), slots, positions), [2, 3])
+    written = runner._table.pages[slots, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+    for layer, (heads, width) in cache.shapes.items():
+        for pages in (cache.keys[layer], cache.values[layer]):
+            changed = (pages.view(-1, heads * width) != marker).any(dim=1).numpy()
+            assert changed[written].all()
+            changed[written] = False
+            assert not changed[: NUM_PAGES * PAGE_SIZE].any()
+            assert changed[NUM_PAGES * PAGE_SIZE :].any()
+
+
+def test_token_ids_on_the_device() -> None:
+    plain = tiny_model("llama")
+    batch = FlatBatch(np.array([5, 6, 7, 8]), np.array([1, 1, 0, 2]), np.array([0, 1, 0, 0]))
+    on_device = FlatBatch(torch.from_numpy(batch.token_ids_T), batch.slots_T, batch.positions_T)
+    runner = paged_runner(plain, STATIC)
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8)
+    runner._table.pages[:] = np.arange(6).reshape(3, 2)
+    expected = runner.forward(batch, [1, 2, 3])
+    runner.forward(FlatBatch(np.zeros(4), batch.slots_T, batch.positions_T), [1, 2, 3])
+    assert torch.equal(runner.forward(on_device, [1, 2, 3]), expected)
+
+
+def test_a_pass_without_logits() -> None:
+    runner = paged_runner(tiny_model("llama"), STATIC)
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=8)
+    assert len(runner.forward(FlatBatch(np.zeros(2), np.zeros(2, int), np.arange(2)), [])) == 0
+
+
+def bucket_of(lengths: list[int], keys: int, num_logits: int, table_width: int = 100) -> Bucket | None:
+    lengths_S = np.array(lengths)
+    segments = Segments(lengths_S.cumsum() - lengths_S, lengths_S, np.maximum(lengths_S, keys))
+    return choose_bucket(segments, num_logits, page_size=16, table_width=table_width)
+
+
+def test_buckets() -> None:
+    assert bucket_of([1], 1, 1) == Bucket(1, 1, 16, 1)
+    assert bucket_of([1] * 5, 257, 5) == Bucket(8, 1, 32, 8)
+    assert bucket_of([1, 5, 6], 512, 12) == Bucket(4, 6, 32, 24)
+    assert bucket_of([1, 5, 6], 513, 3, table_width=40) == Bucket(4, 6, 40, 4)
+    assert bucket_of([6] * 64, 300, 0) == Bucket(64, 6, 32, 64)
+
+
+def test_what_is_left_to_ragged_passes() -> None:
+    assert bucket_of([17], 17, 1) is None
+    assert bucket_of([1] * 257, 300, 257) is None
+    # Padding would multiply the tokens, or there are enough of them.
+    assert bucket_of([1] * 31 + [16], 300, 32) is None
+    assert bucket_of([16] * (MAX_TOKENS // 16 + 1), 300, 1) is None
