@@ -75,12 +75,10 @@ class PagedPair:
         )
         ledger = Ledger()
         engine = Engine(
-            target=LocalTarget(self.target),
+            target=LocalTarget(self.target, settings=self._settings, vocab_size=self.pair.vocab_size),
             proposer=self._proposer(batch_size, num_draft_tokens),
             scheduler=Scheduler(scheduling, self.new_page_table(batch_size), iter(requests)),
-            settings=self._settings,
             stop_rules=StopRules(self._encoder.decode, self.pair.stop_token_ids),
-            vocab_size=self.pair.vocab_size,
             ledger=ledger,
         )
         return engine, ledger

@@ -4,7 +4,7 @@ Every round commits (accepted + 1) tokens per row. A row without candidates is a
 target-only and speculative rounds are the same round.
 
 R rows that decode, C candidates of all rows one after the other, T flat tokens, N tokens whose successor is
-asked for, W rows whose decision is drawn.
+asked for, W places whose decision is drawn.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from specdist.engine.scheduler import RoundPlan, Scheduler
 from specdist.engine.sequence import Completion, FinishReason, Sequence
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import Target
+from specdist.engine.verdicts import Questions, Verdicts
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes
 from specdist.sampling.acceptance import accepted_flags, num_accepted
-from specdist.sampling.coupling import next_token_laws
-from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
+from specdist.sampling.distributions import Distributions, OneHot
 from specdist.sampling.random import Purpose, uniforms
 from specdist.stats import TargetTimes
 
@@ -39,14 +39,6 @@ class _Block:
     candidate_ids: list[int]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The tokens that a pass is asked for: the random stream of each, and its position."""
-
-    stream_keys_N: np.ndarray
-    positions_N: np.ndarray
-
-
 class Engine:
     """Turns requests into completions, in whatever order they finish."""
 
@@ -56,17 +48,13 @@ class Engine:
         target: Target,
         proposer: Proposer,
         scheduler: Scheduler,
-        settings: SamplingSettings,
         stop_rules: StopRules,
-        vocab_size: int,
         ledger: Ledger,
     ) -> None:
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
-        self._settings = settings
         self._stop_rules = stop_rules
-        self._vocab_size = vocab_size
         self._ledger = ledger
         self._stream_keys = np.zeros(scheduler.settings.num_slots, np.int64)
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
@@ -210,22 +198,19 @@ class Engine:
         chunk_ends = len(block_batch) + np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks])
         is_ready = np.array([chunk.completes_context for chunk in plan.chunks], bool)
         # Every token of a block, and the last one of a context, says what follows it.
-        asked_N = np.r_[np.arange(len(block_batch)), chunk_ends[is_ready] - 1].astype(np.int64)
-        asked = _Asked(
-            stream_keys_N=self._stream_keys[batch.slots_T[asked_N]],
-            positions_N=batch.positions_T[asked_N] + 1,
-        )
-        logits = self._target.forward(plan.page_updates, batch, asked_N)
-        laws = next_token_laws(
-            logits[:, : self._vocab_size],
-            self._settings,
-            torch.from_numpy(asked.stream_keys_N),
-            torch.from_numpy(asked.positions_N),
-        )
-        accepted_R = self._accept(blocks, lengths_R, laws, asked, draft_probabilities_C)
+        index_N = np.r_[np.arange(len(block_batch)), chunk_ends[is_ready] - 1].astype(np.int64)
         starts_R = np.cumsum(lengths_R) - lengths_R
-        decisions = np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
-        self._decisions = laws.select(torch.from_numpy(decisions).to(laws.device))
+        questions = Questions.about(
+            batch,
+            index_N=index_N,
+            stream_keys_N=self._stream_keys[batch.slots_T[index_N]],
+            # What a block's i-th token is followed by judges candidate i, which stands right behind it.
+            judges_C=np.repeat(starts_R, lengths_R - 1) + arange_segments(lengths_R - 1),
+        )
+        verdicts = self._target.forward(plan.page_updates, batch, questions)
+        accepted_R = _num_accepted(blocks, lengths_R - 1, questions, verdicts, draft_probabilities_C)
+        index_W = np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
+        self._decisions = verdicts.decisions(index_W) if len(index_W) else None
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
         self._decision_of = {number: index for index, number in enumerate(order)}
         elapsed = time.perf_counter_ns() - begin
@@ -233,34 +218,6 @@ class Engine:
         times.verify = elapsed - times.prefill
         for block, count in zip(blocks, accepted_R.tolist(), strict=True):
             self._commit_block(block, count, finished)
-
-    def _accept(
-        self,
-        blocks: list[_Block],
-        lengths_R: np.ndarray,
-        laws: Distributions,
-        asked: _Asked,
-        draft_probabilities_C: np.ndarray,
-    ) -> np.ndarray:
-        """How many candidates each block keeps, by the rejection rule."""
-        num_candidates_R = lengths_R - 1
-        if not num_candidates_R.sum():
-            return np.zeros(len(blocks), np.int64)
-        rows_C = np.repeat(np.arange(len(blocks)), num_candidates_R)
-        # What a block's i-th token is followed by judges candidate i, which stands right behind it.
-        index_C = (np.cumsum(lengths_R) - lengths_R)[rows_C] + arange_segments(num_candidates_R)
-        candidate_ids_C = torch.tensor([token for block in blocks for token in block.candidate_ids])
-        num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
-        uniforms_C = uniforms(
-            torch.from_numpy(asked.stream_keys_N[index_C]),
-            torch.from_numpy(asked.positions_N[index_C]),
-            torch.from_numpy(num_misses_R[rows_C]),
-            Purpose.ACCEPT,
-        )
-        candidate_laws = laws.select(torch.from_numpy(index_C).to(laws.device))
-        target_C = candidate_laws.probabilities_of(candidate_ids_C.to(laws.device)).cpu()
-        flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
-        return num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy()
 
     def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
@@ -278,6 +235,29 @@ class Engine:
         sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
         self._scheduler.finish(sequence)
         finished.append(sequence)
+
+
+def _num_accepted(
+    blocks: list[_Block],
+    num_candidates_R: np.ndarray,
+    questions: Questions,
+    verdicts: Verdicts,
+    draft_probabilities_C: np.ndarray,
+) -> np.ndarray:
+    """How many candidates each block keeps, by the rejection rule."""
+    if not num_candidates_R.sum():
+        return np.zeros(len(blocks), np.int64)
+    num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
+    uniforms_C = uniforms(
+        torch.from_numpy(questions.stream_keys_N[questions.judges_C]),
+        torch.from_numpy(questions.positions_N[questions.judges_C]),
+        torch.from_numpy(np.repeat(num_misses_R, num_candidates_R)),
+        Purpose.ACCEPT,
+    )
+    flags_C = accepted_flags(
+        verdicts.candidate_probabilities(), torch.from_numpy(draft_probabilities_C), uniforms_C
+    )
+    return num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy()
 
 
 def _context_batch(plan: RoundPlan) -> FlatBatch:

@@ -1,4 +1,7 @@
-"""The target as the engine sees it: one process, or the lead of several tensor-parallel ranks."""
+"""The target as the engine sees it: one process, or the lead of several tensor-parallel ranks.
+
+N tokens whose successor is asked for, v ids of a rank's slice of the vocabulary, V all ids.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.wire import wire_broadcast
+from specdist.engine.collectives import LEAD_RANK, Collectives
+from specdist.engine.slices import SlicedVocabulary
+from specdist.engine.verdicts import KnownLaws, Questions, Verdicts
+from specdist.engine.wire import as_ints, wire_broadcast
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-
-LEAD_RANK = 0
+from specdist.sampling.distributions import SamplingSettings
 
 
 class Target(Protocol):
@@ -23,8 +28,8 @@ class Target(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def forward(self, updates: PageUpdates, batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
-        """Logits [N, V] of the tokens at ``logits_index``, after the page table's updates."""
+    def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
+        """Run the batch after the page table's updates, and judge what follows the tokens asked about."""
         ...
 
     def close(self) -> None:
@@ -33,32 +38,40 @@ class Target(Protocol):
 
 
 class LocalTarget:
-    """The whole target in this process."""
+    """The whole target in this process.
 
-    def __init__(self, runner: ModelRunner) -> None:
+    ``vocab_size``: ids that can be drawn; the logits may be wider by padding.
+    """
+
+    def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
         self._runner = runner
+        self._settings = settings
+        self._vocab_size = vocab_size
         self.device = runner.device
 
-    def forward(self, updates: PageUpdates, batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
+    def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
         self._runner.update_pages(updates)
-        return self._runner.forward(batch, logits_index)
+        logits_NV = self._runner.forward(batch, questions.index_N)[:, : self._vocab_size]
+        return KnownLaws.of(logits_NV, self._settings, questions)
 
     def close(self) -> None:
         """Nothing runs elsewhere."""
 
 
 class LeadTarget:
-    """The target's rank 0: tells the other ranks what to run, and runs it with them.
+    """The target's rank 0: tells the other ranks what to run, runs it with them, and decides alone."""
 
-    Only this rank decides anything, so the ranks cannot disagree.
-    """
-
-    def __init__(self, runner: ModelRunner, group: dist.ProcessGroup) -> None:
-        self._local = LocalTarget(runner)
+    def __init__(
+        self, runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int
+    ) -> None:
+        self._runner = runner
         self._passes = wire_broadcast(LEAD_RANK, group)
+        # What has crossed between the ranks for the verdicts is counted here.
+        self.collectives = Collectives(group)
+        self._vocabulary = SlicedVocabulary(self.collectives, settings=settings, vocab_size=vocab_size)
         self.device = runner.device
 
-    def forward(self, updates: PageUpdates, batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
+    def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
         self._passes.send(
             [
                 updates.slots,
@@ -67,22 +80,43 @@ class LeadTarget:
                 np.asarray(batch.token_ids_T),
                 batch.slots_T,
                 batch.positions_T,
-                logits_index,
+                questions.index_N,
+                as_ints(questions.stream_keys_N),
+                questions.judges_C,
             ]
         )
-        return self._local.forward(updates, batch, logits_index)
+        verdicts = self._vocabulary.judge(_run(self._runner, updates, batch, questions), questions)
+        assert verdicts is not None
+        return verdicts
 
     def close(self) -> None:
         self._passes.send([])
 
 
-def follow_lead(runner: ModelRunner, group: dist.ProcessGroup) -> None:
-    """What the target's other ranks do: run every pass that the lead announces, until it closes."""
+def follow_lead(
+    runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int
+) -> None:
+    """What the target's other ranks do: run every pass that the lead announces, and give it what it needs of
+    their logits, until it closes."""
     passes = wire_broadcast(LEAD_RANK, group)
+    vocabulary = SlicedVocabulary(Collectives(group), settings=settings, vocab_size=vocab_size)
     while arrays := passes.receive():
-        slots, indices, pages, token_ids, token_slots, positions, logits_index = arrays
-        runner.update_pages(PageUpdates(slots, indices, pages))
+        slots, indices, pages, token_ids, token_slots, positions, index, stream_keys, judges = arrays
         batch = FlatBatch(
             token_ids.astype(np.int64), token_slots.astype(np.int64), positions.astype(np.int64)
         )
-        runner.forward(batch, logits_index)
+        questions = Questions.about(
+            batch,
+            index_N=index.astype(np.int64),
+            stream_keys_N=stream_keys.view(np.int64),
+            judges_C=judges.astype(np.int64),
+        )
+        logits_Nv = _run(runner, PageUpdates(slots, indices, pages), batch, questions)
+        vocabulary.judge(logits_Nv, questions)
+        vocabulary.follow_decisions(logits_Nv)
+
+
+def _run(runner: ModelRunner, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Tensor:
+    """Logits [N, v] of this rank's slice."""
+    runner.update_pages(updates)
+    return runner.forward(batch, questions.index_N)

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdist.cache.pages import PageTable
 from specdist.config import GenerateConfig
+from specdist.engine.collectives import LEAD_RANK
 from specdist.engine.draft import DraftModel
 from specdist.engine.engine import Engine
 from specdist.engine.ledger import Ledger
@@ -24,7 +25,7 @@ from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LEAD_RANK, LeadTarget, LocalTarget, Target, follow_lead
+from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, Costs, measure_pass_ns
 from specdist.job.preflight import ModelPlan
@@ -94,7 +95,9 @@ class Replica:
         """The loop of every rank but the lead."""
         if self._topology.holds_target:
             assert self._target is not None and self._group is not None
-            follow_lead(self._target, self._group)
+            follow_lead(
+                self._target, self._group, settings=self._settings, vocab_size=self._models.vocab_size
+            )
         else:
             serve_drafts({TARGET_GROUP: self._draft_model()}, LEAD_RANK, vocab_size=self._models.vocab_size)
 
@@ -105,9 +108,7 @@ class Replica:
             target=self._lead_target(),
             proposer=self._proposer(),
             scheduler=Scheduler(self._scheduling, pages, requests),
-            settings=self._settings,
             stop_rules=stop_rules,
-            vocab_size=self._models.vocab_size,
             ledger=ledger,
         )
 
@@ -143,7 +144,13 @@ class Replica:
         target, device = self._models.target, self._topology.device
         if self._group is None:
             return load_whole(target, dtype=self._dtype(target), device=device)
-        return load_slice(target, dtype=self._dtype(target), device=device, group=self._group)
+        return load_slice(
+            target,
+            dtype=self._dtype(target),
+            device=device,
+            group=self._group,
+            vocab_size=self._models.vocab_size,
+        )
 
     def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:
         return checkpoint.torch_dtype(self._config.dtype)
@@ -215,7 +222,10 @@ class Replica:
 
     def _lead_target(self) -> Target:
         assert self._target is not None
-        return LocalTarget(self._target) if self._group is None else LeadTarget(self._target, self._group)
+        settings, vocab_size = self._settings, self._models.vocab_size
+        if self._group is None:
+            return LocalTarget(self._target, settings=settings, vocab_size=vocab_size)
+        return LeadTarget(self._target, self._group, settings=settings, vocab_size=vocab_size)
 
     def _proposer(self) -> Proposer:
         if not self._topology.uses_draft:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.config import GenerateConfig
-from specdist.engine.targets import LEAD_RANK
+from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
 
 # Far above any pass; a rank that died must not leave the others waiting for ever.

@@ -34,7 +34,8 @@ class OneDnnLinears:
             return
         for module in model.modules():
             if (
-                type(module) is nn.Linear
+                isinstance(module, nn.Linear)
+                and type(module).forward is nn.Linear.forward
                 and module.weight.numel() >= MIN_WEIGHTS
                 and module.weight.dtype == torch.float32
             ):

@@ -15,6 +15,8 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from specdist.errors import UserError
 from specdist.models.attention import ATTENTION_NAME
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.head import SlicedHead, find_head, slice_head
+from specdist.sampling.slices import vocabulary_slices
 
 
 def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -32,10 +34,18 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
 
 
 def load_slice(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    vocab_size: int,
 ) -> PreTrainedModel:
     """This rank's slice. DeepSpeed shards the model while it has no memory; then each weight is read from its
     file, cut as DeepSpeed's layer cuts it, and kept: a rank holds its slice and at most one file.
+
+    The model's logits are those of this rank's slice of the first ``vocab_size`` ids, see
+    :func:`specdist.sampling.slices.vocabulary_slices`.
 
     Every rank of the world that is not in the group must call :func:`join_slicing` at the same time.
 
@@ -50,6 +60,8 @@ def load_slice(
     # What is computed and not stored (such as the frequencies of rotary embeddings) is real already.
     computed = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
     names = WeightNames(model)
+    head_name, head = find_head(model)
+    ids = vocabulary_slices(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
     engine = deepspeed.init_inference(
         model,
         # Without tp_group nothing is sharded, and nothing says so.
@@ -61,6 +73,8 @@ def load_slice(
         dtype=dtype,
         replace_with_kernel_inject=False,
     )
+    # What is refused is refused after DeepSpeed's broadcast, in which ranks outside the group wait.
+    slice_head(engine.module, head_name, head, ids)
     sliced: PreTrainedModel = engine.module.to_empty(device=device)
     for name, buffer in computed.items():
         sliced.get_buffer(name).copy_(buffer)
@@ -122,7 +136,8 @@ def _read_weights(
                     layer = model.get_submodule(name.rpartition(".")[0])
                     local = _cut(layer, parameters[name], whole, dtype)
                     parameters[name].copy_(local)
-                    num_sliced += local.shape != whole.shape
+                    # The head is cut here, and would be if DeepSpeed had cut nothing.
+                    num_sliced += local.shape != whole.shape and not isinstance(layer, SlicedHead)
                     missing.discard(name)
     _refuse_missing(checkpoint, missing)
     if not num_sliced:

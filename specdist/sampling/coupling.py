@@ -31,18 +31,24 @@ def coupled_scores(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> T
         stream_keys_N, positions_N: int64, on any device; the position is the drawn token's own.
     """
     probabilities_NV = laws.probabilities_NV
-    device = probabilities_NV.device
-    attempts_N = torch.zeros_like(positions_N)
-    words_N = hash_words(stream_keys_N, positions_N, attempts_N, Purpose.COUPLE).to(device)
-    # The position's word seeds a SplitMix64 stream, of which every token id takes its own number.
-    steps_V = torch.arange(1, probabilities_NV.shape[1] + 1, device=device) * signed(GOLDEN_GAMMA)
-    waiting_NV = -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))
+    ids = range(probabilities_NV.shape[1])
+    waiting_NV = waiting_times(stream_keys_N, positions_N, ids, probabilities_NV.device)
     return torch.log(probabilities_NV / waiting_NV)
 
 
 def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
     """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with."""
     return OneHot(coupled_scores(laws, stream_keys_N, positions_N).argmax(dim=1))
+
+
+def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:
+    """[N, V] float64 exponential waiting times of these token ids, positive; an id's own does not depend on
+    which others are asked for."""
+    attempts_N = torch.zeros_like(positions_N)
+    words_N = hash_words(stream_keys_N, positions_N, attempts_N, Purpose.COUPLE).to(device)
+    # The position's word seeds a SplitMix64 stream, of which every token id takes its own number.
+    steps_V = torch.arange(ids.start + 1, ids.stop + 1, device=device) * signed(GOLDEN_GAMMA)
+    return -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))
 
 
 def next_token_laws(

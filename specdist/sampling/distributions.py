@@ -106,12 +106,17 @@ class Dense:
 Distributions: TypeAlias = OneHot | Dense
 
 
+def tempered(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+    """Logits over the temperature, which is positive. Half precision cannot hold the tail of a large
+    vocabulary: at least float32."""
+    return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / settings.temperature
+
+
 def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Distributions:
     """Temperature, then top-k, then top-p, as transformers' logits processors define them."""
     if settings.is_greedy:
         return OneHot(logits_NV.argmax(dim=1))
-    # Half precision cannot hold the tail of a large vocabulary.
-    scores_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / settings.temperature
+    scores_NV = tempered(logits_NV, settings)
     if 0 < settings.top_k < scores_NV.shape[1]:
         kth_N1 = scores_NV.topk(settings.top_k, dim=1).values[:, -1:]
         scores_NV = scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)

@@ -21,7 +21,7 @@ from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LocalTarget
+from specdist.engine.targets import LocalTarget, Target
 from specdist.models.attention import ATTENTION_NAME
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength
@@ -92,6 +92,9 @@ class Replica:
         self.policy = FixedLength(num_draft_tokens)
         self.ledger = Ledger()
 
+    def target(self) -> Target:
+        return LocalTarget(self.runners[0], settings=self.settings, vocab_size=self.vocab_size)
+
     def proposer(self) -> Proposer:
         if len(self.runners) == 1:
             return NoDraft(self.scheduling.num_slots)
@@ -114,12 +117,10 @@ class Replica:
         self.ledger = Ledger()
         self.scheduler = Scheduler(self.scheduling, pages, iter(requests))
         engine = Engine(
-            target=LocalTarget(self.runners[0]),
+            target=self.target(),
             proposer=self.proposer(),
             scheduler=self.scheduler,
-            settings=self.settings,
             stop_rules=self.stop_rules,
-            vocab_size=self.vocab_size,
             ledger=self.ledger,
         )
         completions = list(engine.run())

@@ -30,6 +30,14 @@ PROMPTS = [[1, 2, 3, 1], [4], [0, 4, 4, 2, 2, 1, 3, 0, 1]]
 # (odds of a false alarm 1 in 250), and a wrong residual is below 1e-20.
 ALARM = 1e-4
 
+LARGE_BATCH = {
+    "max_new_tokens": DEPTH,
+    "max_batch_rows": 200,
+    "max_batch_tokens": 2000,
+    "max_seq_len": 24,
+    "num_pages": 1600,
+}
+
 FILTERED = SamplingSettings(temperature=0.8, top_k=4, top_p=0.9)
 PLAIN = SamplingSettings()
 
@@ -79,12 +87,8 @@ def small_replica(
         num_draft_tokens=num_draft_tokens,
         **ahead,
         settings=settings,
-        max_new_tokens=DEPTH,
-        max_batch_rows=200,
-        max_batch_tokens=2000,
-        max_seq_len=24,
-        num_pages=1600,
         seed=num_draft_tokens,
+        **LARGE_BATCH,
     )
 
 

@@ -155,6 +155,16 @@ def test_ranks_write_the_files_of_one_process(
 
 
 @pytest.mark.ranks
+def test_rows_of_the_decisions_alone_write_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
+    """Without top-p the target's ranks give the lead nothing of the other places but a few numbers."""
+    settings = options | SAMPLED | {"top_p": 1}
+    assert run_here(**settings, output=tmp_path / "alone").code == 0
+    ended = run_process(3, **settings, tp_size=2, output=tmp_path / "run")
+    assert 0.3 < ended.totals["draft_acceptance_rate"] < 0.9
+    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "alone")
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("settings", [{}, SAMPLED | {"acceptance": "gumbel"}], ids=["greedy", "gumbel"])
 def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     options: dict[str, Any], settings: dict[str, Any], tmp_path: Path

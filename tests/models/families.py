@@ -35,6 +35,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": _COMMON,
     "gemma2": {**_COMMON, "sliding_window": 16, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16},
     "gpt_neox": {**_WITHOUT_GQA, "rotary_pct": 0.5},
+    # Its output head has a bias.
+    "phi": _WITHOUT_GQA,
     "gpt2": {
         "vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256,
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.2,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import join_slicing, load_slice
-from tests.ranks import join
+from tests.ranks import join, leave
 
 MIB = 2**20
 # The interpreter's own growth while DeepSpeed and transformers build modules, and one whole tensor in use.
@@ -29,7 +29,13 @@ checkpoint = open_checkpoint("--target", sys.argv[1])
 if topology.holds_target:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     before = status("VmRSS")
-    model = load_slice(checkpoint, dtype=torch.float32, device=topology.device, group=group)
+    model = load_slice(
+        checkpoint,
+        dtype=torch.float32,
+        device=topology.device,
+        group=group,
+        vocab_size=checkpoint.vocab_width,
+    )
     peak = status("VmHWM") - before
     slice_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     largest = max(path.stat().st_size for path in checkpoint.weight_files)
@@ -40,4 +46,4 @@ if topology.holds_target:
     assert peak <= limit, f"{report}: {peak / MIB:.0f} MiB are more than {limit / MIB:.0f}"
 else:
     join_slicing()
-dist.destroy_process_group()
+leave()

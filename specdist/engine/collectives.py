@@ -1,0 +1,50 @@
+"""Tensors between the ranks of a target group, and how much of it there was. S ranks."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+LEAD_RANK = 0
+
+
+class Collectives:
+    """Tensors between the ranks of a target group. Every rank calls the same ones in the same order.
+
+    ``num_calls`` and ``num_bytes`` count what has travelled from rank to rank, the same on every rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.num_calls = 0
+        self.num_bytes = 0
+
+    def gather(self, tensor: Tensor) -> Tensor | None:
+        """[S, ...] of all ranks' tensors, which have one shape, at the lead; None elsewhere."""
+        self._count(tensor, (self.size - 1))
+        tensor = tensor.contiguous()
+        if self.rank != LEAD_RANK:
+            dist.gather(tensor, None, LEAD_RANK, group=self._group)
+            return None
+        gathered = tensor.new_empty(self.size, *tensor.shape)
+        dist.gather(tensor, list(gathered), LEAD_RANK, group=self._group)
+        return gathered
+
+    def gather_everywhere(self, tensor: Tensor) -> Tensor:
+        """[S, ...] of all ranks' tensors, which have one shape, at every rank."""
+        self._count(tensor, self.size * (self.size - 1))
+        gathered = tensor.new_empty(self.size, *tensor.shape)
+        dist.all_gather(list(gathered), tensor.contiguous(), group=self._group)
+        return gathered
+
+    def from_lead(self, tensor: Tensor) -> Tensor:
+        """The lead's tensor, in place."""
+        self._count(tensor, self.size - 1)
+        dist.broadcast(tensor, LEAD_RANK, group=self._group)
+        return tensor
+
+    def _count(self, tensor: Tensor, num_copies: int) -> None:
+        self.num_calls += 1
+        self.num_bytes += tensor.nbytes * num_copies

@@ -1,0 +1,103 @@
+"""A rank of the sharded engine's test: ranks 0 and 1 share the target, and the draft runs on rank 0.
+
+The first folder holds the target of ``test_law.small_pair``, the second one of a larger vocabulary.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from specdist.engine.targets import LeadTarget, Target, follow_lead
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import load_slice
+from specdist.models.runner import ModelRunner
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import PAGE_SIZE, Replica, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.engine.test_law import (
+    ALARM,
+    FILTERED,
+    LARGE_BATCH,
+    PLAIN,
+    bucket_p_values,
+    small_pair,
+)
+from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.ranks import join, leave
+
+IDENTITY = [
+    SamplingSettings(temperature=0.0),
+    SamplingSettings(temperature=0.9),
+    SamplingSettings(temperature=0.9, top_k=20),
+    SamplingSettings(temperature=0.9, top_k=20, top_p=0.95),
+    SamplingSettings(temperature=0.9, is_coupled=True),
+    SamplingSettings(temperature=0.9, top_k=20, is_coupled=True),
+    SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True),
+]
+LAW = [PLAIN, FILTERED, SamplingSettings(temperature=0.8, top_k=4)]
+NARROW = VOCAB_SIZE - 5
+
+
+class SlicedReplica(Replica):
+    """Both ranks construct it, and rank 0 generates while rank 1 follows."""
+
+    def __init__(self, folder: str, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> None:
+        super().__init__(target, draft, **options)
+        sliced = load_slice(
+            open_checkpoint("--target", folder),
+            dtype=torch.float32,
+            device=topology.device,
+            group=group,
+            vocab_size=self.vocab_size,
+        )
+        self.sliced = ModelRunner(sliced, topology.device)
+        self.sliced.allocate(
+            num_pages=self.num_pages,
+            page_size=PAGE_SIZE,
+            num_slots=self.scheduling.num_slots,
+            max_seq_len=self.max_seq_len,
+        )
+
+    def target(self) -> Target:
+        return LeadTarget(self.sliced, group, settings=self.settings, vocab_size=self.vocab_size)
+
+    def follow(self) -> None:
+        follow_lead(self.sliced, group, settings=self.settings, vocab_size=self.vocab_size)
+
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+small_folder, folder = sys.argv[1:]
+
+target, draft = small_pair()
+for settings in LAW:
+    replica = SlicedReplica(
+        small_folder, target, draft, num_draft_tokens=3, settings=settings, seed=3, **LARGE_BATCH
+    )
+    if topology.is_lead:
+        p_values = bucket_p_values(replica, target)
+        assert min(p_values) > ALARM, p_values
+        stats = replica.ledger.close_shard(0)
+        assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+    else:
+        replica.follow()
+
+target = tiny_model("llama", seed=3)
+# The second has fewer ids, so that the target's last ones are padding.
+drafts = [noisy_copy(target), tiny_model("llama", seed=4, vocab_size=NARROW)]
+prompts = [[token % NARROW for token in prompt] for prompt in prompts_of_lengths(5, 23, 40, 2, 11, 17)]
+requests = requests_for(prompts, num_samples=2)
+for draft in drafts:
+    for settings in IDENTITY:
+        options = {"settings": settings, "eos": [7], "max_new_tokens": 24}
+        replica = SlicedReplica(folder, target, draft, **options)
+        if topology.is_lead:
+            expected = Replica(target, draft, **options).generate(requests)
+            assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in expected]
+            assert all(max(c.token_ids) < replica.vocab_size for c in expected)
+        else:
+            replica.follow()
+leave()
