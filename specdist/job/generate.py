@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
 import logging
@@ -15,12 +14,12 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from specdist.config import GenerateConfig, parse_generate_config
+from specdist.costs import CostModel
 from specdist.data import RunFolder
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LEAD_RANK
 from specdist.errors import UserError
-from specdist.job.costs import Costs
 from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
@@ -84,12 +83,12 @@ def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, 
             _print_totals(config, run.folder, topology)
         return 0
     frozen = _told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
-    replica = Replica(config, models, topology, Costs(**frozen) if frozen else None)
+    replica = Replica(config, models, topology, CostModel.from_json(frozen) if frozen else None)
     if run is None:
         replica.serve()
     else:
         if replica.costs is not None and frozen is None:
-            run.folder.freeze("costs", dataclasses.asdict(replica.costs))
+            run.folder.freeze("costs", replica.costs.to_json())
         _generate(config, models, run, replica)
         _print_totals(config, run.folder, topology)
     return 0

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdist.cache.pages import PageTable
 from specdist.config import GenerateConfig
+from specdist.costs import CostModel, Curve
 from specdist.engine.collectives import LEAD_RANK
 from specdist.engine.draft import DraftModel
 from specdist.engine.engine import Engine
@@ -27,7 +28,7 @@ from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.errors import UserError
-from specdist.job.costs import BRANCH_COUNTS, Costs, measure_pass_ns
+from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -52,7 +53,7 @@ class Replica:
         config: GenerateConfig,
         models: ModelPlan,
         topology: Topology,
-        frozen_costs: Costs | None = None,
+        frozen_costs: CostModel | None = None,
     ) -> None:
         """``frozen_costs``: those of the run that is resumed, the same on every rank."""
         self._config = config
@@ -83,7 +84,12 @@ class Replica:
         self.ahead = DraftAhead()
         if config.drafts_ahead:
             self.costs = frozen_costs or self._measure_costs()
-            self.ahead = self.costs.plan_ahead(self._policy.max_draft_tokens, config.num_branches)
+            self.ahead = plan_ahead(
+                self.costs,
+                num_rows=self.num_slots,
+                max_draft_tokens=self._policy.max_draft_tokens,
+                num_branches=config.num_branches,
+            )
             self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=self.ahead.num_tokens)
 
     @property
@@ -202,23 +208,20 @@ class Replica:
         most = BRANCH_COUNTS[-1] if asked is None else asked
         return self.num_slots * most, self._policy.max_draft_tokens + 1
 
-    def _measure_costs(self) -> Costs:
-        """Each side times itself; the ranks of the target run together, and the lead's time counts."""
-        own_ns: list[int] = []
+    def _measure_costs(self) -> CostModel:
+        """Each side times itself; the ranks of the target run together, and the lead's times count."""
+        own: Curve | None = None
         if self._target is not None:
-            num_tokens = self._policy.max_draft_tokens + 1
-            own_ns = [measure_pass_ns(self._target, num_rows=self.num_slots, num_tokens=num_tokens)]
+            block = self._policy.max_draft_tokens + 1
+            own = measure_curve(self._target, num_rows=self.num_slots, num_tokens_per_row=block)
         elif self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
-            own_ns = [
-                measure_pass_ns(self._draft, num_rows=self.num_slots * (1 + count), num_tokens=1)
-                for count in BRANCH_COUNTS
-                if self.num_slots * count <= num_branch_rows
-            ]
-        all_ns = [own_ns] * self._topology.world_size
-        dist.all_gather_object(all_ns, own_ns)
-        [target_pass_ns] = all_ns[LEAD_RANK]
-        return Costs(target_pass_ns=target_pass_ns, draft_step_ns=all_ns[self._topology.draft_rank])
+            own = measure_curve(self._draft, num_rows=self.num_slots + num_branch_rows, num_tokens_per_row=1)
+        curves = [own] * self._topology.world_size
+        dist.all_gather_object(curves, own)
+        target, draft = curves[LEAD_RANK], curves[self._topology.draft_rank]
+        assert target is not None and draft is not None
+        return CostModel(target, draft)
 
     def _lead_target(self) -> Target:
         assert self._target is not None

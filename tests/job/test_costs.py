@@ -1,16 +1,21 @@
 """How far to draft ahead, and how many branches: what the measured times say."""
 
-import numpy as np
-import pytest
+import json
 
-from specdist.job.costs import BRANCH_COUNTS, Costs, caught_share, ready_share, tokens_per_pass
+import numpy as np
+
+from specdist.costs import CostModel, Curve
+from specdist.job.costs import BRANCH_COUNTS, caught_share, measure_curve, plan_ahead
+from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.models.families import tiny_model
 
 MAX_DRAFT_TOKENS = 5
 
 
-def plan(target_pass: int, draft_step: list[int], num_branches: int | None = None) -> tuple[int, int]:
-    costs = Costs(target_pass_ns=target_pass, draft_step_ns=draft_step)
-    found = costs.plan_ahead(MAX_DRAFT_TOKENS, num_branches)
+def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = None) -> tuple[int, int]:
+    """For one row: a pass takes the same time whatever its size, a draft step what its branches make it."""
+    costs = CostModel(Curve([1], [target_pass]), Curve([1 + count for count in BRANCH_COUNTS], draft_steps))
+    found = plan_ahead(costs, num_rows=1, max_draft_tokens=MAX_DRAFT_TOKENS, num_branches=num_branches)
     return found.num_tokens, found.num_branches
 
 
@@ -25,36 +30,33 @@ def test_branches_are_taken_as_far_as_the_targets_pass_leaves_time_for_them() ->
 
 
 def test_a_draft_as_slow_as_the_target_goes_one_token_ahead() -> None:
-    num_tokens, num_branches = plan(100, [100, 200, 300, 500, 900])
-    assert (num_tokens, num_branches) == (1, 0)
+    assert plan(100, [100, 200, 300, 500, 900]) == (1, 0)
 
 
 def test_a_number_of_branches_that_was_asked_for_is_kept() -> None:
     assert plan(100, [10, 200, 400, 800, 1600], num_branches=3)[1] == 3
-    assert plan(100, [10], num_branches=0) == (6, 0)
-
-
-@pytest.mark.parametrize("caught", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("num_candidates", [0, 1, 5])
-def test_the_model_of_rounds_is_what_happens(num_candidates: int, caught: float) -> None:
-    acceptance, num_rounds = 0.7, 40_000
-    generator = np.random.default_rng(0)
-    is_ready, num_ready, num_tokens = False, 0, 0
-    for _ in range(num_rounds):
-        count = num_candidates if is_ready else 0
-        num_ready += is_ready
-        num_accepted = 0
-        while num_accepted < count and generator.random() < acceptance:
-            num_accepted += 1
-        num_tokens += num_accepted + 1
-        is_hit = num_accepted == count and generator.random() < acceptance
-        is_ready = is_hit or generator.random() < caught
-    assert tokens_per_pass(acceptance, num_candidates, caught) == pytest.approx(
-        num_tokens / num_rounds, rel=0.02
-    )
-    assert ready_share(acceptance, num_candidates, caught) == pytest.approx(num_ready / num_rounds, abs=0.02)
+    assert plan(100, [10, 20, 30, 50, 90], num_branches=0) == (6, 0)
 
 
 def test_more_branches_catch_more() -> None:
     shares = [caught_share(count) for count in BRANCH_COUNTS]
     assert shares[0] == 0 and shares == sorted(shares) and shares[-1] < 1
+
+
+def test_a_curve_goes_through_its_points_and_on() -> None:
+    curve = Curve([1, 2, 8], [60, 120, 240])
+    assert curve(np.array([0, 1, 2, 5, 8, 10])).tolist() == [0, 60, 120, 180, 240, 280]
+    assert float(Curve([1, 4], [10, 5])(8)) == 5
+
+
+def test_costs_survive_json() -> None:
+    costs = CostModel(Curve([1, 2], [3, 4]), Curve([1], [2]))
+    assert CostModel.from_json(json.loads(json.dumps(costs.to_json()))) == costs
+
+
+def test_every_size_up_to_the_largest_block_is_measured() -> None:
+    runner = paged_runner(tiny_model("llama"))
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
+    curve = measure_curve(runner, num_rows=3, num_tokens_per_row=4)
+    assert curve.sizes == [1, 2, 4, 8, 12]
+    assert min(curve.ns) > 0

@@ -1,0 +1,54 @@
+"""What a pass costs: measured curves of time over size. No tensors, no clock.
+
+The time of a pass is no straight line over its tokens (a matrix product is read from memory once for up to
+so many tokens, and computed in tiles), so it is measured at several sizes and interpolated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Nanoseconds over a size: straight between the measured points, and on with the last slope."""
+
+    sizes: Sequence[int]
+    ns: Sequence[int]
+
+    def __call__(self, sizes: np.ndarray | float) -> np.ndarray:
+        """Nanoseconds for each size; 0 for a size of 0, which is no pass."""
+        known, values = np.asarray(self.sizes, float), np.asarray(self.ns, float)
+        asked = np.asarray(sizes, float)
+        found = np.interp(asked, known, values)
+        if len(known) > 1:
+            slope = max(0.0, (values[-1] - values[-2]) / (known[-1] - known[-2]))
+            found = found + slope * np.maximum(0.0, asked - known[-1])
+        return np.where(asked > 0, found, 0.0)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What a replica's passes take.
+
+    Attributes:
+        target: over the tokens of a target pass.
+        draft: over the rows of a draft step, of one token each.
+    """
+
+    target: Curve
+    draft: Curve
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: {"sizes": list(curve.sizes), "ns": list(curve.ns)}
+            for name, curve in (("target", self.target), ("draft", self.draft))
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> CostModel:
+        return CostModel(**{name: Curve(**curve) for name, curve in values.items()})

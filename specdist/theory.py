@@ -1,0 +1,57 @@
+"""The papers' formulas: what speculation should give for an acceptance rate and the costs of passes.
+
+Tokens are accepted independently with probability a; K tokens are drafted; c is the time of a draft step over
+that of a target pass. None of this is used to decide what is emitted.
+"""
+
+from __future__ import annotations
+
+
+def tokens_per_call(acceptance: float, num_draft_tokens: int) -> float:
+    """Expected tokens of a target pass, (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, Eq. 1)."""
+    return sum(acceptance**depth for depth in range(num_draft_tokens + 1))
+
+
+def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float) -> float:
+    """Expected speed-up over plain decoding, (1 - a^(K+1)) / ((1 - a)(K c + 1)) (Leviathan et al. 2023,
+    Theorem 3.8)."""
+    return tokens_per_call(acceptance, num_draft_tokens) / (num_draft_tokens * cost_ratio + 1)
+
+
+def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> int:
+    """The number of tokens to draft with the largest :func:`wall_time_factor`; 0 if none helps."""
+    return max(
+        range(max_draft_tokens + 1), key=lambda length: wall_time_factor(acceptance, length, cost_ratio)
+    )
+
+
+def stopping_threshold(t_draft: float, t_target: float, delta: float) -> float:
+    """Stop drafting once the probability that some drafted token is rejected reaches this: (c2 + Δ) /
+    (c1 + c2 + Δ) with c1 = t_draft, c2 = t_target - t_draft (SpecDec++, Theorem 3.2 of Huang et al. 2024).
+
+    Args:
+        delta: what another round is worth more than going on, in the unit of the times.
+    """
+    return (t_target - t_draft + delta) / (t_target + delta)
+
+
+def ready_share(acceptance: float, num_candidates: int, caught: float) -> float:
+    """The share of row-rounds that find candidates ready when the draft works ahead.
+
+    ``caught`` is the share of misses for which a branch was prepared. A row is *ready* when it has its n
+    candidates, else it has none:
+
+        P(ready | ready) = a^(n+1) + (1 - a^(n+1)) c        P(ready | not) = a + (1 - a) c
+    """
+    hit = acceptance ** (num_candidates + 1)
+    stays = hit + (1 - hit) * caught
+    comes = acceptance + (1 - acceptance) * caught
+    return comes / (1 - stays + comes)
+
+
+def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float) -> float:
+    """Expected tokens of a row per target pass when the draft works ahead, as :func:`ready_share` has it."""
+    if num_candidates == 0:
+        return 1.0
+    ready = ready_share(acceptance, num_candidates, caught)
+    return ready * tokens_per_call(acceptance, num_candidates) + 1 - ready
