@@ -134,6 +134,7 @@ class Stats:
     first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
     by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
+    Messages travel between the target's lead and the draft, target messages among the target's ranks.
     """
 
     num_rows: int = 0
@@ -152,6 +153,8 @@ class Stats:
     num_rounds: int = 0
     num_messages: int = 0
     num_message_bytes: int = 0
+    num_target_messages: int = 0
+    num_target_message_bytes: int = 0
     num_ahead_chains: int = 0
     num_ahead_judged: int = 0
     num_ahead_hits: int = 0
@@ -248,6 +251,7 @@ class Stats:
             ),
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
+            "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
             "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
             "ready_rate": _ratio(self.num_drafts, self.num_row_steps),
             "verification_rate": _ratio(self.num_row_steps, self.num_completion_tokens),

@@ -23,7 +23,7 @@ LAYERS = [
     {"errors"},
     {"config"},
     {"stats"},
-    {"costs", "theory"},
+    {"calibration", "costs", "theory"},
     {"data", "sampling", "policies", "cache"},
     {"models"},
     {"engine"},
@@ -32,7 +32,7 @@ LAYERS = [
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "config", "stats", "costs", "theory", "data", "policies", "cache", "sampling.keys",
+    "errors", "config", "stats", "calibration", "costs", "theory", "data", "policies", "cache", "sampling.keys",
     "engine.sequence", "engine.scheduler", "engine.stopping",
 ]  # fmt: skip
 MAX_LINES = 400

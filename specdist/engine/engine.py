@@ -69,6 +69,7 @@ class Engine:
             for sequence in plan.opened:
                 self._stream_keys[sequence.slot] = sequence.stream_key
             times = TargetTimes()
+            traffic = self._target.traffic
             finished: list[Sequence] = []
 
             begin = time.perf_counter_ns()
@@ -90,6 +91,7 @@ class Engine:
                 target=times,
                 reply=reply,
                 num_target_passes=num_target_passes,
+                target_traffic=self._target.traffic - traffic,
                 target_peak_bytes=peak_memory_bytes(self._target.device),
             )
             last = now

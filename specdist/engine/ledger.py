@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from specdist.engine.proposals import ProposalReply
+from specdist.engine.proposals import ProposalReply, Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.stats import Stats, TargetTimes, split_proportionally
@@ -55,6 +55,7 @@ class Ledger:
         target: TargetTimes,
         reply: ProposalReply,
         num_target_passes: int,
+        target_traffic: Traffic,
         target_peak_bytes: int,
     ) -> None:
         """Split a finished round over the shards of its rows."""
@@ -66,6 +67,8 @@ class Ledger:
         first.num_rounds += 1
         first.num_messages += reply.traffic.num_messages
         first.num_message_bytes += reply.traffic.num_bytes
+        first.num_target_messages += target_traffic.num_messages
+        first.num_target_message_bytes += target_traffic.num_bytes
         first.num_preemptions += plan.num_preempted
         self._now = _Mark(
             self._now.decoding_ns + target.verify + reply.times.draft,

@@ -79,10 +79,13 @@ class RoleTimes:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has travelled between the target's lead and the draft, in both directions."""
+    """What has travelled: between the target's lead and the draft, or among the target's ranks."""
 
     num_messages: int = 0
     num_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.num_messages + other.num_messages, self.num_bytes + other.num_bytes)
 
     def __sub__(self, earlier: Traffic) -> Traffic:
         return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import LEAD_RANK, Collectives
+from specdist.engine.proposals import Traffic
 from specdist.engine.slices import SlicedVocabulary
 from specdist.engine.verdicts import KnownLaws, Questions, Verdicts
 from specdist.engine.wire import as_ints, wire_broadcast
@@ -27,6 +28,11 @@ class Target(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has travelled among its ranks so far, DeepSpeed's own sums aside."""
+        ...
 
     def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
         """Run the batch after the page table's updates, and judge what follows the tokens asked about."""
@@ -48,6 +54,7 @@ class LocalTarget:
         self._settings = settings
         self._vocab_size = vocab_size
         self.device = runner.device
+        self.traffic = Traffic()
 
     def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
         self._runner.update_pages(updates)
@@ -66,10 +73,15 @@ class LeadTarget:
     ) -> None:
         self._runner = runner
         self._passes = wire_broadcast(LEAD_RANK, group)
-        # What has crossed between the ranks for the verdicts is counted here.
-        self.collectives = Collectives(group)
-        self._vocabulary = SlicedVocabulary(self.collectives, settings=settings, vocab_size=vocab_size)
+        self._collectives = Collectives(group)
+        self._vocabulary = SlicedVocabulary(self._collectives, settings=settings, vocab_size=vocab_size)
         self.device = runner.device
+
+    @property
+    def traffic(self) -> Traffic:
+        num_copies = self._collectives.size - 1
+        announced = Traffic(self._passes.num_messages, self._passes.num_bytes * num_copies)
+        return announced + Traffic(self._collectives.num_calls, self._collectives.num_bytes)
 
     def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
         self._passes.send(
