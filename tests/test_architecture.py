@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "specdist"
 # A module may import its own package and those of the lines above its own, never its neighbours.
 LAYERS = [
     {"errors"},
+    {"arguments", "policy_options"},
     {"config"},
     {"stats"},
     {"data", "sampling", "policies", "cache"},
@@ -31,7 +32,7 @@ LAYERS = [
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "config", "stats", "data", "policies", "cache", "sampling.keys",
+    "errors", "arguments", "policy_options", "config", "stats", "data", "policies", "cache", "sampling.keys",
     "engine.sequence", "engine.scheduler", "engine.stopping",
 ]  # fmt: skip
 MAX_LINES = 400
