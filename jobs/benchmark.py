@@ -12,8 +12,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from specdist.arguments import parse_arguments
 from specdist.benchmark import BenchmarkConfig, console_report, run_benchmark, summary, update_readme
-from specdist.config import parse_arguments
 from specdist.errors import UserError
 
 

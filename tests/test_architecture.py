@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "specdist"
 # A module may import its own package and those of the lines above its own, never its neighbours.
 LAYERS = [
     {"errors"},
+    {"arguments", "policy_options"},
     {"config"},
     {"stats"},
     {"calibration", "costs", "theory"},
@@ -32,7 +33,8 @@ LAYERS = [
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "config", "stats", "calibration", "costs", "theory", "data", "policies", "cache", "sampling.keys",
+    "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
+    "policies", "cache", "sampling.keys",
     "engine.sequence", "engine.scheduler", "engine.stopping",
 ]  # fmt: skip
 MAX_LINES = 400

@@ -28,6 +28,7 @@ from torch import Tensor
 from specdist.engine.branches import BranchBook, Branches
 from specdist.engine.chains import NOWHERE, ChainRows
 from specdist.engine.drafting import Drafter
+from specdist.engine.histories import Histories
 from specdist.engine.proposals import DRAW, DraftAhead, ProposalReply, ProposalRequest, RoleTimes
 from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes
@@ -67,10 +68,12 @@ class DraftModel:
             device=runner.device,
         )
         self._branches = BranchBook(num_slots, num_branches)
+        self._histories = Histories(policy, num_slots)
         self._drafter = Drafter(
             runner,
             policy,
             self._rows,
+            self._histories,
             settings=settings,
             vocab_size=vocab_size,
             stop_token_ids=stop_token_ids,
@@ -94,7 +97,11 @@ class DraftModel:
         is_hit_R = self._settle(request)
         branch_ranks_R = self._adopt_branches(slots_R, is_hit_R)
         tails_R = self._num_committed[slots_R] + self._num_candidates[slots_R]
-        self._num_candidates[slots_R] += self._drafter.extend(slots_R, slots_R, tails_R, request.draft_now_R)
+        # Ahead only a resumed row is drafted for now: as long a block as before, which is behind what its
+        # history says by now.
+        self._num_candidates[slots_R] += self._drafter.extend(
+            slots_R, slots_R, tails_R, request.draft_now_R, asks_policy=not self._ahead.num_tokens
+        )
         num_candidates_R = self._num_candidates[slots_R]
         first_R = self._num_committed[slots_R]
         places_C = self._places(slots_R, first_R, num_candidates_R)
@@ -138,6 +145,8 @@ class DraftModel:
 
     def _follow_contexts(self, request: ProposalRequest) -> None:
         opened, context = request.opened, request.context
+        self._histories.suspend(request.suspended_slots, self._rows.stream_keys[request.suspended_slots])
+        self._histories.open(opened.slots, opened.stream_keys)
         self._rows.stream_keys[opened.slots] = opened.stream_keys
         self._rows.num_misses[opened.slots] = opened.num_misses
         self._max_lengths[opened.slots] = opened.max_lengths
@@ -157,6 +166,7 @@ class DraftModel:
         """Commit the accepted candidates and the decision behind them. True for rows whose ``a_1`` was it."""
         rows = self._rows
         slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
+        self._histories.observe(slots_R, self._num_candidates[slots_R], num_accepted_R)
         positions_R = self._num_committed[slots_R] + num_accepted_R
         is_full_R = num_accepted_R == self._num_candidates[slots_R]
         is_judged_R = is_full_R & (self._num_ahead[slots_R] > 0)

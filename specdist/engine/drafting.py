@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.chains import ChainRows
+from specdist.engine.histories import Histories
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy
@@ -33,6 +34,7 @@ class Drafter:
         runner: ModelRunner,
         policy: LengthPolicy,
         rows: ChainRows,
+        histories: Histories,
         *,
         settings: SamplingSettings,
         vocab_size: int,
@@ -42,6 +44,7 @@ class Drafter:
         self._runner = runner
         self._policy = policy
         self._rows = rows
+        self._histories = histories
         self._settings = settings
         self._vocab_size = vocab_size
         self.is_stop_V = np.zeros(vocab_size, bool)
@@ -64,7 +67,8 @@ class Drafter:
         policy's end. Returns the number of tokens drafted per row.
 
         Args:
-            asks_policy: False for the token that will be a decision and no candidate.
+            asks_policy: False for the token that will be a decision and no candidate, and where it was asked
+                before, with another history.
         """
         num_wanted_R = np.where(self.is_stop_V[self._rows.token_ids[rows_R, tails_R - 1]], 0, num_wanted_R)
         num_drafted_R = np.zeros(len(rows_R), np.int64)
@@ -78,6 +82,7 @@ class Drafter:
                     DraftedRows(
                         slots_R=slots_R[active_A],
                         chains_R=rows_R[active_A],
+                        histories_RH=self._histories.of(slots_R[active_A]),
                         num_drafted=depth,
                         features=features,
                     )

@@ -29,6 +29,7 @@ from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.job.policies import make_policy
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -36,7 +37,6 @@ from specdist.models.forks import pages_per_branch
 from specdist.models.loading import join_slicing, load_slice, load_whole
 from specdist.models.memory import available_memory_bytes
 from specdist.models.runner import ModelRunner
-from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 
 PAGE_SIZE = 16
@@ -66,7 +66,7 @@ class Replica:
             top_p=config.top_p,
             is_coupled=config.acceptance == "gumbel",
         )
-        self._policy: LengthPolicy = FixedLength(config.num_draft_tokens if config.uses_draft else 0)
+        self._policy = make_policy(config)
         self._scheduling = SchedulerSettings(
             max_batch_rows=config.max_batch_rows,
             max_batch_tokens=config.max_batch_tokens,

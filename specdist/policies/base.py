@@ -2,6 +2,9 @@
 
 A policy may stop before a draw, or after a draw while keeping the token. It may never have a drawn token that
 it has looked at thrown away: that would condition the kept ones on their values and bias the output.
+
+What it remembers of a row from block to block is the row's *history*, a few numbers that the draft keeps for
+it: a row that has to give up its slot in the middle takes them along, and goes on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-# R rows
+# R rows, H numbers of a history
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +40,33 @@ class DraftedRows:
     """The rows that a policy is asked about.
 
     Attributes:
-        slots_R: whose history counts.
+        slots_R: which row it is.
         chains_R: where the policy may keep what it gathers along a block: the slot itself, or a branch that
             continues it, numbered behind the slots. A new block begins with ``num_drafted`` 0.
-        num_drafted: tokens of the block so far.
+        histories_RH: after the last settled block. A block that the target is still verifying is not in it:
+            a draft that works ahead asks for the next one meanwhile.
+        num_drafted: tokens of the block so far. A token that was drafted ahead as a decision is not one.
         features: of the last of them; None before the first, and for a policy that does not use them.
     """
 
     slots_R: np.ndarray
     chains_R: np.ndarray
+    histories_RH: np.ndarray
     num_drafted: int
     features: DraftFeatures | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedBlocks:
+    """Blocks of at least one token that the target has judged: how many each had, and how many it kept."""
+
+    histories_RH: np.ndarray
+    num_drafted_R: np.ndarray
+    num_accepted_R: np.ndarray
+
+
 class LengthPolicy(Protocol):
-    """State per slot and pure arithmetic: no tensors, no clock, no knowledge of the batch's other rows."""
+    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other rows."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -63,6 +78,26 @@ class LengthPolicy(Protocol):
         """Whether it has to be told the features, which on a GPU are waited for after every token."""
         ...
 
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        """The history [H] of a row that begins."""
+        ...
+
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         """bool [R]: draft another token?"""
         ...
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        """[R, H]: what it remembers after these blocks."""
+        ...
+
+
+class WithoutHistory:
+    """The part of a policy that remembers nothing of a row."""
+
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        return ()
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        return blocks.histories_RH

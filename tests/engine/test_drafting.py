@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.policies import DraftedRows
+from specdist.policies import DraftedRows, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Replica, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
@@ -16,7 +16,7 @@ NUM_DRAFT_TOKENS = 4
 
 
 @dataclass
-class Spy:
+class Spy(WithoutHistory):
     """Stops behind a token whose probability is low, and remembers what it was told."""
 
     threshold: float = 0.0
