@@ -49,7 +49,15 @@ class GenerateConfig:
 
     # Speculation
     policy: Literal[
-        "fixed", "hf_heuristic", "confidence", "svip", "adaedl", "gammatune", "gammatune_plus", "none"
+        "fixed",
+        "hf_heuristic",
+        "confidence",
+        "svip",
+        "adaedl",
+        "gammatune",
+        "gammatune_plus",
+        "goodput",
+        "none",
     ] = option("fixed", help="how many tokens to draft; none = target only")
     num_draft_tokens: int | None = option(
         None,
@@ -180,6 +188,11 @@ class GenerateConfig:
     def drafts_ahead(self) -> bool:
         """Whether the draft works while the target does, which takes a rank of its own."""
         return self.uses_draft and self.overlap == "ahead"
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether passes are timed before the run, to decide by."""
+        return self.drafts_ahead or (self.uses_draft and self.policy == "goodput")
 
     @property
     def policy_options(self) -> dict[str, float]:

@@ -37,7 +37,7 @@ def _amount(defaults: Mapping[str, float]) -> PolicyOption:
 
 GAMMATUNES = ("gammatune", "gammatune_plus")
 FIRST_LENGTHS = dict.fromkeys(("hf_heuristic", *GAMMATUNES), 5)
-CAPS = dict.fromkeys(("hf_heuristic", "confidence", "svip", "adaedl", *GAMMATUNES), 20)
+CAPS = dict.fromkeys(("hf_heuristic", "confidence", "svip", "adaedl", "goodput", *GAMMATUNES), 20)
 
 POLICY_OPTIONS = {
     "num_draft_tokens": _count({"fixed": 5, **FIRST_LENGTHS}),

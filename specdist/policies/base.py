@@ -10,14 +10,14 @@ it: a row that has to give up its slot in the middle takes them along, and goes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-# R rows, H numbers of a history
+# R rows, C tokens of several rows, H numbers of a history
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DraftFeatures:
     """What the draft knows of the token that it drew last for each row, and of the distribution behind it.
 
@@ -34,6 +34,28 @@ class DraftFeatures:
     probabilities_R: np.ndarray
     top_probabilities_R: np.ndarray
 
+    def select(self, index: np.ndarray) -> DraftFeatures:
+        """Those of some of the rows."""
+        return DraftFeatures(
+            self.entropies_R[index], self.probabilities_R[index], self.top_probabilities_R[index]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """The round that a burst of drafting is part of.
+
+    Attributes:
+        num_rows: rows that decode.
+        num_pass_tokens: of the target's pass: all of them while the draft works ahead of that pass; in turns
+            those beside the candidates, which are about to be drafted.
+        is_ahead: the draft works while the target does.
+    """
+
+    num_rows: int
+    num_pass_tokens: int
+    is_ahead: bool
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedRows:
@@ -47,6 +69,8 @@ class DraftedRows:
             a draft that works ahead asks for the next one meanwhile.
         num_drafted: tokens of the block so far. A token that was drafted ahead as a decision is not one.
         features: of the last of them; None before the first, and for a policy that does not use them.
+        reach_R: 1, or how likely it is that a branch will be its row's chain.
+        round: what else is going on.
     """
 
     slots_R: np.ndarray
@@ -54,6 +78,8 @@ class DraftedRows:
     histories_RH: np.ndarray
     num_drafted: int
     features: DraftFeatures | None
+    reach_R: np.ndarray
+    round: RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +89,16 @@ class VerifiedBlocks:
     histories_RH: np.ndarray
     num_drafted_R: np.ndarray
     num_accepted_R: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedTokens:
+    """Every row's tokens up to the first that the target has rejected: what was known of each, how many
+    others stood before it in its block, and what became of it."""
+
+    features: DraftFeatures
+    depths_C: np.ndarray
+    is_accepted_C: np.ndarray
 
 
 class LengthPolicy(Protocol):
@@ -89,6 +125,24 @@ class LengthPolicy(Protocol):
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         """[R, H]: what it remembers after these blocks."""
+        ...
+
+
+@runtime_checkable
+class BatchPolicy(LengthPolicy, Protocol):
+    """A policy that looks at the whole batch, and learns from all of it. It must use features."""
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+    ) -> np.ndarray:
+        """[R]: how many of the tokens that were drafted ahead of each row go into the target's next pass.
+
+        The others stay, and are judged later. ``features`` are those of all of them, row after row.
+        """
+        ...
+
+    def observe_tokens(self, tokens: JudgedTokens) -> None:
+        """The target has judged these."""
         ...
 
 
