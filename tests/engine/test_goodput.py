@@ -100,7 +100,8 @@ def test_a_target_without_time_to_spare_is_left_alone() -> None:
     replica.policy = goodput(GREEDY, per_token=100_000)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
     stats = replica.ledger.close_shard(0)
-    assert stats.num_draft_tokens == stats.num_draft_passes == 0
+    # But beside a prompt, in a pass that takes long anyway.
+    assert stats.num_draft_tokens < stats.num_completion_tokens / 10
 
 
 def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
