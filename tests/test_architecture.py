@@ -32,8 +32,8 @@ LAYERS = [
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "config", "stats", "calibration", "costs", "theory", "data", "policies", "cache", "sampling.keys",
-    "engine.sequence", "engine.scheduler", "engine.stopping",
+    "errors", "config", "stats", "calibration", "costs", "theory", "data", "policies", "cache",
+    "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping", "engine.timeline",
 ]  # fmt: skip
 MAX_LINES = 400
 
