@@ -7,10 +7,11 @@ to the wall time of the rounds that it served.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+Key = TypeVar("Key", bound=Hashable)
 NS_PER_S = 1_000_000_000
 # Two regressors are told apart if the squared sine of the angle between them exceeds this.
 INDEPENDENT = 1e-3
@@ -25,6 +26,10 @@ class TargetTimes:
     transfer: int = 0
     idle: int = 0
     host: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.verify + self.transfer + self.idle + self.host
 
 
 @dataclass
@@ -298,9 +303,10 @@ def _merge(into: Any, other: Any) -> None:
             _merge(mine, theirs)
 
 
-def split_proportionally(amount: int, weights: Mapping[int, int]) -> dict[int, int]:
+def split_proportionally(amount: int, weights: Mapping[Key, int]) -> dict[Key, int]:
     """Split an integer over keys in proportion to positive weights; the parts add up to it exactly."""
-    total, before, given, parts = sum(weights.values()), 0, 0, {}
+    total, before, given = sum(weights.values()), 0, 0
+    parts: dict[Key, int] = {}
     for key, weight in weights.items():
         before += weight
         upto = amount * before // total

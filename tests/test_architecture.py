@@ -34,8 +34,8 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
-    "policies", "cache", "sampling.keys",
-    "engine.sequence", "engine.scheduler", "engine.stopping",
+    "policies", "cache", "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping",
+    "engine.timeline",
 ]  # fmt: skip
 MAX_LINES = 400
 

@@ -18,7 +18,6 @@ R rows that decode, W of them whose decision is drawn here, N positions of sever
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Collection
 
 import numpy as np
@@ -30,6 +29,7 @@ from specdist.engine.chains import NOWHERE, ChainRows
 from specdist.engine.drafting import Burst, Drafter
 from specdist.engine.histories import Histories
 from specdist.engine.proposals import DRAW, DraftAhead, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.timeline import Timeline
 from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
@@ -54,8 +54,12 @@ class DraftModel:
         num_slots: int,
         max_seq_len: int,
         ahead: DraftAhead | None = None,
+        clock: Timeline | None = None,
     ) -> None:
-        """With branches the runner must have been given room for them."""
+        """With branches the runner must have been given room for them.
+
+        ``clock``: by default one on which all that is not this model's work is idle.
+        """
         self._runner = runner
         self.device = runner.device
         self._settings = settings
@@ -85,11 +89,16 @@ class DraftModel:
         self._num_ahead = np.zeros(num_slots, np.int64)
         self._max_lengths = np.zeros(num_slots, np.int64)
         self._context_lengths = np.zeros(num_slots, np.int64)
-        self._times = RoleTimes()
+        self._clock = clock or Timeline("idle")
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         """Settle the last round; the next candidates are those ready, and those asked for now."""
-        begin = time.perf_counter_ns()
+        with self._clock.phase("draft"):
+            reply = self._respond(request)
+        times = RoleTimes(**self._clock.take(), peak_memory_bytes=peak_memory_bytes(self.device))
+        return dataclasses.replace(reply, times=times)
+
+    def _respond(self, request: ProposalRequest) -> ProposalReply:
         self._runner.update_pages(request.page_updates)
         slots_R = request.slots_R
         num_ahead_R = self._num_ahead[slots_R]
@@ -117,8 +126,8 @@ class DraftModel:
         num_candidates_R = self._num_candidates[slots_R]
         first_R = self._num_committed[slots_R]
         places_C = self._places(slots_R, first_R, num_candidates_R)
-        times = self._spent(draft=time.perf_counter_ns() - begin)
-        reply = ProposalReply(
+        num_passes, self._drafter.num_passes = self._drafter.num_passes, 0
+        return ProposalReply(
             decision_ids_R=self._rows.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
             candidate_ids_C=self._rows.token_ids[places_C],
@@ -128,11 +137,9 @@ class DraftModel:
             num_branches_R=num_branches_R,
             num_branch_tokens_R=num_branch_tokens_R,
             branch_ranks_R=branch_ranks_R,
-            num_draft_passes=self._drafter.num_passes,
-            times=dataclasses.replace(times, peak_memory_bytes=peak_memory_bytes(self.device)),
+            num_draft_passes=num_passes,
+            times=RoleTimes(),
         )
-        self._times, self._drafter.num_passes = RoleTimes(), 0
-        return reply
 
     def follow(self, request: ProposalRequest) -> None:
         """While the target runs its pass: run the contexts that it runs, then draft ahead of every row.
@@ -140,13 +147,14 @@ class DraftModel:
         A row whose context ends here is drafted ahead of at once: its first token is a decision like any
         other. A resumed one is not: its decision was drawn before it was preempted.
         """
-        begin = time.perf_counter_ns()
-        self._follow_contexts(request)
-        prefilled = time.perf_counter_ns()
-        self._times = self._spent(prefill=prefilled - begin)
-        if self._ahead.num_tokens:
+        with self._clock.phase("prefill"):
+            self._follow_contexts(request)
+        if not self._ahead.num_tokens:
+            return
+        with self._clock.phase("draft"):
             contexts = np.unique(request.context.slots_T)
             ended = contexts[self._num_committed[contexts] == self._context_lengths[contexts]]
+<<<<<<< HEAD
             num_pass_tokens = len(request.slots_R) + int(self._num_candidates[request.slots_R].sum())
             self._draft_ahead(
                 np.r_[request.slots_R, ended].astype(np.int64), num_pass_tokens + len(request.context)
@@ -157,6 +165,9 @@ class DraftModel:
         return dataclasses.replace(
             self._times, prefill=self._times.prefill + prefill, draft=self._times.draft + draft
         )
+=======
+            self._draft_ahead(np.r_[request.slots_R, ended].astype(np.int64))
+>>>>>>> profile
 
     def _follow_contexts(self, request: ProposalRequest) -> None:
         opened, context = request.opened, request.context

@@ -9,7 +9,6 @@ asked for, W places whose decision is drawn.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from specdist.engine.scheduler import RoundPlan, Scheduler
 from specdist.engine.sequence import Completion, FinishReason, Sequence
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import Target
+from specdist.engine.timeline import Timeline
 from specdist.engine.verdicts import Questions, Verdicts
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes
@@ -50,12 +50,15 @@ class Engine:
         scheduler: Scheduler,
         stop_rules: StopRules,
         ledger: Ledger,
+        clock: Timeline | None = None,
     ) -> None:
+        """``clock``: by default one that keeps no spans; what is in no phase is the host's work."""
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
         self._stop_rules = stop_rules
         self._ledger = ledger
+        self._clock = clock or Timeline("host")
         self._stream_keys = np.zeros(scheduler.settings.num_slots, np.int64)
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
         self._decisions: Distributions | None = None
@@ -63,38 +66,35 @@ class Engine:
 
     def run(self) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left. Ends the other ranks' loops when it is done."""
-        last = time.perf_counter_ns()
+        self._clock.take()
         while not (plan := self._scheduler.plan()).is_empty:
             self._ledger.open_round(plan)
             for sequence in plan.opened:
                 self._stream_keys[sequence.slot] = sequence.stream_key
-            times = TargetTimes()
             traffic = self._target.traffic
             finished: list[Sequence] = []
 
-            begin = time.perf_counter_ns()
             request = self._request(plan)
-            reply = self._proposer.propose(request)
-            times.transfer = reply.transfer_ns
-            times.idle = time.perf_counter_ns() - begin - times.transfer
+            with self._clock.phase("idle"):
+                reply = self._proposer.propose(request, self._clock)
             blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
             # With nothing to run the page updates are not sent: they are of rows that have just ended.
             num_target_passes = int(bool(blocks or plan.chunks))
             if num_target_passes:
-                self._verify(plan, request.context, blocks, draft_probabilities_C, times, finished)
+                num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
+                with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
+                    accepted_R = self._verify(plan, request.context, blocks, draft_probabilities_C)
+                for block, count in zip(blocks, accepted_R.tolist(), strict=True):
+                    self._commit_block(block, count, finished)
 
-            now = time.perf_counter_ns()
-            times.host = now - last - times.prefill - times.verify - times.transfer - times.idle
             self._ledger.book_round(
                 plan,
-                wall_ns=now - last,
-                target=times,
+                target=TargetTimes(**self._clock.take()),
                 reply=reply,
                 num_target_passes=num_target_passes,
                 target_traffic=self._target.traffic - traffic,
                 target_peak_bytes=peak_memory_bytes(self._target.device),
             )
-            last = now
             for sequence in finished:
                 self._ledger.book_completion(sequence)
                 yield sequence.completion()
@@ -185,11 +185,8 @@ class Engine:
         context: FlatBatch,
         blocks: list[_Block],
         draft_probabilities_C: np.ndarray,
-        times: TargetTimes,
-        finished: list[Sequence],
-    ) -> None:
-        """One target pass over the blocks and the prompt chunks; commit what it accepts."""
-        begin = time.perf_counter_ns()
+    ) -> np.ndarray:
+        """One target pass over the blocks and the prompt chunks; how many candidates each block keeps."""
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
         block_batch = _block_batch(blocks, lengths_R)
         batch = FlatBatch(
@@ -216,11 +213,7 @@ class Engine:
         self._decisions = verdicts.decisions(index_W) if len(index_W) else None
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
         self._decision_of = {number: index for index, number in enumerate(order)}
-        elapsed = time.perf_counter_ns() - begin
-        times.prefill = elapsed * len(context) // len(batch)
-        times.verify = elapsed - times.prefill
-        for block, count in zip(blocks, accepted_R.tolist(), strict=True):
-            self._commit_block(block, count, finished)
+        return accepted_R
 
     def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]

@@ -51,7 +51,6 @@ class Ledger:
         self,
         plan: RoundPlan,
         *,
-        wall_ns: int,
         target: TargetTimes,
         reply: ProposalReply,
         num_target_passes: int,
@@ -75,7 +74,7 @@ class Ledger:
             self._now.num_draft_passes + reply.num_draft_passes,
             self._now.num_target_passes + num_target_passes,
         )
-        for shard, part in split_proportionally(wall_ns, rows_per_shard).items():
+        for shard, part in split_proportionally(target.total, rows_per_shard).items():
             self._shards[shard].wall_ns += part
         for name, amount in dataclasses.asdict(target).items():
             for shard, part in split_proportionally(amount, rows_per_shard).items():

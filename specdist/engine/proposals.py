@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 from specdist.stats import AheadOutcome
@@ -102,8 +103,7 @@ class ProposalReply:
     ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
     alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
-    ``num_draft_passes`` (since the last reply), ``times``, ``transfer_ns`` (what the target's side spent on
-    sending and receiving, waiting aside) and ``traffic`` feed the statistics.
+    ``num_draft_passes`` (since the last reply), ``times`` and ``traffic`` feed the statistics.
     """
 
     decision_ids_R: np.ndarray
@@ -117,7 +117,6 @@ class ProposalReply:
     branch_ranks_R: np.ndarray
     num_draft_passes: int
     times: RoleTimes
-    transfer_ns: int = 0
     traffic: Traffic = Traffic()
 
     def ahead_outcomes(self) -> list[AheadOutcome]:
@@ -136,8 +135,11 @@ class ProposalReply:
 class Proposer(Protocol):
     """The draft as the engine sees it, wherever it runs."""
 
-    def propose(self, request: ProposalRequest) -> ProposalReply:
-        """Settle the last round's decisions and draft the next candidates."""
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        """Settle the last round's decisions and draft the next candidates.
+
+        ``clock`` is the caller's, in its idle phase: what is not waiting here is put into another one.
+        """
         ...
 
     def close(self) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import time
-
 import numpy as np
 import torch
 
 from specdist.engine.draft import DraftModel
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.timeline import Timeline
 from specdist.sampling.random import Purpose, uniforms
 
 
@@ -18,14 +16,12 @@ class ColocatedDraft:
 
     def __init__(self, draft: DraftModel) -> None:
         self._draft = draft
-        self._last = time.perf_counter_ns()
 
-    def propose(self, request: ProposalRequest) -> ProposalReply:
-        idle = time.perf_counter_ns() - self._last
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        del clock  # the target waits all the while
         reply = self._draft.respond(request)
         self._draft.follow(request)
-        self._last = time.perf_counter_ns()
-        return dataclasses.replace(reply, times=dataclasses.replace(reply.times, idle=idle))
+        return reply
 
     def close(self) -> None:
         """Nothing runs elsewhere."""
@@ -38,7 +34,8 @@ class NoDraft:
         self._stream_keys = np.zeros(num_slots, np.int64)
         self._positions = np.zeros(num_slots, np.int64)
 
-    def propose(self, request: ProposalRequest) -> ProposalReply:
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        del clock
         slots_R = request.slots_R
         decision_ids_R = request.decision_ids_R.copy()
         drawn = np.flatnonzero(decision_ids_R == DRAW)

@@ -8,7 +8,6 @@ candidate. Messages carry the number of the target group that they belong to.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from specdist.cache.pages import PageUpdates
 from specdist.engine.draft import DraftModel
 from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, RoleTimes, Traffic
+from specdist.engine.timeline import Timeline
 from specdist.engine.wire import as_ints, wire_from, wire_to
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense
@@ -32,19 +32,17 @@ class RemoteDraft:
         self._requests = wire_to(draft_rank)
         self._replies = wire_from(draft_rank)
 
-    def propose(self, request: ProposalRequest) -> ProposalReply:
-        begin = time.perf_counter_ns()
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
-        self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
-        if request.decisions_W is not None:
-            assert isinstance(request.decisions_W, Dense)
-            self._requests.transfer(request.decisions_W.probabilities_NV.contiguous())
-        sent = time.perf_counter_ns()
+        with clock.phase("transfer"):
+            self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
+            if request.decisions_W is not None:
+                assert isinstance(request.decisions_W, Dense)
+                self._requests.transfer(request.decisions_W.probabilities_NV.contiguous())
         arrays = self._replies.receive()
-        received = time.perf_counter_ns()
-        reply = _reply_from_arrays(arrays)
-        transfer_ns = sent - begin + time.perf_counter_ns() - received
-        return dataclasses.replace(reply, transfer_ns=transfer_ns, traffic=self._traffic() - before)
+        with clock.phase("transfer"):
+            reply = _reply_from_arrays(arrays)
+        return dataclasses.replace(reply, traffic=self._traffic() - before)
 
     def _traffic(self) -> Traffic:
         wires = (self._requests, self._replies)
@@ -54,17 +52,21 @@ class RemoteDraft:
         self._requests.send([np.array([CLOSE, self._group])])
 
 
-def serve_drafts(drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size: int) -> None:
+def serve_drafts(
+    drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size: int, clock: Timeline
+) -> None:
     """Answer requests until every target group has closed. The contexts are run after the answer is sent,
-    while the target is busy with its pass."""
+    while the target is busy with its pass.
+
+    ``clock`` is that of all the drafts; what is in no phase is transfer. A reply to one group carries the
+    times since the last reply to any.
+    """
     requests, replies = wire_from(lead_rank), wire_to(lead_rank)
     is_open = set(drafts)
-    transfer = 0
-    last = time.perf_counter_ns()
+    clock.take()
     while is_open:
-        arrays = requests.receive()
-        received = time.perf_counter_ns()
-        idle = received - last
+        with clock.phase("idle"):
+            arrays = requests.receive()
         kind, group = arrays[0].tolist()
         if kind == CLOSE:
             is_open.remove(group)
@@ -76,14 +78,8 @@ def serve_drafts(drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
             requests.transfer(rows_WV)
             request = dataclasses.replace(request, decisions_W=Dense(rows_WV))
-        transfer += time.perf_counter_ns() - received
-        reply = draft.respond(request)
-        times = dataclasses.replace(reply.times, transfer=transfer, idle=idle)
-        begin = time.perf_counter_ns()
-        replies.send(_reply_arrays(dataclasses.replace(reply, times=times)))
-        transfer = time.perf_counter_ns() - begin
+        replies.send(_reply_arrays(draft.respond(request)))
         draft.follow(request)
-        last = time.perf_counter_ns()
 
 
 def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:

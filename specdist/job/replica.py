@@ -27,6 +27,7 @@ from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
+from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import make_policy
@@ -105,7 +106,13 @@ class Replica:
                 self._target, self._group, settings=self._settings, vocab_size=self._models.vocab_size
             )
         else:
-            serve_drafts({TARGET_GROUP: self._draft_model()}, LEAD_RANK, vocab_size=self._models.vocab_size)
+            clock = Timeline("transfer")
+            serve_drafts(
+                {TARGET_GROUP: self._draft_model(clock)},
+                LEAD_RANK,
+                vocab_size=self._models.vocab_size,
+                clock=clock,
+            )
 
     def engine(self, requests: Iterator[Request], stop_rules: StopRules, ledger: Ledger) -> Engine:
         """The lead rank's engine over these requests."""
@@ -250,7 +257,7 @@ class Replica:
             return ColocatedDraft(self._draft_model())
         return RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
 
-    def _draft_model(self) -> DraftModel:
+    def _draft_model(self, clock: Timeline | None = None) -> DraftModel:
         assert self._draft is not None
         return DraftModel(
             self._draft,
@@ -261,6 +268,7 @@ class Replica:
             num_slots=self.num_slots,
             max_seq_len=self._models.max_seq_len,
             ahead=self.ahead,
+            clock=clock,
         )
 
 
