@@ -154,20 +154,10 @@ class DraftModel:
         with self._clock.phase("draft"):
             contexts = np.unique(request.context.slots_T)
             ended = contexts[self._num_committed[contexts] == self._context_lengths[contexts]]
-<<<<<<< HEAD
             num_pass_tokens = len(request.slots_R) + int(self._num_candidates[request.slots_R].sum())
             self._draft_ahead(
                 np.r_[request.slots_R, ended].astype(np.int64), num_pass_tokens + len(request.context)
             )
-            self._times = self._spent(draft=time.perf_counter_ns() - prefilled)
-
-    def _spent(self, *, prefill: int = 0, draft: int = 0) -> RoleTimes:
-        return dataclasses.replace(
-            self._times, prefill=self._times.prefill + prefill, draft=self._times.draft + draft
-        )
-=======
-            self._draft_ahead(np.r_[request.slots_R, ended].astype(np.int64))
->>>>>>> profile
 
     def _follow_contexts(self, request: ProposalRequest) -> None:
         opened, context = request.opened, request.context
