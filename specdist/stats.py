@@ -41,6 +41,10 @@ class DraftTimes:
     transfer: int = 0
     idle: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.prefill + self.draft + self.transfer + self.idle
+
 
 @dataclass
 class CostSums:

@@ -11,8 +11,10 @@ import torch
 from specdist.arguments import option
 from specdist.benchmark.random_llama import SHAPES
 from specdist.errors import UserError
+from specdist.job.costs import BRANCH_COUNTS
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
+COLOCATED, SEPARATE = "colocated", "separate"
 
 
 @dataclass(kw_only=True)
@@ -43,11 +45,22 @@ class BenchmarkConfig:
     max_prompt_tokens: int = option(64, help="longest random prompt; the shortest has a quarter of it")
     max_new_tokens: int = option(64, help="longest completion; every row has a limit from a quarter of it up")
     temperature: float = option(0.0, help="0 = greedy")
+    acceptance_rule: Literal["rejection", "gumbel"] = option(
+        "rejection", help="rule of specdist; the two are one for temperature 0"
+    )
     seed: int = option(0, help="seed of the random pair, prompts, limits and samples")
 
     # Methods and measurement
     batch_sizes: list[int] | None = option(None, help="rows at a time (default: 1 8 32)", action="extend")
     num_draft_tokens: int = option(5, help="draft tokens per round, for both systems")
+    placements: list[str] | None = option(
+        None,
+        help="colocated = specdist's draft in the target's process (default); separate = in its own",
+        action="extend",
+    )
+    num_branches: int | None = option(
+        None, help="likely misses that a separate draft prepares per row (default: from measured times)"
+    )
     repeats: int = option(3, help="measurements of every method, in turn")
     overhead_repeats: int = option(20, help="single passes timed per case, against transformers; 0 = none")
 
@@ -65,6 +78,7 @@ class BenchmarkConfig:
         if self.output is None:
             raise UserError("--output is missing: name the JSON file of the result")
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
+        self._check_placements()
         for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "num_draft_tokens", "repeats"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         _require("batch_sizes", self.batch_sizes, min(self.batch_sizes) >= 1, "must be at least 1")
@@ -73,6 +87,11 @@ class BenchmarkConfig:
         )
         _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "must be 0 or above")
         _require("seed", self.seed, 0 <= self.seed < 2**31, "must be in [0, 2**31)")
+        if self.acceptance_rule == "gumbel" and self.temperature == 0:
+            raise UserError(
+                "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "
+                "the rule out"
+            )
         if self.synthetic is not None:
             self._check_synthetic(self.synthetic)
         else:
@@ -86,6 +105,33 @@ class BenchmarkConfig:
             raise UserError("--prompt_column and --messages_column say where --prompts has its text: give it")
         if self.prompts is not None and self.messages_column is None:
             self.prompt_column = self.prompt_column or "prompt"
+
+    @property
+    def is_colocated(self) -> bool:
+        return COLOCATED in (self.placements or [])
+
+    @property
+    def is_separate(self) -> bool:
+        return SEPARATE in (self.placements or [])
+
+    def _check_placements(self) -> None:
+        self.placements = sorted(set(self.placements or [COLOCATED]))
+        for placement in self.placements:
+            _require(
+                "placements",
+                placement,
+                placement in (COLOCATED, SEPARATE),
+                f"is no placement: choose from {COLOCATED}, {SEPARATE}",
+            )
+        if self.num_branches is None:
+            return
+        most = BRANCH_COUNTS[-1]
+        _require("num_branches", self.num_branches, 1 <= self.num_branches <= most, f"must be in 1 .. {most}")
+        if not self.is_separate:
+            raise UserError(
+                f"--num_branches {self.num_branches} has no effect without --placements separate: add it, or "
+                "leave it out"
+            )
 
     def _check_synthetic(self, shape: str) -> None:
         if self.target is not None or self.draft is not None:

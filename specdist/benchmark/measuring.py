@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from specdist.benchmark.methods import Generated, Method, TransformersAssisted, TransformersGenerate
+from specdist.benchmark.overlap import OverlapResult, overlap_of
+from specdist.benchmark.placements import SpecdistSeparate
 from specdist.benchmark.results import MethodResult
 from specdist.benchmark.timing import timed
 from specdist.benchmark.workload import Row
@@ -74,6 +76,7 @@ def compare(measured: Sequence[Measured], *, is_greedy: bool) -> list[MethodResu
         item.method.batch_size: item for item in measured if item.method.name == TransformersGenerate.name
     }
     assisted = next(item for item in measured if item.method.name == TransformersAssisted.name)
+    in_turns = {item.method.batch_size: item for item in measured if _is_separate_in_turns(item.method)}
     reference = plain[min(plain)].generated[0].completions
     return [
         MethodResult(
@@ -87,9 +90,23 @@ def compare(measured: Sequence[Measured], *, is_greedy: bool) -> list[MethodResu
             ratio_to_generate=_ratio_to(plain.get(item.method.batch_size), item),
             num_rows_differing=_num_differing(item, reference) if is_greedy else None,
             statistics=None if (stats := item.generated[-1].stats) is None else stats.summary(),
+            overlap=_overlap(item, in_turns.get(item.method.batch_size)),
         )
         for item in measured
     ]
+
+
+def _is_separate_in_turns(method: Method) -> bool:
+    return isinstance(method, SpecdistSeparate) and not method.order.ahead.num_tokens
+
+
+def _overlap(item: Measured, in_turns: Measured | None) -> OverlapResult | None:
+    """Of specdist with a draft, wherever the draft was run on a rank of its own too."""
+    order, stats = item.method.order, item.generated[-1].stats
+    if in_turns is None or order is None or not order.num_draft_tokens:
+        return None
+    assert stats is not None
+    return overlap_of(stats, order, _ratio_to(in_turns, item))
 
 
 def _ratio_to(base: Measured | None, item: Measured) -> float | None:

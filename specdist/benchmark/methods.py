@@ -1,18 +1,18 @@
-"""The ways to generate that are compared: transformers' own, and specdist's."""
+"""What a way to generate is, and transformers' own ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig
 
-from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.workload import Row
-from specdist.engine.sequence import Request
+from specdist.engine.timeline import Span
 from specdist.stats import Stats
 
 # Padding is masked on the left and cut off on the right, so any token will do.
@@ -22,10 +22,13 @@ NO_TOP_K = 0
 
 @dataclass(frozen=True)
 class Generated:
-    """Token ids per row, in the order of the rows; specdist's statistics where it was specdist."""
+    """Token ids per row, in the order of the rows; specdist's statistics where it was specdist, and what each
+    side did when, if it was asked for."""
 
     completions: list[list[int]]
     stats: Stats | None = None
+    target_spans: list[Span] = field(default_factory=list)
+    draft_spans: list[Span] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +44,11 @@ class Method(Protocol):
     @property
     def batch_size(self) -> int: ...
 
+    @property
+    def order(self) -> DraftOrder | None:
+        """specdist's draft; None for transformers."""
+        ...
+
     def prepare(self) -> None:
         """What need not be timed."""
         ...
@@ -55,6 +63,7 @@ class TransformersGenerate:
     """
 
     name = "transformers generate"
+    order: DraftOrder | None = None
 
     def __init__(self, pair: Pair, *, batch_size: int, temperature: float, seed: int) -> None:
         self.batch_size = batch_size
@@ -129,29 +138,3 @@ class TransformersAssisted(TransformersGenerate):
 
     def _assistance(self) -> dict[str, Any]:
         return {"assistant_model": self._pair.draft, **self._pair.tokenizers_for_assistance()}
-
-
-class Specdist:
-    """specdist's engine with both models in this process; ``num_draft_tokens`` 0 is the target alone."""
-
-    def __init__(self, paged: PagedPair, *, batch_size: int, num_draft_tokens: int) -> None:
-        self.name = f"specdist, K = {num_draft_tokens}" if num_draft_tokens else "specdist, target only"
-        self.batch_size = batch_size
-        self._paged = paged
-        self._num_draft_tokens = num_draft_tokens
-
-    def prepare(self) -> None:
-        self._paged.pair.use_specdist_attention()
-
-    def generate(self, rows: Sequence[Row]) -> Generated:
-        requests = [
-            Request(
-                row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens
-            )
-            for index, row in enumerate(rows)
-        ]
-        engine, ledger = self._paged.engine(
-            requests, batch_size=self.batch_size, num_draft_tokens=self._num_draft_tokens
-        )
-        finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
-        return Generated([finished[index] for index in range(len(rows))], ledger.close_shard(0))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from specdist.benchmark.overhead import OverheadResult
+from specdist.benchmark.overlap import OverlapResult
 from specdist.benchmark.synthetic import SyntheticRecord
 from specdist.data.files import write_json
 from specdist.errors import UserError
@@ -80,6 +81,7 @@ class MethodResult:
         num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
             batch; None when sampling. In float32 only near-ties may differ.
         statistics: specdist's own summary of the last repeat: acceptance, passes, where the time went.
+        overlap: of specdist with a draft, at batch sizes where the draft was on a rank of its own too.
     """
 
     name: str
@@ -92,11 +94,14 @@ class MethodResult:
     ratio_to_generate: float | None
     num_rows_differing: int | None
     statistics: dict[str, Any] | None
+    overlap: OverlapResult | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkResult:
-    """``synthetic`` is the record of a random pair, None for trained models."""
+    """``synthetic`` is the record of a random pair, None for trained models. ``costs``, by batch size, are
+    those that the work ahead was planned by: nanoseconds of passes over tokens, and of draft steps over rows.
+    """
 
     command: str
     date: str
@@ -108,6 +113,7 @@ class BenchmarkResult:
     work: WorkSize
     methods: list[MethodResult]
     overhead: list[OverheadResult]
+    costs: dict[str, Any] = field(default_factory=dict)
     kind: str = field(default=KIND)
 
     def write(self, path: Path) -> None:
@@ -144,10 +150,15 @@ def _from_json(values: Mapping[str, Any]) -> BenchmarkResult:
         "synthetic": None if record is None else SyntheticRecord(**record),
         "models": ModelSizes(**values["models"]),
         "work": WorkSize(**values["work"]),
-        "methods": [MethodResult(**item) for item in values["methods"]],
+        "methods": [_method_from_json(item) for item in values["methods"]],
         "overhead": [OverheadResult(**item) for item in values["overhead"]],
     }
     return BenchmarkResult(**{**values, **nested})
+
+
+def _method_from_json(values: Mapping[str, Any]) -> MethodResult:
+    overlap = values.get("overlap")
+    return MethodResult(**{**values, "overlap": None if overlap is None else OverlapResult(**overlap)})
 
 
 def _cpu_model() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from specdist.benchmark.results import BenchmarkResult, MethodResult
 
 NOTHING = "-"
+PLACEMENTS = "Where the draft runs, and what it does while the target verifies:"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Table:
 def console_report(result: BenchmarkResult) -> str:
     """Everything, in plain text."""
     blocks = [title(result), _conditions(result), methods_table(result).console()]
+    if (overlap := overlap_table(result)).rows:
+        blocks += [PLACEMENTS, overlap.console()]
     if result.overhead:
         blocks += ["Single passes of the target:", overhead_table(result).console()]
     return "\n\n".join([*blocks, *_remarks(result)])
@@ -46,6 +49,8 @@ def markdown_report(result: BenchmarkResult) -> str:
     """Everything, as a section of a Markdown document."""
     hardware = result.hardware
     blocks = [f"**{title(result)}**", _conditions(result), methods_table(result).markdown()]
+    if (overlap := overlap_table(result)).rows:
+        blocks += [PLACEMENTS, overlap.markdown()]
     if result.overhead:
         blocks += ["Single passes of the target:", overhead_table(result).markdown()]
     where = [hardware.gpu] if hardware.gpu else []
@@ -95,6 +100,42 @@ def methods_table(result: BenchmarkResult) -> Table:
     )
 
 
+def overlap_table(result: BenchmarkResult) -> Table:
+    """One row per way of running specdist's draft; none where it ran in the target's process alone."""
+    return Table(
+        [
+            "draft",
+            "batch",
+            "tokens/s",
+            "x separate",
+            "tokens/row pass",
+            "ready",
+            "predicted",
+            "misses caught",
+            "by rank",
+            "target idle",
+            "draft idle",
+        ],
+        [
+            [
+                method.name.removeprefix("specdist, "),
+                str(method.batch_size),
+                f"{method.tokens_per_s:.1f}",
+                _ratio(overlap.ratio_to_separate),
+                _ratio(overlap.tokens_per_row_pass),
+                _ratio(overlap.ready_share),
+                _ratio(overlap.predicted_ready_share),
+                _ratio(overlap.miss_catch_rate) if overlap.num_branches else NOTHING,
+                " ".join(map(str, overlap.num_hits_per_rank)) or NOTHING,
+                _ratio(overlap.target_idle_share),
+                _ratio(overlap.draft_idle_share),
+            ]
+            for method in sorted(result.methods, key=lambda method: method.batch_size)
+            if (overlap := method.overlap) is not None
+        ],
+    )
+
+
 def overhead_table(result: BenchmarkResult) -> Table:
     """One row per kind of pass."""
     return Table(
@@ -130,6 +171,8 @@ def summary(result: BenchmarkResult) -> dict[str, Any]:
 def _conditions(result: BenchmarkResult) -> str:
     work, settings = result.work, result.settings
     sampling = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
+    if settings.get("acceptance_rule") == "gumbel":
+        sampling += ", gumbel"
     return (
         f"{work.num_rows} rows; prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, "
         f"completions of at most {work.shortest_limit} to {work.longest_limit}; {sampling}; "
@@ -142,6 +185,13 @@ def _remarks(result: BenchmarkResult) -> list[str]:
         "x assisted: tokens/s over those of transformers' assisted generation, which has batch 1 only; "
         "x generate: over transformers' generate at the same batch; accepted: of the draft's tokens."
     ]
+    if overlap_table(result).rows:
+        remarks.append(
+            "x separate: over the draft on a rank of its own that works in turns with the target (each has "
+            "half of the threads); ready: row-rounds that found candidates, beside what the measured "
+            "acceptance and misses caught predict for rows without end; by rank: misses caught by the "
+            "likeliest alternative, the next, ..."
+        )
     if _differing(result.methods) and result.models.dtype == "float32":
         remarks.append(
             "Rows differ from transformers' generate in float32: near-ties may, anything else is a bug."

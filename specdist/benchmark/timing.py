@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,17 @@ def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Re
     result = action()
     _synchronize(device)
     return time.perf_counter() - begin, result
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads for torch's operations on a CPU; the former number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _synchronize(device: torch.device) -> None:

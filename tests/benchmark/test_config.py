@@ -38,6 +38,10 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
         ([*SYNTHETIC, "--prompt_column", "text"], "say where --prompts has its text"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
+        ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is no placement: choose from"),
+        ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
+        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "9"], "must be in 1 .. 8"),
+        ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
         (["--update_readme", "README.md"], "go together"),
         (["--results", "r.json"], "go together"),
     ],
@@ -45,6 +49,13 @@ def test_defaults_of_both_kinds_of_pair() -> None:
 def test_what_does_not_go_together_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_arguments(BenchmarkConfig, arguments)
+
+
+def test_placements() -> None:
+    config = parse_arguments(BenchmarkConfig, SYNTHETIC)
+    assert config.is_colocated and not config.is_separate
+    config = parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--placements", "separate"])
+    assert config.is_separate and not config.is_colocated
 
 
 def test_synthetic_options() -> None:

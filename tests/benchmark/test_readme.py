@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
 from specdist.benchmark.overhead import OverheadResult
+from specdist.benchmark.overlap import OverlapResult
 from specdist.benchmark.readme import BEGIN, END, update_readme
 from specdist.benchmark.results import BenchmarkResult, Hardware, MethodResult, ModelSizes, WorkSize
 from specdist.benchmark.synthetic import SyntheticRecord
@@ -53,7 +55,33 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Be
                 ratio_to_generate=1.0,
                 num_rows_differing=0,
                 statistics=None,
-            )
+            ),
+            MethodResult(
+                name="specdist, K = 5, ahead, 2 branches",
+                batch_size=1,
+                seconds=[0.5],
+                num_tokens=[10],
+                median_s=0.5,
+                tokens_per_s=20.0,
+                ratio_to_assisted=2.0,
+                ratio_to_generate=4.0,
+                num_rows_differing=0,
+                statistics=None,
+                overlap=OverlapResult(
+                    ratio_to_separate=1.25,
+                    num_ahead_tokens=6,
+                    num_branches=2,
+                    tokens_per_row_pass=3.5,
+                    acceptance=0.8,
+                    ready_share=0.61,
+                    predicted_ready_share=0.62,
+                    num_misses=20,
+                    num_hits_per_rank=[7, 2],
+                    miss_catch_rate=0.45,
+                    target_idle_share=0.1,
+                    draft_idle_share=0.2,
+                ),
+            ),
         ],
         overhead=[
             OverheadResult(
@@ -99,6 +127,22 @@ def test_only_what_is_between_the_markers_changes(readme: Path, tmp_path: Path) 
         assert needed in text
     update_readme(readme, [first, second])
     assert readme.read_bytes().decode() == text
+
+
+def test_ways_of_running_the_draft_have_a_table_of_their_own(readme: Path, tmp_path: Path) -> None:
+    update_readme(readme, [written(tmp_path, "a.json", result())])
+    line = "| K = 5, ahead, 2 branches | 1 | 20.0 | 1.25 | 3.50 | 0.61 | 0.62 | 0.45 | 7 2 | 0.10 | 0.20 |"
+    assert line in readme.read_text()
+
+
+def test_results_from_before_the_separate_placement_are_still_read(readme: Path, tmp_path: Path) -> None:
+    document = json.loads(written(tmp_path, "a.json", result()).read_text())
+    del document["costs"]
+    for method in document["methods"]:
+        del method["overlap"]
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    update_readme(readme, [tmp_path / "a.json"])
+    assert "x separate" not in readme.read_text()
 
 
 def test_a_synthetic_pair_is_called_one(readme: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from specdist.benchmark.results import BenchmarkResult
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "jobs" / "benchmark.py"
+OVERLAPS = ("separate", "ahead", "ahead, 2 branches")
 NAMES = {
     ("transformers assisted", 1),
     ("transformers generate", 1),
@@ -22,6 +23,7 @@ NAMES = {
     ("specdist, target only", 3),
     ("specdist, K = 3", 1),
     ("specdist, K = 3", 3),
+    *((f"specdist, K = 3, {way}", size) for way in OVERLAPS for size in (1, 3)),
 }
 
 
@@ -38,16 +40,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     done = run_job(
         *("--synthetic", "5m", "--epsilon", "0.05", "--synthetic_folder", "pairs", "--output", "out/r.json"),
         *("--repeats", "1", "--batch_sizes", "1", "3", "--num_prompts", "4", "--num_draft_tokens", "3"),
-        *(
-            "--max_prompt_tokens",
-            "12",
-            "--max_new_tokens",
-            "12",
-            "--overhead_repeats",
-            "2",
-            "--device",
-            "cpu",
-        ),
+        *("--max_prompt_tokens", "12", "--max_new_tokens", "12", "--overhead_repeats", "2"),
+        *("--device", "cpu", "--placements", "colocated", "separate", "--num_branches", "2"),
         folder=folder,
     )
     assert done.returncode == 0, done.stderr
@@ -85,8 +79,13 @@ def test_every_method_generated_the_same_useful_tokens(document: dict[str, Any])
         assert method["num_rows_differing"] == 0
         assert method["ratio_to_assisted"] > 0
         assert method["ratio_to_generate"] > 0
-    speculative = [method for method in methods if method["name"] == "specdist, K = 3"]
+    speculative = [method for method in methods if method["name"].startswith("specdist, K = 3")]
     assert all(method["statistics"]["draft_acceptance_rate"] > 0 for method in speculative)
+    assert all(method["overlap"]["ratio_to_separate"] > 0 for method in speculative)
+    assert all(method["overlap"] is None for method in methods if method not in speculative)
+    in_turns = [method for method in methods if method["name"] == "specdist, K = 3, separate"]
+    assert [method["overlap"]["ratio_to_separate"] for method in in_turns] == [1, 1]
+    assert document["costs"].keys() == {"1", "3"}
 
 
 def test_overhead_is_measured_for_steps_and_blocks(document: dict[str, Any]) -> None:
@@ -102,6 +101,7 @@ def test_stdout_ends_with_one_json_document(job: tuple[Path, str]) -> None:
     assert last["output"] == "out/r.json"
     assert len(last["tokens_per_s"]) == len(NAMES)
     assert "Synthetic pair 5m of random weights" in stdout
+    assert "\nK = 3, ahead, 2 branches" in stdout
     assert BenchmarkResult.read(folder / "out" / "r.json").synthetic is not None
 
 

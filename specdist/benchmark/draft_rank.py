@@ -1,0 +1,225 @@
+"""The draft in a process of its own: rank 1 of a world of two, whose rank 0 is the benchmark.
+
+It loads the draft once and serves one engine after another. What it is to do next comes through a pipe, which
+also tells when it has died; what an engine and its draft say to each other goes through the world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.utils import logging as transformers_logging
+
+from specdist.benchmark.drafts import DraftOrder, DraftTerms
+from specdist.costs import Curve
+from specdist.engine.collectives import LEAD_RANK
+from specdist.engine.proposals import Proposer
+from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.timeline import Span, Timeline
+from specdist.errors import UserError
+from specdist.job.costs import BRANCH_COUNTS, measure_curve
+from specdist.job.replica import TARGET_GROUP
+from specdist.job.topology import Topology, join_world
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import load_whole
+from specdist.models.runner import ModelRunner
+
+DRAFT_RANK = 1
+END_S = 10
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSource:
+    """Which model, and where: the process has nothing else. ``num_threads`` are torch's, on a CPU."""
+
+    checkpoint: str
+    dtype: str
+    device: torch.device
+    num_threads: int
+    terms: DraftTerms
+
+
+@dataclass(frozen=True)
+class _StepTimes:
+    """Asks for the curve of a draft step's time over its rows."""
+
+    num_slots: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What the process died of."""
+
+    reason: str
+
+
+class DraftRank:
+    """The process, and this one's half of the world. A context manager; there can be one at a time.
+
+    Every method raises :class:`UserError` when the process has ended.
+    """
+
+    def __init__(self, source: DraftSource, target_device: torch.device) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        rendezvous = Path(self._folder.name, "rendezvous").as_uri()
+        # Not a fork: threads of torch and CUDA do not survive one.
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_run_rank, args=(theirs, source, rendezvous), name="draft", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self.num_threads = source.num_threads
+        try:
+            self._receive()
+            join_world(_topology(LEAD_RANK, target_device), rendezvous)
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> DraftRank:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error == (None, None, None):
+            with contextlib.suppress(OSError):
+                self._pipe.send(None)
+            self._process.join(END_S)
+        self._end()
+
+    def start_measuring(self, num_slots: int) -> None:
+        """Let it time its steps of up to ``num_slots`` rows and all branches that they may have."""
+        self._send(_StepTimes(num_slots))
+
+    def measured(self) -> Curve:
+        """What :meth:`start_measuring` has found."""
+        curve: Curve = self._receive()
+        return curve
+
+    def build(self, order: DraftOrder) -> None:
+        """Make ready for one engine, which must then run."""
+        self._send(order)
+        self._receive()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Proposer]:
+        """The proposer for the engine that it is ready for, to be run inside."""
+        try:
+            yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP)
+        except RuntimeError as error:
+            # A broken connection says nothing of its cause: see whether there is a better reason.
+            self._process.join(END_S)
+            if self._process.is_alive():
+                raise
+            raise self._death() from error
+
+    def spans(self) -> list[Span]:
+        """When it did what for the engine that has ended; empty unless the order asked for them."""
+        spans: list[Span] = self._receive()
+        return spans
+
+    def _send(self, message: object) -> None:
+        try:
+            self._pipe.send(message)
+        except OSError as error:
+            raise self._death() from error
+
+    def _receive(self) -> Any:
+        wait([self._pipe, self._process.sentinel])
+        if not self._pipe.poll():
+            raise self._death()
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+        if isinstance(message, _Failure):
+            raise UserError(f"the draft's process has failed: {message.reason}")
+        return message
+
+    def _death(self) -> UserError:
+        """What is known of the end of the process."""
+        self._process.join(END_S)
+        with contextlib.suppress(EOFError, OSError):
+            while self._pipe.poll():
+                message = self._pipe.recv()
+                if isinstance(message, _Failure):
+                    return UserError(f"the draft's process has failed: {message.reason}")
+        return UserError(
+            f"the draft's process has ended with exit code {self._process.exitcode}, so nothing more can be "
+            "measured with --placements separate; -9 means that it was killed, often for want of memory: "
+            "free some, or use --placements colocated"
+        )
+
+    def _end(self) -> None:
+        self._pipe.close()
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._folder.cleanup()
+
+
+def _topology(rank: int, device: torch.device) -> Topology:
+    return Topology(rank=rank, world_size=2, tp_size=1, uses_draft=True, device=device)
+
+
+def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
+    """The process. It ends with the pipe."""
+    try:
+        server = _Server(source)
+        pipe.send(None)
+        join_world(_topology(DRAFT_RANK, source.device), rendezvous)
+        while (order := pipe.recv()) is not None:
+            if isinstance(order, _StepTimes):
+                pipe.send(server.measure(order.num_slots))
+                continue
+            clock = Timeline("transfer", keeps_spans=order.keeps_spans)
+            draft = source.terms.model(server.runner_for(order.num_slots), order, clock)
+            pipe.send(None)
+            serve_drafts({TARGET_GROUP: draft}, LEAD_RANK, vocab_size=source.terms.vocab_size, clock=clock)
+            pipe.send(clock.spans)
+    except EOFError:
+        logger.warning("the benchmark has gone; the draft's process ends")
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else traceback.format_exc()
+        with contextlib.suppress(OSError):
+            pipe.send(_Failure(reason))
+
+
+class _Server:
+    """The model, with a cache for one number of slots at a time."""
+
+    def __init__(self, source: DraftSource) -> None:
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        torch.set_num_threads(source.num_threads)
+        checkpoint = open_checkpoint("--draft", source.checkpoint)
+        model = load_whole(checkpoint, dtype=checkpoint.torch_dtype(source.dtype), device=source.device)
+        self._runner = ModelRunner(model, source.device)
+        self._terms = source.terms
+        self._num_slots = 0
+
+    def runner_for(self, num_slots: int) -> ModelRunner:
+        if num_slots != self._num_slots:
+            self._terms.allocate(self._runner, num_slots, has_branches=True)
+            self._num_slots = num_slots
+        return self._runner
+
+    def measure(self, num_slots: int) -> Curve:
+        runner = self.runner_for(num_slots)
+        return measure_curve(runner, num_rows=num_slots * (1 + BRANCH_COUNTS[-1]), num_tokens_per_row=1)

@@ -1,0 +1,125 @@
+"""What is measured on: the pair, its caches, the rows, and the draft's own process where one is asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from specdist.benchmark.config import BenchmarkConfig, device_of
+from specdist.benchmark.draft_rank import DraftRank, DraftSource
+from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
+from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.pair import Pair
+from specdist.benchmark.results import ModelSizes, WorkSize
+from specdist.benchmark.synthetic import SyntheticRecord, build_synthetic
+from specdist.benchmark.workload import Row, make_workload
+from specdist.errors import UserError
+from specdist.sampling.distributions import SamplingSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """``synthetic`` is the record of a random pair, None for trained models."""
+
+    device: torch.device
+    pair: Pair
+    synthetic: SyntheticRecord | None
+    rows: list[Row]
+    work: WorkSize
+    paged: PagedPair
+    models: ModelSizes
+
+    def start_draft_rank(self) -> DraftRank:
+        """Start the draft's process, with half of the threads, or on the second GPU.
+
+        Raises :class:`UserError` where there is none, or the process fails.
+        """
+        device = self.device
+        if device.type == "cuda":
+            if torch.cuda.device_count() < 2:
+                raise UserError(
+                    "--placements separate runs the draft on a GPU of its own, but torch sees only one: use "
+                    "--placements colocated, or --device cpu"
+                )
+            device = torch.device("cuda", 1)
+        logger.info("starting the draft's process")
+        source = DraftSource(
+            checkpoint=str(self.pair.draft_checkpoint.folder),
+            dtype=str(self.pair.draft.dtype).removeprefix("torch."),
+            device=device,
+            num_threads=max(1, torch.get_num_threads() // 2),
+            terms=self.paged.terms,
+        )
+        return DraftRank(source, self.device)
+
+
+def set_up(config: BenchmarkConfig) -> Setting:
+    """Build or load the pair, and make the rows. Raises :class:`UserError` before anything is measured."""
+    assert config.batch_sizes
+    device = device_of(config.device)
+    pair, synthetic = _make_pair(config, device)
+    rows = make_workload(config, pair)
+    work = _work_size(rows)
+    paged = PagedPair(
+        pair,
+        max_batch_rows=max(*config.batch_sizes, *OVERHEAD_BATCH_SIZES),
+        max_seq_len=work.longest_prompt + work.longest_limit,
+        max_draft_tokens=config.num_draft_tokens,
+        settings=SamplingSettings(
+            temperature=config.temperature, is_coupled=config.acceptance_rule == "gumbel"
+        ),
+        seed=config.seed,
+    )
+    models = ModelSizes(
+        target=config.target or f"synthetic {config.synthetic}",
+        draft=config.draft or f"first layers of synthetic {config.synthetic}",
+        num_target_parameters=_num_parameters(pair.target),
+        num_draft_parameters=_num_parameters(pair.draft),
+        dtype=pair.dtype,
+    )
+    return Setting(
+        device=device, pair=pair, synthetic=synthetic, rows=rows, work=work, paged=paged, models=models
+    )
+
+
+def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
+    if config.synthetic is None:
+        assert config.target is not None and config.draft is not None
+        return Pair(config.target, config.draft, dtype=config.dtype, device=device), None
+    dtype = "float32" if config.dtype == "auto" else config.dtype
+    dial = f"epsilon-{config.epsilon:g}" if config.acceptance is None else f"acceptance-{config.acceptance:g}"
+    folder = Path(config.synthetic_folder) / f"{config.synthetic}-{dial}-{dtype}-seed-{config.seed}"
+    record = build_synthetic(
+        folder,
+        config.synthetic,
+        acceptance=config.acceptance,
+        epsilon=config.epsilon,
+        seed=config.seed,
+        dtype=getattr(torch, dtype),
+        device=device,
+    )
+    pair = Pair(str(folder / "target"), str(folder / "draft"), dtype=dtype, device=device)
+    return pair, record
+
+
+def _work_size(rows: Sequence[Row]) -> WorkSize:
+    prompts = [len(row.prompt_ids) for row in rows]
+    limits = [row.max_new_tokens for row in rows]
+    return WorkSize(
+        num_rows=len(rows),
+        shortest_prompt=min(prompts),
+        longest_prompt=max(prompts),
+        shortest_limit=min(limits),
+        longest_limit=max(limits),
+    )
+
+
+def _num_parameters(model: PreTrainedModel) -> int:
+    return sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,76 @@
+"""If the draft's process dies, the benchmark ends with its reason, at once: nothing hangs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from specdist.benchmark.draft_rank import DraftRank, DraftSource
+from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.placements import SpecdistSeparate
+from specdist.benchmark.setting import Setting
+from specdist.engine.sequence import Request
+from specdist.engine.timeline import Timeline
+from specdist.errors import UserError
+
+ORDER = DraftOrder(num_slots=2, num_draft_tokens=3)
+SOON_S = 20
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(autouse=True)
+def ends_soon_and_leaves_no_world() -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    assert not dist.is_initialized()
+    assert time.monotonic() - begin < SOON_S, "the error came from a timeout"
+
+
+def kill(rank: DraftRank) -> None:
+    os.kill(rank._process.pid or 0, signal.SIGKILL)
+
+
+def test_killed_in_the_middle_of_a_run(setting: Setting) -> None:
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=[1, 2, 3], max_new_tokens=4 + 8 * row)
+        for row in range(4)
+    ]
+    with pytest.raises(UserError, match="ended with exit code -9"), setting.start_draft_rank() as rank:
+        rank.build(ORDER)
+        with rank.serving() as proposer:
+            engine, _ = setting.paged.engine(requests, ORDER, proposer, Timeline("host"))
+            for number, _ in enumerate(engine.run()):
+                assert number < 3, "the run has ended without its draft"
+                kill(rank)
+
+
+def test_killed_between_two_runs(setting: Setting) -> None:
+    with pytest.raises(UserError, match="exit code -9"), setting.start_draft_rank() as rank:
+        SpecdistSeparate(setting.paged, rank, ORDER).prepare()
+        kill(rank)
+        rank.spans()
+
+
+def test_what_the_process_refuses_is_shown(setting: Setting) -> None:
+    source = DraftSource(
+        checkpoint=str(setting.pair.draft_checkpoint.folder.parent),
+        dtype="float32",
+        device=setting.device,
+        num_threads=1,
+        terms=setting.paged.terms,
+    )
+    with pytest.raises(UserError, match="draft's process has failed: --draft"):
+        DraftRank(source, setting.device)
+
+
+def test_an_error_of_the_draft_is_shown_with_its_place(setting: Setting) -> None:
+    with pytest.raises(UserError, match=r"has failed: Traceback(.|\n)*TypeError"):  # noqa: SIM117
+        with setting.start_draft_rank() as rank:
+            rank.build(dataclasses.replace(ORDER, num_slots="two"))  # type: ignore[arg-type]
