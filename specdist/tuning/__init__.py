@@ -1,0 +1,1 @@
+"""What jobs/tune.py does: collect an exhaustive trace, replay policies on it, choose one."""
