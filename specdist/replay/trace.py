@@ -7,10 +7,10 @@ if a round began there. Any policy's rounds can be read from it.
 
 - Greedy and coupled draws: the draft's token is accepted where it is the target's. The trace is what a live
   run sees, to the last token.
-- Rejection: the draft's token is drawn *given* the completion's, by the coupling that the rejection rule is
-  (Leviathan et al. 2023, appendix A.1): it is the completion's own token x with probability min(1, Q(x)/P(x)),
-  else drawn from norm(max(0, Q - P)). Then it follows Q, is accepted with probability min(1, P/Q), and what
-  stands there afterwards is x. Rounds read from the trace have the law of a live run's rounds.
+- Rejection: the draft's token is drawn *given* the completion's, by the joint law that the rejection rule
+  gives the two (Leviathan et al. 2023, appendix A.1): it is the completion's own token x with probability
+  min(1, Q(x)/P(x)), else drawn from norm(max(0, Q - P)). Then it follows Q, is accepted with probability
+  min(1, P/Q), and x stands there in the end. Rounds read from the trace have the law of a live run's.
 
 P prompts, N tokens of a completion, D depths (the cap), T places of all completions, one after the other.
 """
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -157,17 +157,7 @@ class ExhaustiveTrace:
         except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} is no exhaustive trace of this program: collect it again") from error
         return ExhaustiveTrace(
-            [
-                PromptTrace(
-                    **{
-                        name: table.column(name)[row].as_py()
-                        if name == "max_new_tokens"
-                        else _array_of(name, table.column(name)[row], num_depths)
-                        for name in table.column_names
-                    }
-                )
-                for row in range(table.num_rows)
-            ]
+            [_prompt_trace(table.slice(row, 1), num_depths) for row in range(table.num_rows)]
         )
 
 
@@ -179,6 +169,10 @@ def _arrow_type(value: np.ndarray | int) -> pa.DataType:
     return INTS if np.issubdtype(value.dtype, np.integer) else FLOATS
 
 
-def _array_of(name: str, value: pa.Scalar, num_depths: int) -> np.ndarray:
-    array = value.values.to_numpy(zero_copy_only=False)
-    return array.reshape(-1, num_depths) if name.endswith("_ND") else array
+def _prompt_trace(record: pa.Table, num_depths: int) -> PromptTrace:
+    values: dict[str, Any] = {"max_new_tokens": record.column("max_new_tokens")[0].as_py()}
+    for name in record.column_names:
+        if name not in values:
+            array = record.column(name)[0].values.to_numpy(zero_copy_only=False)
+            values[name] = array.reshape(-1, num_depths) if name.endswith("_ND") else array
+    return PromptTrace(**values)
