@@ -18,8 +18,8 @@ P prompts, N tokens of a completion, D depths (the cap), T places of all complet
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -74,9 +74,10 @@ class PromptTrace:
 
 @dataclass(frozen=True)
 class ExhaustiveTrace:
-    """Traces of several prompts with one cap."""
+    """Traces of several prompts with one cap; ``origin`` says what they were collected with."""
 
     prompts: Sequence[PromptTrace]
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def max_draft_tokens(self) -> int:
@@ -132,12 +133,12 @@ class ExhaustiveTrace:
         }
         schema = pa.schema(
             [(name, _arrow_type(values[0])) for name, values in arrays.items()],
-            metadata={METADATA: json.dumps({"max_draft_tokens": self.max_draft_tokens})},
+            metadata={METADATA: json.dumps([self.max_draft_tokens, dict(self.origin)])},
         )
         table = pa.table(
             [
-                pa.array([np.ravel(value) if np.ndim(value) else value for value in values], field.type)
-                for field, values in zip(schema, arrays.values(), strict=True)
+                pa.array([np.ravel(value) if np.ndim(value) else value for value in values], column.type)
+                for column, values in zip(schema, arrays.values(), strict=True)
             ],
             schema=schema,
         )
@@ -153,12 +154,11 @@ class ExhaustiveTrace:
         """Raises :class:`UserError` for a file that holds no such trace."""
         try:
             table = pa.ipc.open_file(path.read_bytes()).read_all()
-            num_depths = json.loads(table.schema.metadata[METADATA])["max_draft_tokens"]
+            num_depths, origin = json.loads(table.schema.metadata[METADATA])
         except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} is no exhaustive trace of this program: collect it again") from error
-        return ExhaustiveTrace(
-            [_prompt_trace(table.slice(row, 1), num_depths) for row in range(table.num_rows)]
-        )
+        prompts = [_prompt_trace(table.slice(row, 1), num_depths) for row in range(table.num_rows)]
+        return ExhaustiveTrace(prompts, origin)
 
 
 def _arrow_type(value: np.ndarray | int) -> pa.DataType:

@@ -31,6 +31,8 @@ from specdist.tuning.config import TuneConfig
 from specdist.tuning.grid import TARGET_ONLY, Candidate, candidates
 
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
+# What a trace depends on, beside the prompts.
+ORIGIN_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +68,7 @@ def run_tuning(config: TuneConfig) -> TuningResult:
     output = Path(config.output)
     if config.replay_only:
         trace, costs = ExhaustiveTrace.read(output / TRACE_FILE), _read_costs(output / COSTS_FILE)
-        if trace.max_draft_tokens < config.max_draft_tokens:
-            raise UserError(
-                f"--max_draft_tokens {config.max_draft_tokens} is more than the {trace.max_draft_tokens} of "
-                f"{output / TRACE_FILE}: lower it, or leave out --replay_only"
-            )
+        _check_origin(config, trace, output / TRACE_FILE)
     else:
         trace, costs = _collect(config)
         output.mkdir(parents=True, exist_ok=True)
@@ -95,6 +93,21 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         outcomes=sorted(outcomes, key=lambda outcome: -outcome.batched.tokens_per_s),
         oracle=None if is_random else Outcome(Candidate("oracle", {}), *oracle),
     )
+
+
+def _check_origin(config: TuneConfig, trace: ExhaustiveTrace, path: Path) -> None:
+    """Raises :class:`UserError` for a trace of other models or sampling, or with too low a cap."""
+    for name in ORIGIN_OPTIONS:
+        if trace.origin.get(name) != getattr(config, name):
+            raise UserError(
+                f"--{name} {getattr(config, name)}, but {path} was collected with {trace.origin.get(name)}: "
+                "give the same, or leave out --replay_only"
+            )
+    if trace.max_draft_tokens < config.max_draft_tokens:
+        raise UserError(
+            f"--max_draft_tokens {config.max_draft_tokens} is more than the {trace.max_draft_tokens} of "
+            f"{path}: lower it, or leave out --replay_only"
+        )
 
 
 def _read_costs(path: Path) -> CostModel:
@@ -178,6 +191,7 @@ def _trace(
         seed=config.seed,
     )
     ordered = sorted(completions, key=lambda completion: completion.request.row_id)
+    origin = {name: getattr(config, name) for name in ORIGIN_OPTIONS}
     return ExhaustiveTrace(
         [
             collector.collect(
@@ -191,5 +205,6 @@ def _trace(
                 )
             )
             for completion in tqdm.tqdm(ordered, "traces", disable=None)
-        ]
+        ],
+        origin,
     )

@@ -19,11 +19,11 @@ from tests.models.families import noisy_copy, tiny_model
 from tests.replay.traced import COSTS, POLICY_NAMES, live_replica, make_policy, trace_of
 
 PLAIN = SamplingSettings(temperature=1.0)
-NUM_GROUPS, NUM_SAMPLES, BATCH = 12, 6, 9
+NUM_GROUPS, NUM_SAMPLES, BATCH = 12, 4, 9
 # Two-sided, of a t distribution with 22 degrees of freedom: less than one in 10,000 for each of 24 figures.
 ALARM = 4.8
-# Of a rate's standard error: so the test would tell a bias of about a tenth.
-PRECISION = 0.03
+# Of a rate's standard error: so the test would tell a bias of a fifth, and mostly of less.
+PRECISION = 0.04
 TRACE_SEED = 1000
 
 
@@ -63,7 +63,7 @@ def rates(stats: Stats) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_replayed_rates_are_those_of_live_runs(name: str) -> None:
-    """Two independent samples of 12 groups of 24 completions."""
+    """Two independent samples of 12 groups of 16 completions."""
     settings = ReplaySettings(max_batch_rows=BATCH, max_batch_tokens=64, page_size=PAGE_SIZE)
     live = np.array([rates(completions_of(name, group)[1]) for group in range(NUM_GROUPS)])
     replayed = np.array(

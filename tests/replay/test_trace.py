@@ -69,9 +69,10 @@ def test_a_draft_that_is_the_target_is_always_accepted() -> None:
 
 
 def test_a_file_keeps_all_of_it(tmp_path: Path) -> None:
-    trace = small_trace(PLAIN)
+    trace = ExhaustiveTrace(small_trace(PLAIN).prompts, {"temperature": 1.0})
     trace.write(tmp_path / "trace.arrow")
     found = ExhaustiveTrace.read(tmp_path / "trace.arrow")
+    assert found.origin == {"temperature": 1.0}
     assert found.max_draft_tokens == CAP and found.num_tokens == trace.num_tokens
     for one, other in zip(trace.prompts, found.prompts, strict=True):
         for item in dataclasses.fields(one):
