@@ -59,12 +59,12 @@ class TuneConfig:
 
     def run_config(self, policy: str, **options: Any) -> GenerateConfig:
         """The options of a run with this policy. Raises :class:`UserError` for what it would refuse."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in SHARED_OPTIONS}
         return GenerateConfig(
             prompts=self.prompts,
             output=self.output,
             prompt_column=self.prompt_column,
             messages_column=self.messages_column,
-            policy=policy,
-            **{name: getattr(self, name) for name in SHARED_OPTIONS},
-            **options,
+            **values,
+            **{"policy": policy, **options},
         )
