@@ -22,6 +22,7 @@ from specdist.engine.sequence import Completion, FinishReason, Sequence
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import Target
 from specdist.engine.timeline import Timeline
+from specdist.engine.tracing import note_block, note_decision
 from specdist.engine.verdicts import Questions, Verdicts
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes
@@ -37,6 +38,15 @@ class _Block:
 
     sequence: Sequence
     candidate_ids: list[int]
+    features_3K: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """How many candidates each block keeps, and with what probability each candidate is accepted."""
+
+    num_accepted_R: np.ndarray
+    acceptance_C: np.ndarray
 
 
 class Engine:
@@ -83,8 +93,16 @@ class Engine:
             if num_target_passes:
                 num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
                 with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
-                    accepted_R = self._verify(plan, request.context, blocks, draft_probabilities_C)
-                for block, count in zip(blocks, accepted_R.tolist(), strict=True):
+                    judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
+                ends = np.cumsum([len(block.candidate_ids) for block in blocks])
+                for block, count, acceptance in zip(
+                    blocks,
+                    judged.num_accepted_R.tolist(),
+                    np.split(judged.acceptance_C, ends)[:-1],
+                    strict=True,
+                ):
+                    if block.features_3K is not None:
+                        note_block(block.sequence, block.features_3K, acceptance, count)
                     self._commit_block(block, count, finished)
 
             self._ledger.book_round(
@@ -155,14 +173,20 @@ class Engine:
         blocks, kept_C = [], []
         bounds = np.cumsum(reply.num_drafted_R).tolist()
         candidate_ids = reply.candidate_ids_C.tolist()
-        for sequence, decision, num_drafted, outcome, end in zip(
-            plan.decoding,
-            reply.decision_ids_R.tolist(),
-            reply.num_drafted_R.tolist(),
-            reply.ahead_outcomes(),
-            bounds,
-            strict=True,
+        for row, (sequence, decision, num_drafted, outcome, end) in enumerate(
+            zip(
+                plan.decoding,
+                reply.decision_ids_R.tolist(),
+                reply.num_drafted_R.tolist(),
+                reply.ahead_outcomes(),
+                bounds,
+                strict=True,
+            )
         ):
+            features_3K = None
+            if reply.traced is not None:
+                note_decision(sequence, reply.traced, row)
+                features_3K = reply.traced.features_3C[:, end - num_drafted : end]
             _, reason = self._stop_rules.examine(sequence, [decision])
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)
@@ -171,8 +195,10 @@ class Engine:
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
             if reason is None:
-                blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end]))
+                blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end], features_3K))
             else:
+                if features_3K is not None:
+                    note_block(sequence, features_3K, None, 0)
                 sequence.drop_candidates(num_drafted)
                 self._ledger.shard(sequence.request.shard).num_draft_tokens += num_drafted
                 self._finish(sequence, reason, finished)
@@ -185,8 +211,8 @@ class Engine:
         context: FlatBatch,
         blocks: list[_Block],
         draft_probabilities_C: np.ndarray,
-    ) -> np.ndarray:
-        """One target pass over the blocks and the prompt chunks; how many candidates each block keeps."""
+    ) -> _Judged:
+        """One target pass over the blocks and the prompt chunks; what it says of their candidates."""
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
         block_batch = _block_batch(blocks, lengths_R)
         batch = FlatBatch(
@@ -208,12 +234,14 @@ class Engine:
             judges_C=np.repeat(starts_R, lengths_R - 1) + arange_segments(lengths_R - 1),
         )
         verdicts = self._target.forward(plan.page_updates, batch, questions)
-        accepted_R = _num_accepted(blocks, lengths_R - 1, questions, verdicts, draft_probabilities_C)
-        index_W = np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
+        judged = _judge(blocks, lengths_R - 1, questions, verdicts, draft_probabilities_C)
+        index_W = np.r_[starts_R + judged.num_accepted_R, len(block_batch) + np.arange(len(ready))].astype(
+            np.int64
+        )
         self._decisions = verdicts.decisions(index_W) if len(index_W) else None
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
         self._decision_of = {number: index for index, number in enumerate(order)}
-        return accepted_R
+        return judged
 
     def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
@@ -233,16 +261,16 @@ class Engine:
         finished.append(sequence)
 
 
-def _num_accepted(
+def _judge(
     blocks: list[_Block],
     num_candidates_R: np.ndarray,
     questions: Questions,
     verdicts: Verdicts,
     draft_probabilities_C: np.ndarray,
-) -> np.ndarray:
-    """How many candidates each block keeps, by the rejection rule."""
+) -> _Judged:
+    """By the rejection rule."""
     if not num_candidates_R.sum():
-        return np.zeros(len(blocks), np.int64)
+        return _Judged(np.zeros(len(blocks), np.int64), np.zeros(0))
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     uniforms_C = uniforms(
         torch.from_numpy(questions.stream_keys_N[questions.judges_C]),
@@ -250,10 +278,12 @@ def _num_accepted(
         torch.from_numpy(np.repeat(num_misses_R, num_candidates_R)),
         Purpose.ACCEPT,
     )
-    flags_C = accepted_flags(
-        verdicts.candidate_probabilities(), torch.from_numpy(draft_probabilities_C), uniforms_C
+    target_C = verdicts.candidate_probabilities()
+    flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
+    return _Judged(
+        num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy(),
+        np.minimum(1.0, target_C.numpy() / draft_probabilities_C),
     )
-    return num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy()
 
 
 def _context_batch(plan: RoundPlan) -> FlatBatch:

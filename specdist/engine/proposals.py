@@ -95,6 +95,25 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TracedDrafts:
+    """What a trace must know of drafted tokens: the three features of the candidates, and of the token that
+    was drafted ahead in a decision's place.
+
+    Attributes:
+        features_3C: of the candidates of this reply.
+        is_judged_R, is_hit_R: whether a token stood in the place of each row's decision and was judged, and
+            whether it was accepted.
+        features_3R, acceptance_R: of that token; the probability with which the target accepts it.
+    """
+
+    features_3C: np.ndarray
+    is_judged_R: np.ndarray
+    is_hit_R: np.ndarray
+    features_3R: np.ndarray
+    acceptance_R: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each row's decision, and the candidates behind it with the probability of each.
 
@@ -117,6 +136,7 @@ class ProposalReply:
     branch_ranks_R: np.ndarray
     num_draft_passes: int
     times: RoleTimes
+    traced: TracedDrafts | None = None
     traffic: Traffic = Traffic()
 
     def ahead_outcomes(self) -> list[AheadOutcome]:

@@ -15,7 +15,15 @@ import torch
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.draft import DraftModel
-from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, RoleTimes, Traffic
+from specdist.engine.proposals import (
+    DRAW,
+    OpenedRows,
+    ProposalReply,
+    ProposalRequest,
+    RoleTimes,
+    TracedDrafts,
+    Traffic,
+)
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import as_ints, wire_from, wire_to
 from specdist.models.flat import FlatBatch
@@ -143,12 +151,13 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
         reply.branch_ranks_R,
         np.array([reply.num_draft_passes]),
         as_ints(times),
+        *(_traced_arrays(reply.traced) if reply.traced is not None else []),
     ]
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
     (decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
-     branch_ranks, num_passes, times) = arrays  # fmt: skip
+     branch_ranks, num_passes, times, *traced) = arrays  # fmt: skip
     return ProposalReply(
         decision_ids_R=decisions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
@@ -161,4 +170,23 @@ def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
         branch_ranks_R=branch_ranks.astype(np.int64),
         num_draft_passes=int(num_passes[0]),
         times=RoleTimes(*times.view(np.int64).tolist()),
+        traced=_traced_from_arrays(traced, is_hit.astype(bool)) if traced else None,
+    )
+
+
+def _traced_arrays(traced: TracedDrafts) -> list[np.ndarray]:
+    """Features are single precision where they are kept."""
+    floats = traced.features_3C, traced.features_3R, traced.acceptance_R
+    return [traced.is_judged_R, *(as_ints(values.astype(np.float32).ravel()) for values in floats)]
+
+
+def _traced_from_arrays(arrays: list[np.ndarray], is_hit_R: np.ndarray) -> TracedDrafts:
+    is_judged, *floats = arrays
+    features_C, features_R, acceptance_R = (values.view(np.float32).astype(np.float64) for values in floats)
+    return TracedDrafts(
+        features_3C=features_C.reshape(3, -1),
+        is_judged_R=is_judged.astype(bool),
+        is_hit_R=is_hit_R,
+        features_3R=features_R.reshape(3, -1),
+        acceptance_R=acceptance_R,
     )

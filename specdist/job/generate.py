@@ -119,7 +119,9 @@ def _generate(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: 
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
     ledger = Ledger()
-    recorder = Recorder(run, encoder, ledger, num_samples=config.num_samples, progress=progress)
+    recorder = Recorder(
+        run, encoder, ledger, num_samples=config.num_samples, progress=progress, is_traced=config.is_traced
+    )
     for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
         recorder.record(completion)
     progress.close()
