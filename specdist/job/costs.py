@@ -85,15 +85,17 @@ def measure_curve(
     return Curve(sizes, [_measure_pass_ns(runner, finish, min(size, num_rows), size) for size in sizes])
 
 
-def judge_logits(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+def judge_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
     """What the target does with its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     laws = next_token_laws(logits_NV, settings, zeros_N, zeros_N)
     return laws.probabilities_of(zeros_N.to(laws.device)).cpu()
 
 
-def draw_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+def draw_from_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
     """What the draft does with its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     laws, _ = draft_laws(logits_NV, settings, zeros_N, zeros_N)
     uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None

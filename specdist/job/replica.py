@@ -8,6 +8,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -217,22 +218,22 @@ class Replica:
 
     def _measure_costs(self) -> CostModel:
         """Each side times itself; the ranks of the target run together, and the lead's times count."""
-        vocab_size, num_slots = self._models.vocab_size, self.num_slots
+        settings, vocab_size = self._settings, self._models.vocab_size
         target: Curve | None = None
         draft: Curve | None = None
         if self._target is not None:
             target = measure_curve(
                 self._target,
-                lambda logits: judge_logits(logits[:, :vocab_size], self._settings),
-                num_rows=num_slots,
+                partial(judge_logits, settings=settings, vocab_size=vocab_size),
+                num_rows=self.num_slots,
                 num_tokens_per_row=self._scheduling.max_draft_tokens + 1,
             )
         if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
             draft = measure_curve(
                 self._draft,
-                lambda logits: draw_from_logits(logits[:, :vocab_size], self._settings),
-                num_rows=num_slots + num_branch_rows,
+                partial(draw_from_logits, settings=settings, vocab_size=vocab_size),
+                num_rows=self.num_slots + num_branch_rows,
                 num_tokens_per_row=1,
             )
         curves = [(target, draft)]
