@@ -67,13 +67,15 @@ class Prediction:
     """A replica in its steady state.
 
     Attributes:
-        tokens_per_round: of one row.
+        tokens_per_round: gained by one row.
+        tokens_per_pass: run by the target for all rows, prompts aside.
         target_share, draft_share: of the time, in which either works; prompts included. Ahead they overlap.
         prefill_share: of the time, for prompts on the target.
     """
 
     tokens_per_s: float
     tokens_per_round: float
+    tokens_per_pass: float
     round_s: float
     target_share: float
     draft_share: float
@@ -104,6 +106,7 @@ def predict(
     return Prediction(
         tokens_per_s=settings.num_rows * plan.tokens_per_row / round_s,
         tokens_per_round=plan.tokens_per_row,
+        tokens_per_pass=plan.num_target_tokens,
         round_s=round_s,
         target_share=target_s / round_s,
         draft_share=draft_s / round_s,

@@ -1,0 +1,245 @@
+"""A plan in words: tables for people, a document for programs, and the options of the run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from specdist.planning.advise import WORTHWHILE, Plan, Site, Work
+from specdist.planning.hardware import GIB
+from specdist.planning.memory import Fit
+from specdist.planning.options import PlanConfig
+from specdist.planning.simulate import PREFILL_CHUNK_TOKENS, Mode
+from specdist.planning.sizes import ModelSize
+from specdist.planning.validate import Comparison
+
+LAUNCH_CONFIG = "jobs/accelerate/gpu8.yaml"
+NAMES: dict[Mode, str] = {
+    "target only": "target only",
+    "colocated": "colocated speculation",
+    "in turns": "draft GPU, in turns",
+    "ahead": "draft GPU, ahead",
+    "branches": "draft GPU, branches",
+}
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """Predicted beside measured, a line per setting."""
+    rows = [["batch", "K", "acceptance", "measured tokens/s", "predicted tokens/s", "error"]]
+    rows += [
+        [
+            str(found.num_rows),
+            str(found.num_draft_tokens),
+            "-" if found.acceptance is None else f"{found.acceptance:.2f}",
+            f"{found.measured_tokens_per_s:.1f}",
+            f"{found.predicted_tokens_per_s:.1f}",
+            f"{found.error:+.1%}",
+        ]
+        for found in comparisons
+    ]
+    return _table(rows)
+
+
+def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
+    """What every GPU would hold, in GiB, and how many rows of the full length there is room for."""
+    rows = [["mode", "tp", "GPU of", "weights", "usable", "cache per row", "most rows", ""]]
+    for mode, tp_size, fit in fits:
+        for role, share in (("target", fit.target), ("draft", fit.draft)):
+            if share is not None:
+                per_row = share.cache_bytes_per_row + share.branch_bytes_per_row
+                first = role == "target"
+                rows.append(
+                    [
+                        NAMES[mode].removesuffix(", ahead") if first else "",
+                        str(tp_size) if first else "",
+                        "both" if mode == "colocated" else role,
+                        _gib(share.weight_bytes),
+                        _gib(share.usable_bytes),
+                        _gib(per_row, digits=4),
+                        str(share.most_rows),
+                        ("fits" if fit.most_rows else "does not fit") if first else "",
+                    ]
+                )
+    return f"GiB per GPU, for rows of {work.row_tokens} tokens:\n{_table(rows)}"
+
+
+def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
+    """One line per plan; the recommended one is marked."""
+    rows = [["", "mode", "tp", "GPUs", "replicas", "batch", "K", "tokens/s", "per GPU", "hours",
+             "tokens/round", "round ms", "target busy", "draft busy"]]  # fmt: skip
+    for plan in plans:
+        found = plan.prediction
+        rows.append(
+            [
+                "=>" if plan is chosen else "" if plan.is_runnable else "(*)",
+                NAMES[plan.settings.mode],
+                str(plan.tp_size),
+                str(plan.num_gpus),
+                str(plan.num_replicas),
+                str(plan.settings.num_rows),
+                str(plan.settings.num_draft_tokens or "-"),
+                f"{plan.tokens_per_s:,.0f}",
+                f"{plan.tokens_per_s_per_gpu:,.0f}",
+                f"{plan.hours:.2f}",
+                f"{found.tokens_per_round:.2f}",
+                f"{found.round_s * 1e3:.1f}",
+                f"{found.target_share:.0%}",
+                f"{found.draft_share:.0%}" if found.draft_share else "-",
+            ]
+        )
+    notes = "" if all(plan.is_runnable for plan in plans) else (
+        "\n(*) not runnable: jobs/generate.py holds both models in one process on one GPU only"
+    )  # fmt: skip
+    return _table(rows) + notes
+
+
+def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:
+    """Why this plan, in sentences."""
+    gpu, width = site.gpu, target.bytes_per_number
+    free_tokens = gpu.sustained_flops_per_s(width) * width / (2 * gpu.sustained_bytes_per_s)
+    limit = (
+        f"Here the time of a pass of the target is that of reading its matrices for up to about "
+        f"{free_tokens:.0f} tokens, and grows with them beyond"
+    )
+    plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)
+    others = [plan for plan in plans if plan.settings.mode != "target only" and plan.is_runnable]
+    if plain is not None and chosen is plain:
+        if not others:
+            return f"Target only: there is no draft, or none fits. {limit}."
+        best = max(others, key=lambda plan: plan.tokens_per_s)
+        return (
+            f"Do not speculate: plain decoding with {plain.settings.num_rows} rows gives "
+            f"{plain.tokens_per_s:,.0f} tokens/s, and the best that speculation gives is "
+            f"{best.tokens_per_s / plain.tokens_per_s:.2f} times that ({NAMES[best.settings.mode]}; from "
+            f"{WORTHWHILE:g} on it would be taken). {limit}: so large a batch leaves little for drafted tokens."
+        )
+    sentences = [f"{NAMES[chosen.settings.mode].capitalize()} with {_setting(chosen)}"]
+    if plain is None:
+        sentences.append("plain decoding does not fit")
+    else:
+        sentences.append(
+            f"{chosen.tokens_per_s / plain.tokens_per_s:.2f} times the tokens/s of plain decoding on the same "
+            f"nodes ({chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu:.2f} times per GPU used)"
+        )
+    text = ": ".join(sentences) + f". {limit}; its passes have {chosen.prediction.tokens_per_pass:.0f}."
+    if chosen.settings.mode == "branches":
+        text += (
+            f" It takes {chosen.settings.num_branches} branches per row that catch "
+            f"{chosen.settings.caught:.0%} of the misses, which was assumed (--caught)."
+        )
+    better = [plan for plan in plans if plan.tokens_per_s_per_gpu > WORTHWHILE * chosen.tokens_per_s_per_gpu
+              and plan.is_runnable]  # fmt: skip
+    if better:
+        most = max(better, key=lambda plan: plan.tokens_per_s_per_gpu)
+        text += (
+            f" Per GPU, {NAMES[most.settings.mode]} with {_setting(most)} gives more "
+            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): take it if GPUs left over are of "
+            "use to others."
+        )
+    return text
+
+
+def run_options(config: PlanConfig, plan: Plan, work: Work) -> dict[str, Any]:
+    """The options of ``jobs/generate.py`` for the plan; ``--prompts`` and ``--output`` are the user's."""
+    settings = plan.settings
+    options: dict[str, Any] = {"target": config.target}
+    block = settings.num_draft_tokens + 1
+    if settings.mode != "target only":
+        options |= {
+            "draft": config.draft,
+            "policy": "fixed",
+            "num_draft_tokens": settings.num_draft_tokens,
+            "overlap": "ahead" if settings.is_ahead else "none",
+        }
+    if settings.is_ahead:
+        options["num_branches"] = settings.num_branches
+    return options | {
+        "dtype": config.dtype,
+        "tp_size": plan.tp_size,
+        "max_batch_rows": settings.num_rows,
+        "max_batch_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
+        "max_new_tokens": work.output_tokens,
+        "max_seq_len": work.row_tokens,
+    }
+
+
+def run_yaml(options: dict[str, Any], command: str, launch: str) -> str:
+    """The file of ``--output_config``."""
+    header = f"# Planned by: {command}\n# Launch: {launch}\n"
+    return header + yaml.safe_dump(options, sort_keys=False)
+
+
+def launch_command(plan: Plan, config_path: str) -> str:
+    """How one replica is started."""
+    job = ["jobs/generate.py", "--config", config_path, "--prompts", "PROMPTS", "--output", "FOLDER"]
+    if plan.num_processes == 1:
+        return shlex.join(["python", *job])
+    launcher = ["accelerate", "launch", "--config_file", LAUNCH_CONFIG]
+    return shlex.join([*launcher, "--num_processes", str(plan.num_processes), *job])
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan for programs: bytes, seconds and counts."""
+    settings, found = plan.settings, plan.prediction
+    return {
+        "mode": settings.mode,
+        "is_runnable": plan.is_runnable,
+        "tp_size": plan.tp_size,
+        "num_gpus": plan.num_gpus,
+        "num_replicas": plan.num_replicas,
+        "num_processes": plan.num_processes,
+        "num_rows": settings.num_rows,
+        "most_rows": plan.most_rows,
+        "num_draft_tokens": settings.num_draft_tokens,
+        "num_branches": settings.num_branches,
+        "tokens_per_s": plan.tokens_per_s,
+        "tokens_per_s_per_gpu": plan.tokens_per_s_per_gpu,
+        "hours": plan.hours,
+        "tokens_per_round": found.tokens_per_round,
+        "round_s": found.round_s,
+        "target_share": found.target_share,
+        "draft_share": found.draft_share,
+        "prefill_share": found.prefill_share,
+        "memory": fit_document(plan.fit),
+    }
+
+
+def fit_document(fit: Fit) -> dict[str, Any]:
+    """The memory of a plan for programs, in bytes."""
+    return {
+        role: None
+        if share is None
+        else {
+            "weight_bytes": share.weight_bytes,
+            "usable_bytes": share.usable_bytes,
+            "cache_bytes_per_row": share.cache_bytes_per_row + share.branch_bytes_per_row,
+            "most_rows": share.most_rows,
+        }
+        for role, share in (("target", fit.target), ("draft", fit.draft))
+    }
+
+
+def _setting(plan: Plan) -> str:
+    length = plan.settings.num_draft_tokens
+    return (
+        f"tp_size {plan.tp_size}, {plan.settings.num_rows} rows" + f" and {length} draft tokens" * bool(length)
+    )
+
+
+def _gib(num_bytes: int, digits: int = 1) -> str:
+    return f"{num_bytes / GIB:.{digits}f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
