@@ -9,6 +9,7 @@ The last line on stdout is a JSON document.
 """
 
 import json
+import logging
 import shlex
 import sys
 
@@ -19,6 +20,8 @@ from specdist.planning.options import PlanConfig
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("specdist").setLevel(logging.INFO)
     try:
         config = parse_arguments(PlanConfig)
         text, document = run_plan(config, shlex.join(["python", "jobs/plan.py", *sys.argv[1:]]))

@@ -29,11 +29,13 @@ LAYERS = [
     {"engine"},
     {"job"},
     {"demo", "benchmark"},
+    {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "config", "stats", "costs", "theory", "data", "policies", "cache", "sampling.keys",
     "engine.sequence", "engine.scheduler", "engine.stopping",
+    "planning.hardware", "planning.simulate", "planning.events",
 ]  # fmt: skip
 MAX_LINES = 400
 

@@ -65,7 +65,7 @@ class Plan:
         num_gpus: of one replica; ``num_replicas`` run side by side.
         most_rows: what memory has room for; ``settings.num_rows`` are used.
         tokens_per_s: of all replicas; ``tokens_per_s_per_gpu`` counts the GPUs that they use.
-        is_runnable: whether ``jobs/generate.py`` runs it: it holds both models in one process on one GPU only.
+        is_runnable: by ``jobs/generate.py``, which holds both models in one process on one GPU only.
     """
 
     settings: Settings

@@ -127,9 +127,8 @@ def _round_s(
     if settings.is_ahead:
         chains = len(decoding) * (1 + settings.num_branches)
         draft_ns += float(passes.draft(len(decoding)) + settings.num_draft_tokens * passes.draft(chains))
-        return costs.round_s + costs.round_trip_s + max(target_ns, draft_ns) / NS_PER_S
+        return costs.round_s + costs.proposal_s + max(target_ns, draft_ns) / NS_PER_S
     for depth in range(max(candidates, default=0)):
         active = [row for row, count in zip(decoding, candidates, strict=True) if count > depth]
         draft_ns += float(passes.draft(len(active) + (0 if depth else sum(row.lags for row in active))))
-    trip_s = costs.round_trip_s if settings.mode == "in turns" else 0.0
-    return costs.round_s + trip_s + (target_ns + draft_ns) / NS_PER_S
+    return costs.round_s + costs.proposal_s + (target_ns + draft_ns) / NS_PER_S

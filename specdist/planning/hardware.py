@@ -14,8 +14,8 @@ GB = 10**9
 GIB = 2**30
 TERA = 10**12
 US = 1e-6
-# Reading a matrix once, as decoding does, reaches about four fifths of the memory's peak (copies of a gigabyte
-# reach nine tenths; kernels of a few dozen microseconds less).
+# Reading a matrix once, as decoding does: copies of a gigabyte reach nine tenths of the memory's peak, and
+# kernels of a few dozen microseconds less.
 BANDWIDTH_EFFICIENCY = 0.8
 # Products of a few hundred tokens with a large matrix; those of thousands come nearer to the peak.
 ARITHMETIC_EFFICIENCY = 0.6
@@ -84,10 +84,10 @@ def _gpu(
     )
 
 
-# NVIDIA's data sheets and architecture whitepapers of each product; tensor figures are dense ones, half of those
-# "with sparsity". Memory in GiB as the driver reports it, less than the sheet's GB for those with ECC in line.
-# Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100, 300
-# for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
+# NVIDIA's data sheets and architecture whitepapers of each product; tensor figures are dense ones, half of
+# those "with sparsity". Memory in GiB is about what the driver reports, which is less than the sheet's.
+# Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100,
+# 300 for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
 # columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s
 GPUS = {
     gpu.name: gpu
@@ -109,7 +109,7 @@ GPUS = {
 
 
 def find_gpu(name: str, dtype: str) -> Gpu:
-    """A row of the table. Raises :class:`UserError` for a name that is none, or numbers that it cannot run."""
+    """A row of the table. Raises :class:`UserError` for another name, or numbers that it cannot run."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise UserError(

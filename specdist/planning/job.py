@@ -86,8 +86,8 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     chosen = recommend(plans)
     if chosen is None:
         raise UserError(
-            f"--target {config.target} does not fit: {parts[1]}\nraise --gpus_per_node, choose a --gpu with more "
-            "memory, or lower --prompt_tokens and --output_tokens"
+            f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory, "
+            f"or lower --prompt_tokens and --output_tokens\n{parts[1]}"
         )
     options = run_options(config, chosen, work)
     launch = launch_command(chosen, config.output_config or "PLAN.yaml")
@@ -115,8 +115,7 @@ def _check_lengths(work: Work, target: ModelSize, draft: ModelSize | None) -> No
         if model is not None and work.row_tokens > model.max_positions:
             raise UserError(
                 f"--prompt_tokens {work.prompt_tokens} and --output_tokens {work.output_tokens} make "
-                f"{work.row_tokens} tokens, but {model.name} was made for {model.max_positions}: lower one of "
-                "them"
+                f"{work.row_tokens} tokens, but {model.name} was made for {model.max_positions}: lower one"
             )
 
 
@@ -125,8 +124,9 @@ def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, 
         f"{model.name} ({model.num_parameters / 1e9:.2f}B)" for model in (target, draft) if model is not None
     )
     rate = gpu.sustained_flops_per_s(target.bytes_per_number) / TERA
+    source = "measured" if gpu.name == HERE else "assumed of kernels"
     return (
         f"{models} in {dtype} on {site.num_nodes} x {site.gpus_per_node} {gpu.name}: "
-        f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and {rate:,.2f} TFLOP/s "
-        f"{'measured' if gpu.name == HERE else 'assumed of kernels'}"
+        f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and "
+        f"{rate:,.2f} TFLOP/s ({source})"
     )

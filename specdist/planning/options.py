@@ -10,6 +10,9 @@ from specdist.config import option
 from specdist.errors import UserError
 from specdist.planning.hardware import GPUS, HERE
 
+# Draft lengths of the runs from which --validate takes what the engine adds to passes.
+CALIBRATION_LENGTHS = (1, 4)
+
 
 @dataclass(kw_only=True)
 class PlanConfig:
@@ -57,6 +60,12 @@ class PlanConfig:
             _require(name, values, values is None or min(values, default=0) >= 1, "must be at least 1")
             if values and not self.validate:
                 raise UserError(f"--{name} has no effect without --validate: leave it out or add it")
+        known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths or [])
+        if known:
+            raise UserError(
+                f"--draft_lengths {min(known)} is what --validate calibrates with, and predicting it shows "
+                "nothing: choose other lengths"
+            )
         rows = self.max_batch_rows
         _require("max_batch_rows", rows, rows is None or rows >= 1, "must be at least 1")
         rate = self.acceptance
@@ -66,17 +75,19 @@ class PlanConfig:
             raise UserError("--memory and --validate exclude each other: leave one out")
         if self.output_config is not None and (self.memory or self.validate):
             raise UserError(
-                f"--output_config {self.output_config} is for a recommendation, which --memory and --validate "
-                "do not make: leave it out"
+                f"--output_config {self.output_config} is for a recommendation, which --memory and "
+                "--validate do not make: leave it out"
             )
         if self.validate and self.draft is None:
             raise UserError("--validate compares speculative runs: name a --draft too")
         if self.validate and rate is not None:
-            raise UserError(f"--acceptance {rate} has no effect with --validate, which measures it: leave it out")
+            raise UserError(
+                f"--acceptance {rate} has no effect with --validate, which measures it: leave it out"
+            )
         if self.draft is not None and rate is None and not (self.memory or self.validate):
             raise UserError(
-                "--acceptance is missing: give the share of drafted tokens that you expect the target to accept "
-                "(0.6 to 0.8 for a draft of the target's family), or leave out --draft"
+                "--acceptance is missing: give the share of drafted tokens that you expect the target to "
+                "accept (0.6 to 0.8 for a draft of the target's family), or leave out --draft"
             )
         if self.draft is None and rate is not None:
             raise UserError(f"--acceptance {rate} has no effect without a --draft: name one or leave it out")

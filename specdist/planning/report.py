@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from specdist.benchmark.random_llama import SHAPES
 from specdist.planning.advise import WORTHWHILE, Plan, Site, Work
 from specdist.planning.hardware import GIB
 from specdist.planning.memory import Fit
@@ -28,15 +30,17 @@ NAMES: dict[Mode, str] = {
 
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
     """Predicted beside measured, a line per setting."""
-    rows = [["batch", "K", "acceptance", "measured tokens/s", "predicted tokens/s", "error"]]
+    rows = [["batch", "K", "acceptance", "measured tokens/s", "predicted tokens/s", "error",
+             "of the repeats"]]  # fmt: skip
     rows += [
         [
             str(found.num_rows),
             str(found.num_draft_tokens),
             "-" if found.acceptance is None else f"{found.acceptance:.2f}",
-            f"{found.measured_tokens_per_s:.1f}",
-            f"{found.predicted_tokens_per_s:.1f}",
+            f"{statistics.median(found.measured_tokens_per_s):.1f}",
+            f"{statistics.median(found.predicted_tokens_per_s):.1f}",
             f"{found.error:+.1%}",
+            f"{min(found.errors):+.0%} .. {max(found.errors):+.0%}",
         ]
         for found in comparisons
     ]
@@ -114,15 +118,15 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
             f"Do not speculate: plain decoding with {plain.settings.num_rows} rows gives "
             f"{plain.tokens_per_s:,.0f} tokens/s, and the best that speculation gives is "
             f"{best.tokens_per_s / plain.tokens_per_s:.2f} times that ({NAMES[best.settings.mode]}; from "
-            f"{WORTHWHILE:g} on it would be taken). {limit}: so large a batch leaves little for drafted tokens."
+            f"{WORTHWHILE:g} on it would be taken). {limit}."
         )
     sentences = [f"{NAMES[chosen.settings.mode].capitalize()} with {_setting(chosen)}"]
     if plain is None:
         sentences.append("plain decoding does not fit")
     else:
         sentences.append(
-            f"{chosen.tokens_per_s / plain.tokens_per_s:.2f} times the tokens/s of plain decoding on the same "
-            f"nodes ({chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu:.2f} times per GPU used)"
+            f"{chosen.tokens_per_s / plain.tokens_per_s:.2f} times the tokens/s of plain decoding on the "
+            f"same nodes ({chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu:.2f} times per GPU used)"
         )
     text = ": ".join(sentences) + f". {limit}; its passes have {chosen.prediction.tokens_per_pass:.0f}."
     if chosen.settings.mode == "branches":
@@ -136,8 +140,8 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
         most = max(better, key=lambda plan: plan.tokens_per_s_per_gpu)
         text += (
             f" Per GPU, {NAMES[most.settings.mode]} with {_setting(most)} gives more "
-            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): take it if GPUs left over are of "
-            "use to others."
+            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): take it if GPUs left over are "
+            "of use to others."
         )
     return text
 
@@ -169,6 +173,10 @@ def run_options(config: PlanConfig, plan: Plan, work: Work) -> dict[str, Any]:
 def run_yaml(options: dict[str, Any], command: str, launch: str) -> str:
     """The file of ``--output_config``."""
     header = f"# Planned by: {command}\n# Launch: {launch}\n"
+    shapes = {str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES}
+    if shapes:
+        names = " and ".join(sorted(shapes))
+        header += f"# Put models in place of {names}: jobs/make_synthetic.py makes random ones\n"
     return header + yaml.safe_dump(options, sort_keys=False)
 
 
@@ -224,8 +232,8 @@ def fit_document(fit: Fit) -> dict[str, Any]:
 
 def _setting(plan: Plan) -> str:
     length = plan.settings.num_draft_tokens
-    return (
-        f"tp_size {plan.tp_size}, {plan.settings.num_rows} rows" + f" and {length} draft tokens" * bool(length)
+    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} rows" + f" and {length} draft tokens" * bool(
+        length
     )
 
 

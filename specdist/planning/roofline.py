@@ -1,8 +1,8 @@
 """What a pass should take, from sizes and peaks: the roofline (Williams, Waterman, Patterson 2009).
 
-Matrices and attention run one after the other, each for as long as the slower of reading and multiplying; then
-come the sums over ranks, two per layer, and what every pass costs whatever its size. Reading the cache is
-where the length of the context enters.
+Matrices and attention run one after the other, each for as long as the slower of reading and multiplying;
+then come the sums over ranks, two per layer, and what every pass costs whatever its size. Reading the cache
+is where the length of the context enters.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NS_PER_S = 1_000_000_000
 LAUNCH_S = 0.3e-3
 # Assumed of the host between two target passes: scheduling, committing, stop conditions. Not hidden.
 ROUND_S = 0.5e-3
-# Assumed of a message to the draft's rank and its answer, where it has a rank of its own.
-ROUND_TRIP_S = 0.2e-3
+# Assumed of asking the draft: a message to its rank and the answer; in one process it is less.
+PROPOSAL_S = 0.2e-3
 # Curves are straight between their points, which stand this close.
 STEP = 1.25
 
@@ -65,12 +65,12 @@ def roofline_costs(
     target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
     if draft is None:
         nothing = Curve([1], [0])
-        return ReplicaCosts(CostModel(target_curve, nothing), nothing, round_s=ROUND_S, round_trip_s=0.0)
+        return ReplicaCosts(CostModel(target_curve, nothing), nothing, round_s=ROUND_S, proposal_s=0.0)
     return ReplicaCosts(
         passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_chains)),
         draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1), most_tokens),
         round_s=ROUND_S,
-        round_trip_s=ROUND_TRIP_S,
+        proposal_s=PROPOSAL_S,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a replica should give, round by round, from the costs of its passes; tokens are accepted independently.
+"""What a replica should give, from the costs of its passes, where tokens are accepted independently.
 
 The closed form of a steady state: all rows in flight, each that ends followed by the next prompt. The start
 and the end of a job are left out; :mod:`specdist.planning.events` has them.
@@ -28,13 +28,13 @@ class ReplicaCosts:
         passes: of the target over its tokens, of the draft over rows of one token each.
         draft_prefill: of the draft over the tokens of a prompt.
         round_s: of the host, for every round.
-        round_trip_s: of a message to a draft on a rank of its own, and back.
+        proposal_s: of asking the draft, whatever it drafts: messages to its rank and back, its bookkeeping.
     """
 
     passes: CostModel
     draft_prefill: Curve
     round_s: float
-    round_trip_s: float
+    proposal_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ def predict(
     prefill_s, draft_prefill_s = _prefill(costs, settings, plan, prompt_tokens, num_prompts)
     target_s, draft_s = decode_s + prefill_s, plan.draft_s + draft_prefill_s
     round_s = costs.round_s + (max(target_s, draft_s) if settings.is_ahead else target_s + draft_s)
-    if settings.is_ahead or settings.mode == "in turns":
-        round_s += costs.round_trip_s
+    if settings.mode != "target only":
+        round_s += costs.proposal_s
     return Prediction(
         tokens_per_s=settings.num_rows * plan.tokens_per_row / round_s,
         tokens_per_round=plan.tokens_per_row,

@@ -2,8 +2,8 @@
 
 The model is built from its configuration without memory, so that every family counts as transformers builds
 it. Which of its tensors DeepSpeed cuts follows :mod:`specdist.models.loading`: the linear layers inside the
-blocks, in equal parts; the head along the vocabulary; embeddings, norms and the biases that follow a sum are
-whole on every rank.
+blocks, in parts that are equal where 64 times the number of ranks divides their width; the head along the
+vocabulary. Embeddings, norms and the biases that follow a sum are whole on every rank.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ModelSize:
 
 
 def model_size(name: str, config: PretrainedConfig, bytes_per_number: int) -> ModelSize:
-    """Count a model from its configuration; ``bytes_per_number`` is the width of its weights and its cache."""
+    """Count a model from its configuration; numbers of weights and cache have ``bytes_per_number`` each."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()

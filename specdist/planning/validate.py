@@ -1,14 +1,18 @@
 """Predicted against measured: the simulator's tokens per second beside those of the engine, here and now.
 
-Times of single passes are measured as a job measures them at its start. What the engine adds to them (drawing,
-scheduling, committing) is taken from a run of one draft token per round, which is not among those predicted.
+Times of single passes are measured as a job measures them at its start. What the engine adds to them
+(drawing, scheduling, committing) is taken from runs of 1 and of 4 draft tokens per round, which are not among
+those predicted.
 Acceptance is taken from the run that is predicted: it is a property of the pair, not of the machine.
 """
 
 from __future__ import annotations
 
+import logging
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,31 +25,38 @@ from specdist.benchmark.workload import Row
 from specdist.costs import CostModel, Curve
 from specdist.job.costs import measure_curve
 from specdist.planning.events import RowLengths, run_job
-from specdist.planning.options import PlanConfig
+from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
 from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
 from specdist.stats import Stats
 
-CALIBRATION_LENGTH = 1
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
 # The coins of a prediction fall differently with every seed; the run had one throw.
 NUM_SEEDS = 8
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One setting: medians of tokens per second; ``acceptance`` is the engine's, None without a draft."""
+    """One setting: tokens per second of every repeat; ``acceptance`` is the engine's, or None."""
 
     num_rows: int
     num_draft_tokens: int
     acceptance: float | None
-    measured_tokens_per_s: float
-    predicted_tokens_per_s: float
+    measured_tokens_per_s: list[float]
+    predicted_tokens_per_s: list[float]
+
+    @property
+    def errors(self) -> list[float]:
+        """Of each repeat's prediction, as a share of what was measured in the same repeat."""
+        pairs = zip(self.predicted_tokens_per_s, self.measured_tokens_per_s, strict=True)
+        return [predicted / measured - 1 for predicted, measured in pairs]
 
     @property
     def error(self) -> float:
-        """Of the prediction, as a share of what was measured."""
-        return self.predicted_tokens_per_s / self.measured_tokens_per_s - 1
+        """The median one."""
+        return statistics.median(self.errors)
 
 
 def validate(config: PlanConfig, device: torch.device) -> list[Comparison]:
@@ -72,7 +83,7 @@ def validate(config: PlanConfig, device: torch.device) -> list[Comparison]:
 def _compare_batch(
     config: PlanConfig, paged: PagedPair, num_rows: int, lengths: list[int]
 ) -> list[Comparison]:
-    generator = np.random.default_rng(num_rows)
+    device, generator = paged.pair.device, np.random.default_rng(num_rows)
     rows = [
         Row(
             generator.integers(paged.pair.vocab_size, size=config.prompt_tokens).tolist(),
@@ -83,42 +94,57 @@ def _compare_batch(
     work = [RowLengths(config.prompt_tokens, config.output_tokens)] * len(rows)
     methods = {
         length: Specdist(paged, batch_size=num_rows, num_draft_tokens=length)
-        for length in (CALIBRATION_LENGTH, *lengths)
+        for length in (*CALIBRATION_LENGTHS, *lengths)
     }
     warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]
     for method in methods.values():
         method.prepare()
         method.generate(warmup)
-    seconds: dict[int, list[float]] = {length: [] for length in lengths}
+    measured: dict[int, list[float]] = {length: [] for length in lengths}
     predicted: dict[int, list[float]] = {length: [] for length in lengths}
-    found: dict[int, Generated] = {}
-    # In turn, so that a slow minute of the machine hits predictions and runs alike.
-    for _ in range(config.repeats):
-        costs = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
-        costs = calibrated(costs, _stats(methods[CALIBRATION_LENGTH].generate(rows)))
+    last: dict[int, Stats] = {}
+    # Passes before, runs in between, passes after: a slow minute of the machine hits both.
+    for repeat in range(config.repeats):
+        begin = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
+        runs = {length: timed(device, partial(method.generate, rows)) for length, method in methods.items()}
+        end = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
+        stats = {length: _stats(found) for length, (_, found) in runs.items()}
+        costs = calibrated(mean_costs(begin, end), [stats[length] for length in CALIBRATION_LENGTHS])
+        last = stats
         for length in lengths:
-            elapsed, found[length] = timed(
-                paged.pair.device, lambda method=methods[length]: method.generate(rows)
-            )
-            seconds[length].append(elapsed)
-            predicted[length].append(
-                statistics.mean(
-                    run_job(
-                        costs, _settings(num_rows, length, _stats(found[length])), work, seed=seed
-                    ).tokens_per_s
-                    for seed in range(NUM_SEEDS)
-                )
-            )
+            seconds, found = runs[length]
+            measured[length].append(found.num_tokens / seconds)
+            settings = _settings(num_rows, length, stats[length])
+            outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
+            predicted[length].append(statistics.mean(outcome.tokens_per_s for outcome in outcomes))
+        logger.info("batch %d: repeat %d of %d", num_rows, repeat + 1, config.repeats)
     return [
         Comparison(
             num_rows=num_rows,
             num_draft_tokens=length,
-            acceptance=acceptance_rate(_stats(found[length])) if length else None,
-            measured_tokens_per_s=found[length].num_tokens / statistics.median(seconds[length]),
-            predicted_tokens_per_s=statistics.median(predicted[length]),
+            acceptance=acceptance_rate(last[length]) if length else None,
+            measured_tokens_per_s=measured[length],
+            predicted_tokens_per_s=predicted[length],
         )
         for length in lengths
     ]
+
+
+def mean_costs(first: ReplicaCosts, second: ReplicaCosts) -> ReplicaCosts:
+    """Half way between the curves of two measurements at the same sizes."""
+    return ReplicaCosts(
+        passes=CostModel(
+            _mean_curve(first.passes.target, second.passes.target),
+            _mean_curve(first.passes.draft, second.passes.draft),
+        ),
+        draft_prefill=_mean_curve(first.draft_prefill, second.draft_prefill),
+        round_s=first.round_s,
+        proposal_s=first.proposal_s,
+    )
+
+
+def _mean_curve(first: Curve, second: Curve) -> Curve:
+    return Curve(first.sizes, [(one + other) // 2 for one, other in zip(first.ns, second.ns, strict=True)])
 
 
 def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:
@@ -132,30 +158,35 @@ def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) 
         ),
         draft_prefill=measure_curve(paged.draft, num_rows=num_rows, num_tokens_per_row=prompt_tokens),
         round_s=0.0,
-        round_trip_s=0.0,
+        proposal_s=0.0,
     )
 
 
-def calibrated(costs: ReplicaCosts, stats: Stats) -> ReplicaCosts:
-    """The costs with what an engine's run of :data:`CALIBRATION_LENGTH` adds to its passes.
+def calibrated(costs: ReplicaCosts, runs: Sequence[Stats]) -> ReplicaCosts:
+    """The costs with what the engine adds to the passes, from two runs of different draft lengths.
 
-    Time that a draft's passes took beyond their curve is added to the curve; all other time of the run is the
-    rounds'.
+    What a round adds beside the draft is the runs' mean. What the draft adds is solved for: a part of every
+    round, and a part of every step.
     """
     passes = costs.passes
-    mean_rows = stats.num_row_steps / stats.num_target_passes
-    drafting_ns = stats.num_draft_passes * float(passes.draft(mean_rows))
-    step_ns = max(0, round((stats.draft_ns.draft - drafting_ns) / stats.num_draft_passes))
-    mean_tokens = (stats.num_row_steps + stats.num_draft_tokens) / stats.num_target_passes
-    verifying_ns = stats.num_target_passes * float(passes.target(mean_tokens))
-    spent_ns = stats.wall_ns - stats.draft_ns.draft - stats.draft_ns.prefill - stats.target_ns.prefill
+    rounds_ns, proposals_ns, steps = [], [], []
+    for stats in runs:
+        mean_rows = stats.num_row_steps / stats.num_target_passes
+        mean_tokens = (stats.num_row_steps + stats.num_draft_tokens) / stats.num_target_passes
+        verifying_ns = stats.num_target_passes * float(passes.target(mean_tokens))
+        drafting_ns = stats.num_draft_passes * float(passes.draft(mean_rows))
+        target = stats.target_ns
+        asking_ns = target.idle + target.transfer - stats.draft_ns.prefill
+        rounds_ns.append((target.verify + target.host - verifying_ns) / stats.num_rounds)
+        proposals_ns.append((asking_ns - drafting_ns) / stats.num_rounds)
+        steps.append(stats.num_draft_passes / stats.num_rounds)
+    step_ns = max(0.0, (proposals_ns[1] - proposals_ns[0]) / (steps[1] - steps[0]))
+    draft = Curve(passes.draft.sizes, [round(time_ns + step_ns) for time_ns in passes.draft.ns])
     return ReplicaCosts(
-        passes=CostModel(
-            passes.target, Curve(passes.draft.sizes, [time_ns + step_ns for time_ns in passes.draft.ns])
-        ),
+        passes=CostModel(passes.target, draft),
         draft_prefill=costs.draft_prefill,
-        round_s=max(0.0, spent_ns - verifying_ns) / stats.num_rounds / NS_PER_S,
-        round_trip_s=0.0,
+        round_s=max(0.0, statistics.mean(rounds_ns)) / NS_PER_S,
+        proposal_s=max(0.0, proposals_ns[0] - steps[0] * step_ns) / NS_PER_S,
     )
 
 

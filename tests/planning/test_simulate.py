@@ -16,7 +16,7 @@ COSTS = ReplicaCosts(
     ),
     draft_prefill=Curve([1, 64, 2048], [MS, MS, 32 * MS]),
     round_s=0.5e-3,
-    round_trip_s=0.2e-3,
+    proposal_s=0.2e-3,
 )
 ROWS = 8
 
@@ -53,7 +53,7 @@ def test_each_mode_costs_what_it_does() -> None:
     step, wide_step, catch_up = 1 + 7 / 63, 1 + 31 / 63, 1 + (8 * (1 + 0.8**5) - 1) / 63
     assert decoding("target only").round_s == pytest.approx(20.5e-3)
     in_turn = 20.5 + catch_up + 4 * step
-    assert decoding("colocated").round_s == pytest.approx(in_turn / 1e3)
+    assert decoding("colocated").round_s == pytest.approx((in_turn + 0.2) / 1e3)
     assert decoding("in turns").round_s == pytest.approx((in_turn + 0.2) / 1e3)
     # Six steps, and with branches for half of the misses (three per row) five of them four times as wide.
     assert decoding("ahead").round_s == pytest.approx(20.7e-3)
