@@ -12,21 +12,12 @@ from specdist.benchmark.config import device_of
 from specdist.data.files import write_atomically
 from specdist.errors import UserError
 from specdist.planning.advise import Planner, Site, Work, recommend
+from specdist.planning.documents import fit_document, launch_command, plan_document, run_options, run_yaml
 from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
 from specdist.planning.measuring import measure_here
 from specdist.planning.models import open_model
 from specdist.planning.options import PlanConfig
-from specdist.planning.report import (
-    comparison_table,
-    fit_document,
-    launch_command,
-    memory_table,
-    plan_document,
-    plan_table,
-    reason,
-    run_options,
-    run_yaml,
-)
+from specdist.planning.report import comparison_table, memory_table, plan_table, reason
 from specdist.planning.sizes import ModelSize
 from specdist.planning.validate import validate
 
