@@ -21,7 +21,7 @@ from specdist.models.runner import ModelRunner
 from specdist.sampling.beliefs import draft_features, draft_laws
 from specdist.sampling.coupling import next_token_laws
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory import tokens_per_pass_ahead
+from specdist.theory import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 5
@@ -56,15 +56,6 @@ def plan_ahead(
         return num_tokens / max(1.0, target_ns, drafting_ns)
 
     return max(plans, key=tokens_per_ns)
-
-
-def caught_share(num_branches: int) -> float:
-    """The share of misses that so many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
-
-    So it was for greedy and coupled draws of a distilled draft; a plain one catches less, and random draws
-    about half of it.
-    """
-    return 1.0 - (1 + num_branches) ** -0.5
 
 
 def measure_curve(

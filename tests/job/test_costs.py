@@ -5,7 +5,8 @@ import json
 import numpy as np
 
 from specdist.costs import CostModel, Curve
-from specdist.job.costs import BRANCH_COUNTS, caught_share, measure_curve, plan_ahead
+from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.theory import caught_share
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import tiny_model
 
