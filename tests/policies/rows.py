@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy, VerifiedBlocks
+from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy, RoundContext, VerifiedBlocks
 
 
 def begun(policy: LengthPolicy, num_rows: int = 1) -> np.ndarray:
@@ -47,6 +47,8 @@ def asked(
         histories_RH=histories_RH,
         num_drafted=num_drafted,
         features=features if num_drafted and policy.uses_features else None,
+        reach_R=np.ones(num_rows),
+        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=False),
     )
     return policy.wants_more(rows).tolist()
 
