@@ -95,4 +95,4 @@ def test_the_job_writes_pictures_shares_and_floors(tmp_path: Path) -> None:
     ]
     last = json.loads(done.stdout.strip().splitlines()[-1])
     assert len(last["pictures"]) == 3
-    assert "target idle" not in done.stdout and "Shares of each rank's time" in done.stdout
+    assert "Shares of each rank's time" in done.stdout
