@@ -27,7 +27,8 @@ LANE_HEIGHT = 0.72
 
 
 def draw_timeline(path: Path, title: str, lanes: Mapping[str, Sequence[Span]]) -> None:
-    """Write a PNG of a few rounds from the middle of the run.
+    """Write a PNG of a few rounds from the middle of the run. Labels give milliseconds of whole spans, also
+    of those that the edge cuts; a pass over prompts and candidates is shown split, as its time is booked.
 
     Args:
         lanes: the first is the target's, which says where a round begins.

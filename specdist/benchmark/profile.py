@@ -200,8 +200,8 @@ def _shares_table(result: ProfileResult) -> Table:
 
 def _floors_table(result: ProfileResult) -> Table:
     return Table(
-        ["model", "rows x new tokens", "context", "MB", "GFLOP", "GB/s", "GFLOP/s", "floor ms", "measured ms",
-         "ratio"],
+        ["model", "rows x new tokens", "context", "MB", "GFLOP", "GB/s", "GFLOP/s", "floor ms", "median ms",
+         "best ms", "median / floor"],
         [
             [
                 item.model,
@@ -213,6 +213,7 @@ def _floors_table(result: ProfileResult) -> Table:
                 f"{item.flop_per_s / 1e9:.0f}",
                 f"{1e3 * item.floor_s:.2f}",
                 f"{1e3 * item.measured_s:.2f}",
+                f"{1e3 * item.best_s:.2f}",
                 f"{item.ratio:.2f}",
             ]
             for item in result.floors

@@ -63,6 +63,7 @@ def test_floors_count_what_a_pass_must_do(setting: Setting) -> None:
     assert (draft.model, draft.num_new_tokens) == ("draft", 1)
     for result in (target, draft):
         assert result.floor_s == max(result.memory_s, result.arithmetic_s) > 0
+        assert result.floor_s > 0 and result.best_s <= result.measured_s
         assert result.ratio == pytest.approx(result.measured_s / result.floor_s)
 
 
