@@ -13,6 +13,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from specdist.arguments import parse_arguments
 from specdist.benchmark import (
     BenchmarkConfig,
     console_report,
@@ -22,7 +23,6 @@ from specdist.benchmark import (
     summary,
     update_readme,
 )
-from specdist.config import parse_arguments
 from specdist.errors import UserError
 
 

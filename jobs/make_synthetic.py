@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from specdist.arguments import parse_arguments
 from specdist.benchmark import SyntheticConfig, build_synthetic, device_of
-from specdist.config import parse_arguments
 from specdist.errors import UserError
 
 

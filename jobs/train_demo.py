@@ -10,7 +10,7 @@ import sys
 
 from transformers.utils.logging import disable_progress_bar
 
-from specdist.config import parse_arguments
+from specdist.arguments import parse_arguments
 from specdist.demo import PairConfig, build_pair, load_corpus
 from specdist.errors import UserError
 

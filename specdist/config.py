@@ -1,30 +1,20 @@
-"""The job's options: one flat dataclass, one YAML file, and the command line, which wins.
-
-The YAML file is turned into arguments placed before the command line's, so one parser checks the types
-and choices of both, and an unknown key is the same error as an unknown option.
-"""
+"""The job's options: one flat dataclass, one YAML file, and the command line, which wins."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import re
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Literal
 
 import yaml
-from transformers import HfArgumentParser
 
+from specdist.arguments import option, parse_arguments
 from specdist.errors import UserError
+from specdist.policy_options import POLICY_OPTIONS, check_ranges, resolve_policy_options
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Config = TypeVar("Config", bound="DataclassInstance")
 BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -35,11 +25,6 @@ BYTES_PER_UNIT = {
     "MB": 10**6,
     "GB": 10**9,
 }
-
-
-def option(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
-    """A dataclass field with the help text that ``--help`` prints."""
-    return field(default=default, metadata={"help": help, **metadata})
 
 
 @dataclass(kw_only=True)
@@ -63,8 +48,49 @@ class GenerateConfig:
     tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
 
     # Speculation
-    policy: Literal["fixed", "none"] = option("fixed", help="how many tokens to draft; none = target only")
-    num_draft_tokens: int = option(5, help="draft tokens per round of --policy fixed")
+    policy: Literal[
+        "fixed",
+        "hf_heuristic",
+        "confidence",
+        "svip",
+        "adaedl",
+        "gammatune",
+        "gammatune_plus",
+        "goodput",
+        "none",
+    ] = option("fixed", help="how many tokens to draft; none = target only")
+    num_draft_tokens: int | None = option(
+        None,
+        help="draft tokens per round; hf_heuristic, gammatune(_plus): of the first round (default 5)",
+    )
+    max_draft_tokens: int | None = option(None, help="most draft tokens per round, but of fixed (default 20)")
+    min_draft_tokens: int | None = option(None, help="gammatune(_plus): fewest (gamma_min, default 1)")
+    stop_probability: float | None = option(
+        None,
+        help="stop behind a token with less: confidence: of the drawn token; gammatune_plus: of the "
+        "likeliest one (tau) (default 0.4)",
+    )
+    stop_root_entropy: float | None = option(
+        None, help="svip: stop behind a token with a larger sqrt(entropy in nats) (h, default 0.3)"
+    )
+    stop_bound: float | None = option(
+        None, help="adaedl: first threshold of 1 - sqrt(entropy_factor * entropy) (lambda, default 0.4)"
+    )
+    stop_bound_step: float | None = option(
+        None, help="adaedl: its step after a round (epsilon, default 0.01)"
+    )
+    stop_bound_momentum: float | None = option(None, help="adaedl: its inertia (beta2, default 0.9)")
+    entropy_factor: float | None = option(None, help="adaedl: in the bound (gamma, default 0.2)")
+    target_acceptance: float | None = option(None, help="adaedl: acceptance to keep (alpha, default 0.9)")
+    acceptance_momentum: float | None = option(
+        None, help="adaedl: weight of earlier rounds in the acceptance (beta1, default 0.5)"
+    )
+    length_bonus: float | None = option(
+        None, help="gammatune(_plus): added to what a whole accepted round counts (delta, default 2)"
+    )
+    length_rate: float | None = option(
+        None, help="gammatune(_plus): weight of the last round (eta, default 0.5)"
+    )
     acceptance: Literal["rejection", "gumbel"] = option(
         "rejection",
         help="rejection accepts most; gumbel emits the tokens of the target alone, whatever the draft",
@@ -101,8 +127,8 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         self.stop = list(self.stop or [])
-        for name in ("rows_per_shard", "tp_size", "num_draft_tokens", "max_new_tokens", "num_samples",
-                     "max_batch_rows", "max_batch_tokens"):  # fmt: skip
+        for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_batch_rows",
+                     "max_batch_tokens"):  # fmt: skip
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in ("limit", "max_seq_len"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
@@ -123,14 +149,32 @@ class GenerateConfig:
             )
         if self.messages_column is None:
             self.prompt_column = self.prompt_column or "prompt"
-        if self.policy == "fixed" and self.draft is None:
-            self.policy = "none"
+        self._resolve_policy()
         if self.max_batch_tokens < self.block_tokens:
+            longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
+            lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"
             raise UserError(
                 f"--max_batch_tokens {self.max_batch_tokens} is less than one row's verification block of "
-                f"{self.block_tokens} tokens (--num_draft_tokens + 1): raise it or lower --num_draft_tokens"
+                f"{self.block_tokens} tokens{lower}"
             )
         self.cache_bytes()
+
+    def _resolve_policy(self) -> None:
+        """Fill in the policy's own options, and refuse those of others."""
+        check_ranges(self._given_policy_options())
+        if self.draft is None and self.policy not in ("fixed", "none"):
+            raise UserError(
+                f"--policy {self.policy} says how many tokens to draft, but there is no draft: name one with "
+                "--draft, or use --policy none"
+            )
+        if self.draft is None:
+            self.policy = "none"
+        for name, value in resolve_policy_options(self.policy, self._given_policy_options()).items():
+            setattr(self, name, value)
+
+    def _given_policy_options(self) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in POLICY_OPTIONS}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -146,9 +190,20 @@ class GenerateConfig:
         return self.uses_draft and self.overlap == "ahead"
 
     @property
+    def needs_costs(self) -> bool:
+        """Whether passes are timed before the run, to decide by."""
+        return self.drafts_ahead or (self.uses_draft and self.policy == "goodput")
+
+    @property
+    def policy_options(self) -> dict[str, float]:
+        """The options of this run's policy, by name; none of a policy that does not draft."""
+        return self._given_policy_options() if self.uses_draft else {}
+
+    @property
     def block_tokens(self) -> int:
         """Most tokens that one row can add to a target pass after its prompt: the candidates and one more."""
-        return (self.num_draft_tokens if self.uses_draft else 0) + 1
+        options = self.policy_options
+        return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0))) + 1
 
     @property
     def num_world_ranks(self) -> int:
@@ -169,6 +224,11 @@ class GenerateConfig:
         found = []
         if self.draft is not None and not self.uses_draft:
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
+        if not self.uses_draft:
+            found += [
+                f"--{name} {value} has no effect without a draft, or with --policy none"
+                for name, value in self._given_policy_options().items()
+            ]
         if self.overlap == "ahead" and not self.uses_draft:
             found.append("--overlap ahead has no effect without a draft")
         if self.num_branches is not None and not self.drafts_ahead:
@@ -201,45 +261,6 @@ class GenerateConfig:
                 f"{self.num_world_ranks}: {self.tp_size} for the target and {draft_ranks}. "
                 f"Launch with --num_processes {self.num_world_ranks}{lone}"
             )
-
-
-def arguments_from_yaml(path: Path, overridden: set[str], lists: set[str]) -> list[str]:
-    """The YAML file's keys as ``--key=value`` arguments, less those that the command line overrides.
-
-    Raises :class:`UserError` if the file is not one flat mapping, or has several values for an option that is
-    not one of ``lists``.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"--config {path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"--config {path} must be a mapping of option names to values")
-    arguments: list[str] = []
-    for name, value in values.items():
-        if isinstance(value, dict) or (isinstance(value, list) and name not in lists):
-            raise UserError(f"--config {path}: {name} must be one plain value, not {value}; options are flat")
-        if name == "config":
-            raise UserError(f"--config {path}: a file cannot name another one; move its options here")
-        if name not in overridden and value is not None:
-            arguments += [f"--{name}={item}" for item in (value if isinstance(value, list) else [value])]
-    return arguments
-
-
-def parse_arguments(config_class: type[Config], arguments: Sequence[str] | None = None) -> Config:
-    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    config_parser.add_argument("--config", type=Path, help="YAML file of options; the command line wins")
-    chosen, options = config_parser.parse_known_args(arguments)
-    if chosen.config is not None:
-        overridden = {item[2:].split("=")[0] for item in options if item.startswith("--")}
-        lists = {item.name for item in dataclasses.fields(config_class) if "action" in item.metadata}
-        options = arguments_from_yaml(chosen.config, overridden, lists) + options
-    parser = HfArgumentParser(config_class, allow_abbrev=False, parents=[config_parser])
-    namespace = vars(parser.parse_args(options))
-    del namespace["config"]
-    return config_class(**namespace)
 
 
 def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateConfig:

@@ -21,6 +21,7 @@ PACKAGE = REPOSITORY / "specdist"
 # A module may import its own package and those of the lines above its own, never its neighbours.
 LAYERS = [
     {"errors"},
+    {"arguments", "policy_options"},
     {"config"},
     {"stats"},
     {"calibration", "costs", "theory"},
@@ -29,11 +30,13 @@ LAYERS = [
     {"engine"},
     {"job"},
     {"demo", "benchmark"},
+    {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "config", "stats", "calibration", "costs", "theory", "data", "policies", "cache",
-    "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping", "engine.timeline",
+    "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
+    "policies", "cache", "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping",
+    "engine.timeline", "planning.hardware", "planning.simulate", "planning.events",
 ]  # fmt: skip
 MAX_LINES = 400
 

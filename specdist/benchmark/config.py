@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from specdist.arguments import option
 from specdist.benchmark.random_llama import SHAPES
-from specdist.config import option
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
 

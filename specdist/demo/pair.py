@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdist.config import option
+from specdist.arguments import option
 from specdist.data.files import write_json
 from specdist.demo.prompts import cut_prompts, write_prompts
 from specdist.demo.text import Corpus, Document

@@ -26,14 +26,19 @@ UNUSED = -1
 
 @dataclass(frozen=True)
 class Branches:
-    """Branches to open: of which slot, in which of its branch rows, where, with which token, and the rank of
-    that token among the alternatives there, from 1."""
+    """Branches to open: of which slot, in which of its branch rows, where, with which token, the rank of that
+    token among the alternatives there, from 1, and the estimated chance that the branch will be needed."""
 
     slots_B: np.ndarray
     rows_B: np.ndarray
     positions_B: np.ndarray
     token_ids_B: np.ndarray
     ranks_B: np.ndarray
+    chances_B: np.ndarray
+
+
+_NOTHING = np.zeros(0, np.int64)
+NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
 
 
 class BranchBook:
@@ -82,10 +87,13 @@ class BranchBook:
             positions_B=begins_S[lines_B] + offsets_B,
             token_ids_B=beliefs.alternative_ids_NA[index_B, columns_B],
             ranks_B=ranks_NA[index_B, columns_B],
+            chances_B=flat[lines_B, chosen_B],
         )
 
     def open(self, branches: Branches, lengths_B: np.ndarray) -> None:
         """Note what was drafted behind each branch's first token."""
+        if not len(branches.slots_B):
+            return
         places = branches.slots_B, (branches.rows_B - self._num_slots) % self.num_branches
         self._positions[places] = branches.positions_B
         self._token_ids[places] = branches.token_ids_B

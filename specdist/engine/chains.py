@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specdist.models.flat import FlatBatch, arange_segments
+from specdist.policies import DraftFeatures
 
 NOWHERE = -1
 # What an untouched entry says: steps are counted from 1.
@@ -27,6 +28,8 @@ class ChainRows:
         self.token_ids = np.zeros((num_rows, max_length), np.int64)
         # The probability with which each drafted token was drawn.
         self.probabilities = np.zeros((num_rows, max_length))
+        # Of each drafted token, where the policy uses them: the fields of DraftFeatures.
+        self._features = np.zeros((3, num_rows, max_length), np.float32)
         self.num_computed = np.zeros(num_rows, np.int64)
         self.stream_keys = np.zeros(num_rows, np.int64)
         # Chains dropped so far. A position is drafted again only after one was, so this keys its random
@@ -54,9 +57,16 @@ class ChainRows:
         """[W, V]: each row's kept scores at a position; zeros where the position is ``NOWHERE``."""
         return self._scores.at(rows_W, positions_W)
 
-    def age(self) -> None:
-        """A round is settled: what it judged is not needed again."""
-        self._scores.age()
+    def keep_features(self, places: tuple[np.ndarray, np.ndarray], features_3T: np.ndarray) -> None:
+        """Remember what was known of the tokens at these rows and positions."""
+        self._features[:, places[0], places[1]] = features_3T
+
+    def features_at(self, places: tuple[np.ndarray, np.ndarray]) -> DraftFeatures:
+        return DraftFeatures(*self._features[:, places[0], places[1]].astype(np.float64))
+
+    def forget_scores_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
+        """A round is settled: only tokens at these rows and positions are still to be judged."""
+        self._scores.forget_but(places)
 
     def adopt(self, branches_W: np.ndarray, slots_W: np.ndarray, begins_W: np.ndarray, lengths_W: np.ndarray
               ) -> None:  # fmt: skip
@@ -66,15 +76,12 @@ class ChainRows:
         targets = np.repeat(slots_W, lengths_W), columns_T
         self.token_ids[targets] = self.token_ids[sources]
         self.probabilities[targets] = self.probabilities[sources]
+        self._features[:, targets[0], targets[1]] = self._features[:, sources[0], sources[1]]
         self._scores.adopt(sources, targets)
 
 
 class _StepScores:
-    """One matrix per drafting step, and for every row and position the step and its line there.
-
-    A token is judged at the latest in the round after the one in which it was sent, so what is older than
-    that is dropped.
-    """
+    """One matrix per drafting step, and for every row and position the step and its line there."""
 
     def __init__(self, num_rows: int, max_length: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -82,8 +89,7 @@ class _StepScores:
         self._step_of = np.zeros((num_rows, max_length), np.int64)
         self._line_of = np.zeros((num_rows, max_length), np.int32)
         self._steps: dict[int, Tensor] = {}
-        # The next step, and the first ones of this round and of the last.
-        self._next = self._this_round = self._last_round = NO_STEP + 1
+        self._next = NO_STEP + 1
 
     def append(self, rows_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
         self._steps[self._next] = scores_SV
@@ -91,10 +97,9 @@ class _StepScores:
         self._line_of[rows_S, positions_S] = np.arange(len(rows_S))
         self._next += 1
 
-    def age(self) -> None:
-        for step in range(self._last_round, self._this_round):
-            del self._steps[step]
-        self._last_round, self._this_round = self._this_round, self._next
+    def forget_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
+        needed = set(np.unique(self._step_of[places]).tolist())
+        self._steps = {step: scores for step, scores in self._steps.items() if step in needed}
 
     def at(self, rows_W: np.ndarray, positions_W: np.ndarray) -> Tensor:
         steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[rows_W, positions_W])

@@ -24,15 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.branches import BranchBook, Branches
+from specdist.engine.branches import NO_BRANCHES, BranchBook, Branches
 from specdist.engine.chains import NOWHERE, ChainRows
-from specdist.engine.drafting import Drafter
+from specdist.engine.drafting import Burst, Drafter
+from specdist.engine.histories import Histories
 from specdist.engine.proposals import DRAW, DraftAhead, ProposalReply, ProposalRequest, RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
-from specdist.policies import LengthPolicy
+from specdist.policies import BatchPolicy, JudgedTokens, LengthPolicy, RoundContext
 from specdist.sampling.acceptance import accepted_flags
 from specdist.sampling.beliefs import Beliefs, beliefs_from_scores
 from specdist.sampling.distributions import Dense, SamplingSettings
@@ -71,10 +72,13 @@ class DraftModel:
             device=runner.device,
         )
         self._branches = BranchBook(num_slots, num_branches)
+        self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
+        self._histories = Histories(policy, num_slots)
         self._drafter = Drafter(
             runner,
             policy,
             self._rows,
+            self._histories,
             settings=settings,
             vocab_size=vocab_size,
             stop_token_ids=stop_token_ids,
@@ -103,7 +107,22 @@ class DraftModel:
         is_hit_R = self._settle(request)
         branch_ranks_R = self._adopt_branches(slots_R, is_hit_R)
         tails_R = self._num_committed[slots_R] + self._num_candidates[slots_R]
-        self._num_candidates[slots_R] += self._drafter.extend(slots_R, slots_R, tails_R, request.draft_now_R)
+        # Ahead only a resumed row is drafted for now: as long a block as before, which is behind what its
+        # history says by now.
+        self._num_candidates[slots_R] += self._drafter.extend(
+            Burst.of_slots(
+                slots_R,
+                tails_R,
+                request.draft_now_R,
+                RoundContext(
+                    num_rows=len(slots_R),
+                    num_pass_tokens=len(slots_R) + len(request.context),
+                    is_ahead=False,
+                ),
+                asks_policy=not self._ahead.num_tokens,
+            )
+        )
+        self._leave_out(slots_R, num_other_tokens=len(slots_R) + len(request.context))
         num_candidates_R = self._num_candidates[slots_R]
         first_R = self._num_committed[slots_R]
         places_C = self._places(slots_R, first_R, num_candidates_R)
@@ -135,10 +154,15 @@ class DraftModel:
         with self._clock.phase("draft"):
             contexts = np.unique(request.context.slots_T)
             ended = contexts[self._num_committed[contexts] == self._context_lengths[contexts]]
-            self._draft_ahead(np.r_[request.slots_R, ended].astype(np.int64))
+            num_pass_tokens = len(request.slots_R) + int(self._num_candidates[request.slots_R].sum())
+            self._draft_ahead(
+                np.r_[request.slots_R, ended].astype(np.int64), num_pass_tokens + len(request.context)
+            )
 
     def _follow_contexts(self, request: ProposalRequest) -> None:
         opened, context = request.opened, request.context
+        self._histories.suspend(request.suspended_slots, self._rows.stream_keys[request.suspended_slots])
+        self._histories.open(opened.slots, opened.stream_keys)
         self._rows.stream_keys[opened.slots] = opened.stream_keys
         self._rows.num_misses[opened.slots] = opened.num_misses
         self._max_lengths[opened.slots] = opened.max_lengths
@@ -158,6 +182,8 @@ class DraftModel:
         """Commit the accepted candidates and the decision behind them. True for rows whose ``a_1`` was it."""
         rows = self._rows
         slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
+        begins_R = self._num_committed[slots_R]
+        self._histories.observe(slots_R, self._num_candidates[slots_R], num_accepted_R)
         positions_R = self._num_committed[slots_R] + num_accepted_R
         is_full_R = num_accepted_R == self._num_candidates[slots_R]
         is_judged_R = is_full_R & (self._num_ahead[slots_R] > 0)
@@ -189,6 +215,19 @@ class DraftModel:
         self._num_candidates[slots_R] = np.where(is_hit_R, self._num_ahead[slots_R] - 1, 0)
         self._num_ahead[slots_R] = 0
         rows.num_misses[slots_R] += (is_rejected_R | is_judged_R) & ~is_hit_R
+        if self._batch_policy is not None:
+            # A chain's token at the decision position was judged too, unless the chain ends before it.
+            num_judged_R = num_accepted_R + (is_rejected_R | is_judged_R)
+            places_C = self._places(slots_R, begins_R, num_judged_R)
+            depths_C = arange_segments(num_judged_R)
+            num_good_C = np.repeat(num_accepted_R + is_hit_R, num_judged_R)
+            self._batch_policy.observe_tokens(
+                JudgedTokens(
+                    features=rows.features_at(places_C),
+                    depths_C=depths_C,
+                    is_accepted_C=depths_C < num_good_C,
+                )
+            )
         kept_R = np.where(is_hit_R, rows.num_computed[slots_R], positions_R)
         rows.num_computed[slots_R] = np.minimum(rows.num_computed[slots_R], kept_R)
         return is_hit_R
@@ -213,39 +252,61 @@ class DraftModel:
             self._rows.num_computed[slots_B] = decided_B + lengths_B
             self._num_candidates[slots_B] = lengths_B
         self._branches.drop(slots_R)
-        self._rows.age()
+        self._rows.forget_scores_but(
+            self._places(slots_R, self._num_committed[slots_R], self._num_candidates[slots_R])
+        )
         return ranks_R
 
-    def _draft_ahead(self, slots_S: np.ndarray) -> None:
-        """``a_1`` of every row; then the rest of its chain and its branches side by side."""
-        tails_S = self._num_committed[slots_S] + self._num_candidates[slots_S]
-        room_S = self._max_lengths[slots_S] - tails_S - 1
-        num_ahead_S = self._drafter.extend(
-            slots_S, slots_S, tails_S, np.minimum(1, room_S), asks_policy=False
+    def _leave_out(self, slots_R: np.ndarray, num_other_tokens: int) -> None:
+        """What a row has ready beyond what the target's time is worth stays behind its candidates, as tokens
+        that were drafted ahead: the next round judges it by the same rule."""
+        if self._batch_policy is None or not self._ahead.num_tokens:
+            return
+        num_ready_R = self._num_candidates[slots_R]
+        places_C = self._places(slots_R, self._num_committed[slots_R], num_ready_R)
+        num_kept_R = self._batch_policy.num_to_verify(
+            self._rows.features_at(places_C), num_ready_R, num_other_tokens
         )
-        num_more = self._ahead.num_tokens - 1
-        branches = self._choose_branches(slots_S, num_ahead_S) if num_more else None
-        slots_A, rows_A = slots_S, slots_S
-        tails_A, num_wanted_A = tails_S + num_ahead_S, np.where(num_ahead_S > 0, num_more, 0)
-        if branches is not None:
-            slots_A, rows_A = np.r_[slots_S, branches.slots_B], np.r_[slots_S, branches.rows_B]
-            tails_A = np.r_[tails_A, branches.positions_B + 1]
-            num_wanted_A = np.r_[num_wanted_A, np.full(len(branches.slots_B), num_more)]
-        room_A = self._max_lengths[slots_A] - tails_A - 1
-        num_drafted_A = self._drafter.extend(rows_A, slots_A, tails_A, np.minimum(num_wanted_A, room_A))
-        self._num_ahead[slots_S] = num_ahead_S + num_drafted_A[: len(slots_S)]
-        if branches is not None:
-            self._branches.open(branches, num_drafted_A[len(slots_S) :])
+        self._num_candidates[slots_R] = num_kept_R
+        self._num_ahead[slots_R] = num_ready_R - num_kept_R
 
-    def _choose_branches(self, slots_S: np.ndarray, num_ahead_S: np.ndarray) -> Branches | None:
+    def _draft_ahead(self, slots_S: np.ndarray, num_pass_tokens: int) -> None:
+        """``a_1`` of every row; then the rest of its chain and its branches side by side."""
+        round = RoundContext(num_rows=len(slots_S), num_pass_tokens=num_pass_tokens, is_ahead=True)
+        num_left_S = self._num_ahead[slots_S]
+        tails_S = self._num_committed[slots_S] + self._num_candidates[slots_S] + num_left_S
+        room_S = self._max_lengths[slots_S] - tails_S - 1
+        num_first_S = self._drafter.extend(
+            Burst.of_slots(
+                slots_S, tails_S, np.where(num_left_S, 0, np.minimum(1, room_S)), round, asks_policy=False
+            )
+        )
+        self._num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
+        branches = self._choose_branches(slots_S, np.minimum(num_ahead_S, 1))
+        num_more_S = np.where(num_ahead_S > 0, np.maximum(self._ahead.num_tokens - num_ahead_S, 0), 0)
+        tails_S = tails_S + num_first_S
+        burst = Burst(
+            rows_R=np.r_[slots_S, branches.rows_B],
+            slots_R=np.r_[slots_S, branches.slots_B],
+            tails_R=np.r_[tails_S, branches.positions_B + 1],
+            num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self._ahead.num_tokens - 1)],
+            reach_R=np.r_[np.ones(len(slots_S)), branches.chances_B],
+            round=round,
+        )
+        room_R = self._max_lengths[burst.slots_R] - burst.tails_R - 1
+        num_drafted_R = self._drafter.extend(
+            dataclasses.replace(burst, num_wanted_R=np.minimum(burst.num_wanted_R, room_R))
+        )
+        self._num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
+        self._branches.open(branches, num_drafted_R[len(slots_S) :])
+
+    def _choose_branches(self, slots_S: np.ndarray, num_first_S: np.ndarray) -> Branches:
         """Open the best branches of every row's candidates and ``a_1``, where a decision may fall."""
-        if not self._branches.num_branches:
-            return None
         begins_S = self._num_committed[slots_S]
-        lengths_S = self._num_candidates[slots_S] + num_ahead_S
+        lengths_S = self._num_candidates[slots_S] + num_first_S
         places_N = self._places(slots_S, begins_S, lengths_S)
-        if not len(places_N[0]):
-            return None
+        if not self._branches.num_branches or self._ahead.num_tokens == 1 or not len(places_N[0]):
+            return NO_BRANCHES
         beliefs = self._beliefs_at(places_N)
         is_last_N = places_N[1] + 2 >= self._max_lengths[places_N[0]]
         branches = self._branches.choose(

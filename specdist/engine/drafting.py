@@ -11,18 +11,72 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdist.engine.chains import ChainRows
+from specdist.engine.histories import Histories
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy
+from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy, RoundContext
 from specdist.sampling.beliefs import draft_features, draft_laws
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """What is to be drafted.
+
+    Attributes:
+        rows_R, slots_R: rows of the draft, and the slots that they are of, or branches of.
+        tails_R: where each row's first token goes.
+        num_wanted_R: most tokens of each.
+        reach_R: how likely each row is to be needed; 1 for a slot's own.
+        asks_policy: False for the token that will be a decision and no candidate, and where the policy was
+            asked before, with another history.
+    """
+
+    rows_R: np.ndarray
+    slots_R: np.ndarray
+    tails_R: np.ndarray
+    num_wanted_R: np.ndarray
+    reach_R: np.ndarray
+    round: RoundContext
+    asks_policy: bool = True
+
+    @staticmethod
+    def of_slots(
+        slots_R: np.ndarray,
+        tails_R: np.ndarray,
+        num_wanted_R: np.ndarray,
+        round: RoundContext,
+        *,
+        asks_policy: bool = True,
+    ) -> Burst:
+        """Without any branch."""
+        return Burst(
+            rows_R=slots_R,
+            slots_R=slots_R,
+            tails_R=tails_R,
+            num_wanted_R=num_wanted_R,
+            reach_R=np.ones(len(slots_R)),
+            round=round,
+            asks_policy=asks_policy,
+        )
+
+
+class _Step(NamedTuple):
+    """One pass of a burst: places in the burst of the rows that it drew for, and the draws, on the device."""
+
+    active_A: np.ndarray
+    drawn_A: Tensor
+    probabilities_A: Tensor
+    features: DraftFeatures | None
 
 
 class Drafter:
@@ -33,6 +87,7 @@ class Drafter:
         runner: ModelRunner,
         policy: LengthPolicy,
         rows: ChainRows,
+        histories: Histories,
         *,
         settings: SamplingSettings,
         vocab_size: int,
@@ -42,6 +97,7 @@ class Drafter:
         self._runner = runner
         self._policy = policy
         self._rows = rows
+        self._histories = histories
         self._settings = settings
         self._vocab_size = vocab_size
         self.is_stop_V = np.zeros(vocab_size, bool)
@@ -51,65 +107,66 @@ class Drafter:
         self._watches_stops = runner.device.type == "cpu"
         self.num_passes = 0
 
-    def extend(
-        self,
-        rows_R: np.ndarray,
-        slots_R: np.ndarray,
-        tails_R: np.ndarray,
-        num_wanted_R: np.ndarray,
-        *,
-        asks_policy: bool = True,
-    ) -> np.ndarray:
+    def extend(self, burst: Burst) -> np.ndarray:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
-        policy's end. Returns the number of tokens drafted per row.
-
-        Args:
-            asks_policy: False for the token that will be a decision and no candidate.
-        """
-        num_wanted_R = np.where(self.is_stop_V[self._rows.token_ids[rows_R, tails_R - 1]], 0, num_wanted_R)
+        policy's end. Returns the number of tokens drafted per row."""
+        rows_R, tails_R = burst.rows_R, burst.tails_R
+        is_stopped_R = self.is_stop_V[self._rows.token_ids[rows_R, tails_R - 1]]
+        num_wanted_R = np.where(is_stopped_R, 0, burst.num_wanted_R)
         num_drafted_R = np.zeros(len(rows_R), np.int64)
         uniforms_RD = self._uniforms(rows_R, tails_R, int(num_wanted_R.max(initial=0)))
-        steps: list[tuple[np.ndarray, Tensor, Tensor]] = []
-        active_A, drawn_A, features = np.arange(len(rows_R)), None, None
+        steps: list[_Step] = []
+        active_A = np.arange(len(rows_R))
         for depth in itertools.count():
+            last = steps[-1] if steps else None
             keep_A = num_wanted_R[active_A] > depth
-            if asks_policy:
-                keep_A &= self._policy.wants_more(
-                    DraftedRows(
-                        slots_R=slots_R[active_A],
-                        chains_R=rows_R[active_A],
-                        num_drafted=depth,
-                        features=features,
-                    )
+            if last is not None and self._watches_stops:
+                keep_A &= ~self.is_stop_V[last.drawn_A.numpy()]
+            if burst.asks_policy and keep_A.any():
+                features = None if last is None or last.features is None else last.features.select(keep_A)
+                keep_A[keep_A] = self._policy.wants_more(
+                    self._question(burst, active_A[keep_A], depth, features)
                 )
-            if drawn_A is not None and self._watches_stops:
-                keep_A &= ~self.is_stop_V[drawn_A.numpy()]
             active_A = active_A[keep_A]
             if not len(active_A):
                 break
             rows_A, positions_A = rows_R[active_A], tails_R[active_A] + depth
-            if drawn_A is None:
+            if last is None:
                 batch, index = self._rows.catch_up(rows_A, positions_A)
             else:
+                drawn_A = last.drawn_A
                 kept = drawn_A if keep_A.all() else drawn_A[torch.from_numpy(keep_A).to(drawn_A.device)]
                 batch, index = FlatBatch(kept, rows_A, positions_A - 1), np.arange(len(rows_A))
             uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
-            drawn_A, probabilities_A, features = self._step(batch, index, rows_A, positions_A, uniforms_A)
-            steps.append((active_A, drawn_A, probabilities_A))
+            steps.append(self._step(batch, index, active_A, rows_A, positions_A, uniforms_A))
             num_drafted_R[active_A] = depth + 1
         if steps:
             self._write(rows_R, tails_R, num_drafted_R, steps)
         return num_drafted_R
 
+    def _question(
+        self, burst: Burst, index_A: np.ndarray, depth: int, features: DraftFeatures | None
+    ) -> DraftedRows:
+        return DraftedRows(
+            slots_R=burst.slots_R[index_A],
+            chains_R=burst.rows_R[index_A],
+            histories_RH=self._histories.of(burst.slots_R[index_A]),
+            num_drafted=depth,
+            features=features,
+            reach_R=burst.reach_R[index_A],
+            round=burst.round,
+        )
+
     def _step(
         self,
         batch: FlatBatch,
         logits_index: np.ndarray,
+        active_A: np.ndarray,
         rows_A: np.ndarray,
         positions_A: np.ndarray,
         uniforms_A: Tensor | None,
-    ) -> tuple[Tensor, Tensor, DraftFeatures | None]:
-        """One pass, and one draw per row: token ids and their probabilities, on the device."""
+    ) -> _Step:
+        """One pass, and one draw per row."""
         logits_AV = self._runner.forward(batch, logits_index)[:, : self._vocab_size]
         self.num_passes += 1
         laws_A, scores_AV = draft_laws(
@@ -123,12 +180,10 @@ class Drafter:
             self._rows.keep_scores(rows_A, positions_A, scores_AV)
         features = None
         if self._policy.uses_features:
-            found = draft_features(logits_AV, laws_A, drawn_A, self._settings)
-            entropies_A, chances_A, top_chances_A = found.cpu().numpy()
-            features = DraftFeatures(
-                entropies_R=entropies_A, probabilities_R=chances_A, top_probabilities_R=top_chances_A
-            )
-        return drawn_A, laws_A.probabilities_of(drawn_A), features
+            found_3A = draft_features(logits_AV, laws_A, drawn_A, self._settings).cpu().numpy()
+            features = DraftFeatures(*found_3A)
+            self._rows.keep_features((rows_A, positions_A), found_3A)
+        return _Step(active_A, drawn_A, laws_A.probabilities_of(drawn_A), features)
 
     def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
         """[R, D], all random numbers of the burst."""
@@ -146,14 +201,14 @@ class Drafter:
         rows_R: np.ndarray,
         tails_R: np.ndarray,
         num_drafted_R: np.ndarray,
-        steps: list[tuple[np.ndarray, Tensor, Tensor]],
+        steps: list[_Step],
     ) -> None:
         """Bring the burst to the host, and cut ``num_drafted_R`` behind the first stop token."""
-        lines_T = np.concatenate([active_A for active_A, _, _ in steps])
-        depths_T = np.repeat(np.arange(len(steps)), [len(active_A) for active_A, _, _ in steps])
-        drawn_T = torch.cat([drawn_A for _, drawn_A, _ in steps])
+        lines_T = np.concatenate([step.active_A for step in steps])
+        depths_T = np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps])
+        drawn_T = torch.cat([step.drawn_A for step in steps])
         # Token ids are exact in float64, so that one copy brings both.
-        both = torch.stack([drawn_T.double(), torch.cat([chances_A for _, _, chances_A in steps])])
+        both = torch.stack([drawn_T.double(), torch.cat([step.probabilities_A for step in steps])])
         ids_T, probabilities_T = both.cpu().numpy()
         places = rows_R[lines_T], tails_R[lines_T] + depths_T
         self._rows.token_ids[places] = ids_T.astype(np.int64)

@@ -125,6 +125,7 @@ class Engine:
             decision_ids_R=decision_ids_R,
             draft_now_R=self._draft_now(plan),
             decisions_W=decisions,
+            suspended_slots=np.array(plan.suspended_slots, np.int64),
             opened=OpenedRows(
                 slots=np.array([sequence.slot for sequence in plan.opened], np.int64),
                 stream_keys=np.array([sequence.stream_key for sequence in plan.opened], np.int64),

@@ -53,6 +53,7 @@ class ProposalRequest:
         draft_now_R: most candidates to draft before the reply, behind those drafted ahead; when the draft
             works ahead, only a resumed row has some.
         decisions_W: the target's distribution at the decision position of every ``DRAW`` row, in order.
+        suspended_slots: of rows that were preempted, and will be opened again; a slot may have a new row.
         opened, context: rows that begin, and the context tokens of this round's target pass: when the
             candidates are on their way, the draft runs them too.
     """
@@ -63,6 +64,7 @@ class ProposalRequest:
     decision_ids_R: np.ndarray
     draft_now_R: np.ndarray
     decisions_W: Distributions | None
+    suspended_slots: np.ndarray
     opened: OpenedRows
     context: FlatBatch
 

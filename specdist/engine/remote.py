@@ -93,6 +93,7 @@ def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
         request.num_accepted_R,
         request.decision_ids_R,
         request.draft_now_R,
+        request.suspended_slots,
         opened.slots,
         as_ints(opened.stream_keys),
         opened.num_misses,
@@ -105,8 +106,8 @@ def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
 
 
 def _request_from_arrays(arrays: list[np.ndarray]) -> ProposalRequest:
-    (update_slots, indices, pages, slots, accepted, decisions, draft_now, opened_slots, keys, num_misses,
-     context_lengths, max_lengths, token_ids, context_slots, positions) = arrays  # fmt: skip
+    (update_slots, indices, pages, slots, accepted, decisions, draft_now, suspended_slots, opened_slots, keys,
+     num_misses, context_lengths, max_lengths, token_ids, context_slots, positions) = arrays  # fmt: skip
     return ProposalRequest(
         page_updates=PageUpdates(update_slots, indices, pages),
         slots_R=slots.astype(np.int64),
@@ -114,6 +115,7 @@ def _request_from_arrays(arrays: list[np.ndarray]) -> ProposalRequest:
         decision_ids_R=decisions.astype(np.int64),
         draft_now_R=draft_now,
         decisions_W=None,
+        suspended_slots=suspended_slots,
         opened=OpenedRows(
             slots=opened_slots,
             stream_keys=keys.view(np.int64),

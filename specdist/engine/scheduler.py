@@ -50,18 +50,23 @@ class Chunk:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One round: rows that decode, the most candidates of each, and the prompt chunks beside them."""
+    """One round: rows that decode, the most candidates of each, and the prompt chunks beside them.
+    ``suspended_slots`` have just been taken from preempted rows."""
 
     decoding: list[Sequence]
     draft_limits: list[int]
     chunks: list[Chunk]
     opened: list[Sequence]
+    suspended_slots: list[int]
     page_updates: PageUpdates
-    num_preempted: int
 
     @property
     def is_empty(self) -> bool:
         return not self.decoding and not self.chunks
+
+    @property
+    def num_preempted(self) -> int:
+        return len(self.suspended_slots)
 
 
 class Scheduler:
@@ -78,7 +83,7 @@ class Scheduler:
 
     def plan(self) -> RoundPlan:
         """Decide the next round. Empty when every request is finished."""
-        limits, num_preempted = self._reserve_blocks()
+        limits, suspended_slots = self._reserve_blocks()
         decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
         budget = self.settings.max_batch_tokens - sum(limits[sequence.order] + 1 for sequence in decoding)
         chunks: list[Chunk] = []
@@ -99,8 +104,8 @@ class Scheduler:
             draft_limits=[limits[sequence.order] for sequence in decoding],
             chunks=chunks,
             opened=opened,
+            suspended_slots=suspended_slots,
             page_updates=self._pages.drain_updates(),
-            num_preempted=num_preempted,
         )
 
     def finish(self, sequence: Sequence) -> None:
@@ -108,10 +113,11 @@ class Scheduler:
         self._give_back(sequence)
         self.running.remove(sequence)
 
-    def _reserve_blocks(self) -> tuple[dict[int, int], int]:
-        """Make room for every decoding row's next block; per sequence (by order) its most candidates."""
+    def _reserve_blocks(self) -> tuple[dict[int, int], list[int]]:
+        """Make room for every decoding row's next block; per sequence (by order) its most candidates, and the
+        slots of the rows that had to give way."""
         limits: dict[int, int] = {}
-        num_preempted = 0
+        suspended_slots: list[int] = []
         for sequence in list(self.running):
             if sequence.slot < 0 or sequence.is_prefilling:
                 continue
@@ -121,9 +127,9 @@ class Scheduler:
             limits[sequence.order] = max(0, limit)
             reach = min(length + 1 + max(0, limit) + self.settings.num_ahead_tokens, sequence.max_length)
             while sequence.slot >= 0 and not self._pages.extend(sequence.slot, reach):
+                suspended_slots.append(self.running[-1].slot)
                 self._preempt(self.running[-1])
-                num_preempted += 1
-        return limits, num_preempted
+        return limits, suspended_slots
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

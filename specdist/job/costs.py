@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specdist.costs import CostModel, Curve
 from specdist.engine.proposals import DraftAhead
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.theory import tokens_per_pass_ahead
+from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.sampling.coupling import next_token_laws
+from specdist.sampling.distributions import SamplingSettings
+from specdist.theory import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 5
@@ -54,22 +58,39 @@ def plan_ahead(
     return max(plans, key=tokens_per_ns)
 
 
-def caught_share(num_branches: int) -> float:
-    """The share of misses that so many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
-
-    So it was for greedy and coupled draws of a distilled draft; a plain one catches less, and random draws
-    about half of it.
-    """
-    return 1.0 - (1 + num_branches) ** -0.5
-
-
-def measure_curve(runner: ModelRunner, *, num_rows: int, num_tokens_per_row: int) -> Curve:
+def measure_curve(
+    runner: ModelRunner,
+    finish: Callable[[Tensor], object],
+    *,
+    num_rows: int,
+    num_tokens_per_row: int,
+) -> Curve:
     """Times of passes of up to so many tokens for each of up to so many rows.
 
     Every rank of a sharded model must call it at the same time. It overwrites the cache.
+
+    Args:
+        finish: what is done with a pass's logits, such as :func:`judge_logits`; it belongs to the pass.
     """
     sizes = _doubling(num_rows * num_tokens_per_row)
-    return Curve(sizes, [_measure_pass_ns(runner, min(size, num_rows), size) for size in sizes])
+    return Curve(sizes, [_measure_pass_ns(runner, finish, min(size, num_rows), size) for size in sizes])
+
+
+def judge_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
+    """What the target does with its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
+    zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
+    laws = next_token_laws(logits_NV, settings, zeros_N, zeros_N)
+    return laws.probabilities_of(zeros_N.to(laws.device)).cpu()
+
+
+def draw_from_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
+    """What the draft does with its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
+    zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
+    laws, _ = draft_laws(logits_NV, settings, zeros_N, zeros_N)
+    uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None
+    return draft_features(logits_NV, laws, laws.draw(uniforms_N), settings).cpu()
 
 
 def _doubling(largest: int) -> list[int]:
@@ -77,7 +98,9 @@ def _doubling(largest: int) -> list[int]:
     return [1 << power for power in range((largest - 1).bit_length())] + [largest]
 
 
-def _measure_pass_ns(runner: ModelRunner, num_rows: int, num_tokens: int) -> int:
+def _measure_pass_ns(
+    runner: ModelRunner, finish: Callable[[Tensor], object], num_rows: int, num_tokens: int
+) -> int:
     """Median time of a pass of so many tokens, spread over the rows, at short contexts."""
     lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
     batch = FlatBatch(
@@ -85,13 +108,11 @@ def _measure_pass_ns(runner: ModelRunner, num_rows: int, num_tokens: int) -> int
         np.repeat(np.arange(num_rows), lengths),
         np.concatenate([np.arange(length) for length in lengths]),
     )
-    return int(statistics.median(list(_times(runner, batch))[NUM_WARMUPS:]))
-
-
-def _times(runner: ModelRunner, batch: FlatBatch) -> Iterable[int]:
+    times = []
     for _ in range(NUM_WARMUPS + NUM_PASSES):
         begin = time.perf_counter_ns()
-        runner.forward(batch, np.arange(len(batch)))
+        finish(runner.forward(batch, np.arange(len(batch))))
         if runner.device.type == "cuda":
             torch.cuda.synchronize(runner.device)
-        yield time.perf_counter_ns() - begin
+        times.append(time.perf_counter_ns() - begin)
+    return int(statistics.median(times[NUM_WARMUPS:]))

@@ -102,7 +102,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "draft": draft.fingerprint() if draft else None,
         "dtype": config.dtype,
         "policy": config.policy,
-        "num_draft_tokens": config.num_draft_tokens if config.uses_draft else None,
+        "num_draft_tokens": None,
+        **config.policy_options,
         "acceptance": config.acceptance,
         "overlap": config.overlap,
         "num_branches": config.num_branches if config.drafts_ahead else None,
@@ -117,11 +118,23 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
     }
 
 
+def _reproducibility(config: GenerateConfig) -> str:
+    """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``law``: the same
+    distribution.
+
+    Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
+    decides whether a token is the bonus or a judged draft; a draft that works ahead always has a token to be
+    judged.
+    """
+    is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
+    depends_on_batch = config.policy == "goodput"
+    return "law" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
+
+
 def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
     return {
         "exact": True,
-        # Every row's block lengths depend on that row and frozen settings alone.
-        "reproducibility": "tokens",
+        "reproducibility": _reproducibility(config),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
         "prompts": config.prompts,

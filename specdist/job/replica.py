@@ -8,6 +8,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,8 @@ from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
-from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
+from specdist.job.policies import make_policy
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -37,7 +39,6 @@ from specdist.models.forks import pages_per_branch
 from specdist.models.loading import join_slicing, load_slice, load_whole
 from specdist.models.memory import available_memory_bytes
 from specdist.models.runner import ModelRunner
-from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 
 PAGE_SIZE = 16
@@ -67,11 +68,10 @@ class Replica:
             top_p=config.top_p,
             is_coupled=config.acceptance == "gumbel",
         )
-        self._policy: LengthPolicy = FixedLength(config.num_draft_tokens if config.uses_draft else 0)
         self._scheduling = SchedulerSettings(
             max_batch_rows=config.max_batch_rows,
             max_batch_tokens=config.max_batch_tokens,
-            max_draft_tokens=self._policy.max_draft_tokens,
+            max_draft_tokens=config.block_tokens - 1,
             max_new_tokens=config.max_new_tokens,
             max_seq_len=models.max_seq_len,
             seed=config.seed,
@@ -81,14 +81,15 @@ class Replica:
         with _quiet_libraries():
             self._load_everywhere()
         self.num_pages = self._allocate()
-        self.costs = frozen_costs
+        self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
+        self._policy = make_policy(config, self.costs)
         self.ahead = DraftAhead()
         if config.drafts_ahead:
-            self.costs = frozen_costs or self._measure_costs()
+            assert self.costs is not None
             self.ahead = plan_ahead(
                 self.costs,
                 num_rows=self.num_slots,
-                max_draft_tokens=self._policy.max_draft_tokens,
+                max_draft_tokens=self._scheduling.max_draft_tokens,
                 num_branches=config.num_branches,
             )
             self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=self.ahead.num_tokens)
@@ -213,20 +214,33 @@ class Replica:
             return 0, 0
         asked = self._config.num_branches
         most = BRANCH_COUNTS[-1] if asked is None else asked
-        return self.num_slots * most, self._policy.max_draft_tokens + 1
+        return self.num_slots * most, self._scheduling.max_draft_tokens + 1
 
     def _measure_costs(self) -> CostModel:
         """Each side times itself; the ranks of the target run together, and the lead's times count."""
-        own: Curve | None = None
+        settings, vocab_size = self._settings, self._models.vocab_size
+        target: Curve | None = None
+        draft: Curve | None = None
         if self._target is not None:
-            block = self._policy.max_draft_tokens + 1
-            own = measure_curve(self._target, num_rows=self.num_slots, num_tokens_per_row=block)
-        elif self._draft is not None:
+            target = measure_curve(
+                self._target,
+                partial(judge_logits, settings=settings, vocab_size=vocab_size),
+                num_rows=self.num_slots,
+                num_tokens_per_row=self._scheduling.max_draft_tokens + 1,
+            )
+        if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
-            own = measure_curve(self._draft, num_rows=self.num_slots + num_branch_rows, num_tokens_per_row=1)
-        curves = [own] * self._topology.world_size
-        dist.all_gather_object(curves, own)
-        target, draft = curves[LEAD_RANK], curves[self._topology.draft_rank]
+            draft = measure_curve(
+                self._draft,
+                partial(draw_from_logits, settings=settings, vocab_size=vocab_size),
+                num_rows=self.num_slots + num_branch_rows,
+                num_tokens_per_row=1,
+            )
+        curves = [(target, draft)]
+        if dist.is_initialized():
+            curves *= self._topology.world_size
+            dist.all_gather_object(curves, (target, draft))
+            target, draft = curves[LEAD_RANK][0], curves[self._topology.draft_rank][1]
         assert target is not None and draft is not None
         return CostModel(target, draft)
 

@@ -1,6 +1,39 @@
 """Length policies by name: how many tokens to draft for each row."""
 
-from specdist.policies.base import DraftedRows, DraftFeatures, LengthPolicy
+from specdist.policies.adaedl import AdaEdl
+from specdist.policies.base import (
+    BatchPolicy,
+    DraftedRows,
+    DraftFeatures,
+    JudgedTokens,
+    LengthPolicy,
+    RoundContext,
+    VerifiedBlocks,
+    WithoutHistory,
+)
+from specdist.policies.confidence import ConfidenceThreshold
 from specdist.policies.fixed import FixedLength
+from specdist.policies.gammatune import GammaTune
+from specdist.policies.gammatune_plus import GammaTunePlus
+from specdist.policies.goodput import Goodput
+from specdist.policies.hf_heuristic import HfHeuristic
+from specdist.policies.svip import Svip
 
-__all__ = ["DraftFeatures", "DraftedRows", "FixedLength", "LengthPolicy"]
+__all__ = [
+    "AdaEdl",
+    "BatchPolicy",
+    "ConfidenceThreshold",
+    "DraftFeatures",
+    "DraftedRows",
+    "FixedLength",
+    "GammaTune",
+    "GammaTunePlus",
+    "Goodput",
+    "HfHeuristic",
+    "JudgedTokens",
+    "LengthPolicy",
+    "RoundContext",
+    "Svip",
+    "VerifiedBlocks",
+    "WithoutHistory",
+]

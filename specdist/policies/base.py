@@ -2,19 +2,22 @@
 
 A policy may stop before a draw, or after a draw while keeping the token. It may never have a drawn token that
 it has looked at thrown away: that would condition the kept ones on their values and bias the output.
+
+What it remembers of a row from block to block is the row's *history*, a few numbers that the draft keeps for
+it: a row that has to give up its slot in the middle takes them along, and goes on as if nothing had happened.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-# R rows
+# R rows, C tokens of several rows, H numbers of a history
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DraftFeatures:
     """What the draft knows of the token that it drew last for each row, and of the distribution behind it.
 
@@ -31,27 +34,75 @@ class DraftFeatures:
     probabilities_R: np.ndarray
     top_probabilities_R: np.ndarray
 
+    def select(self, index: np.ndarray) -> DraftFeatures:
+        """Those of some of the rows."""
+        return DraftFeatures(
+            self.entropies_R[index], self.probabilities_R[index], self.top_probabilities_R[index]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """The round that a burst of drafting is part of.
+
+    Attributes:
+        num_rows: rows that decode.
+        num_pass_tokens: of the target's pass: all of them while the draft works ahead of that pass; in turns
+            those beside the candidates, which are about to be drafted.
+        is_ahead: the draft works while the target does.
+    """
+
+    num_rows: int
+    num_pass_tokens: int
+    is_ahead: bool
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedRows:
     """The rows that a policy is asked about.
 
     Attributes:
-        slots_R: whose history counts.
+        slots_R: which row it is.
         chains_R: where the policy may keep what it gathers along a block: the slot itself, or a branch that
             continues it, numbered behind the slots. A new block begins with ``num_drafted`` 0.
-        num_drafted: tokens of the block so far.
+        histories_RH: after the last settled block. A block that the target is still verifying is not in it:
+            a draft that works ahead asks for the next one meanwhile.
+        num_drafted: tokens of the block so far. A token that was drafted ahead as a decision is not one.
         features: of the last of them; None before the first, and for a policy that does not use them.
+        reach_R: 1, or how likely it is that a branch will be its row's chain.
+        round: what else is going on.
     """
 
     slots_R: np.ndarray
     chains_R: np.ndarray
+    histories_RH: np.ndarray
     num_drafted: int
     features: DraftFeatures | None
+    reach_R: np.ndarray
+    round: RoundContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedBlocks:
+    """Blocks of at least one token that the target has judged: how many each had, and how many it kept."""
+
+    histories_RH: np.ndarray
+    num_drafted_R: np.ndarray
+    num_accepted_R: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedTokens:
+    """Every row's tokens up to the first that the target has rejected: what was known of each, how many
+    others stood before it in its block, and what became of it."""
+
+    features: DraftFeatures
+    depths_C: np.ndarray
+    is_accepted_C: np.ndarray
 
 
 class LengthPolicy(Protocol):
-    """State per slot and pure arithmetic: no tensors, no clock, no knowledge of the batch's other rows."""
+    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other rows."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -63,6 +114,44 @@ class LengthPolicy(Protocol):
         """Whether it has to be told the features, which on a GPU are waited for after every token."""
         ...
 
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        """The history [H] of a row that begins."""
+        ...
+
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         """bool [R]: draft another token?"""
         ...
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        """[R, H]: what it remembers after these blocks."""
+        ...
+
+
+@runtime_checkable
+class BatchPolicy(LengthPolicy, Protocol):
+    """A policy that looks at the whole batch, and learns from all of it. It must use features."""
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+    ) -> np.ndarray:
+        """[R]: how many of the tokens that were drafted ahead of each row go into the target's next pass.
+
+        The others stay, and are judged later. ``features`` are those of all of them, row after row.
+        """
+        ...
+
+    def observe_tokens(self, tokens: JudgedTokens) -> None:
+        """The target has judged these."""
+        ...
+
+
+class WithoutHistory:
+    """The part of a policy that remembers nothing of a row."""
+
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        return ()
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        return blocks.histories_RH

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows
+from specdist.policies.base import DraftedRows, WithoutHistory
 
 
 @dataclass(frozen=True)
-class FixedLength:
+class FixedLength(WithoutHistory):
     """Always ``num_draft_tokens``; 0 never drafts."""
 
     num_draft_tokens: int

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specdist.arguments import parse_arguments
 from specdist.benchmark import BenchmarkConfig, SyntheticConfig, device_of
-from specdist.config import parse_arguments
 from specdist.errors import UserError
 
 SYNTHETIC = ["--output", "r.json", "--synthetic", "5m", "--acceptance", "0.8"]

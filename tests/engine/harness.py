@@ -1,7 +1,7 @@
 """An engine on tiny random models, in this process.
 
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
-``num_branches`` of every row.
+``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget, Target
 from specdist.models.attention import ATTENTION_NAME
 from specdist.models.runner import Acceleration, ModelRunner
-from specdist.policies import FixedLength
+from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 
 CPU = torch.device("cpu")
@@ -51,6 +51,7 @@ class Replica:
         draft: PreTrainedModel | None,
         *,
         num_draft_tokens: int = 4,
+        policy: LengthPolicy | None = None,
         num_ahead_tokens: int = 0,
         num_branches: int = 0,
         settings: SamplingSettings | None = None,
@@ -66,10 +67,11 @@ class Replica:
     ) -> None:
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
+        self.policy = policy or FixedLength(num_draft_tokens)
         self.scheduling = SchedulerSettings(
             max_batch_rows=max_batch_rows,
             max_batch_tokens=max_batch_tokens,
-            max_draft_tokens=num_draft_tokens if draft is not None else 0,
+            max_draft_tokens=self.policy.max_draft_tokens if draft is not None else 0,
             num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
@@ -89,7 +91,6 @@ class Replica:
                 num_branch_rows=self.scheduling.num_slots * num_branches,
                 max_branch_tokens=num_ahead_tokens,
             )
-        self.policy = FixedLength(num_draft_tokens)
         self.ledger = Ledger()
 
     def target(self) -> Target:

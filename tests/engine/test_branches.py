@@ -83,6 +83,7 @@ class LoneDraft:
 
     def _exchange(self, **fields: object) -> ProposalReply:
         request = ProposalRequest(
+            suspended_slots=NOTHING,
             page_updates=self.pages.drain_updates(),
             draft_now_R=np.zeros_like(fields["num_accepted_R"]),
             decisions_W=None,

@@ -66,6 +66,7 @@ def test_request_and_reply_round_trip() -> None:
         decision_ids_R=ints(-1, 151_000),
         draft_now_R=ints(5, 0),
         decisions_W=None,
+        suspended_slots=ints(1, 2),
         opened=OpenedRows(
             slots=ints(1),
             stream_keys=ints(-(2**63) + 5),

@@ -5,7 +5,8 @@ import json
 import numpy as np
 
 from specdist.costs import CostModel, Curve
-from specdist.job.costs import BRANCH_COUNTS, caught_share, measure_curve, plan_ahead
+from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.theory import caught_share
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import tiny_model
 
@@ -57,6 +58,8 @@ def test_costs_survive_json() -> None:
 def test_every_size_up_to_the_largest_block_is_measured() -> None:
     runner = paged_runner(tiny_model("llama"))
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
-    curve = measure_curve(runner, num_rows=3, num_tokens_per_row=4)
+    seen: list[int] = []
+    curve = measure_curve(runner, lambda logits: seen.append(len(logits)), num_rows=3, num_tokens_per_row=4)
+    assert set(seen) == {1, 2, 4, 8, 12}
     assert curve.sizes == [1, 2, 4, 8, 12]
     assert min(curve.ns) > 0

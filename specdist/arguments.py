@@ -1,0 +1,69 @@
+"""Options from one YAML file and the command line, which wins.
+
+The YAML file is turned into arguments placed before the command line's, so one parser checks the types
+and choices of both, and an unknown key is the same error as an unknown option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+from transformers import HfArgumentParser
+
+from specdist.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
+
+
+def option(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
+    """A dataclass field with the help text that ``--help`` prints."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+def arguments_from_yaml(path: Path, overridden: set[str], lists: set[str]) -> list[str]:
+    """The YAML file's keys as ``--key=value`` arguments, less those that the command line overrides.
+
+    Raises :class:`UserError` if the file is not one flat mapping, or has several values for an option that is
+    not one of ``lists``.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"--config {path} must be a mapping of option names to values")
+    arguments: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, dict) or (isinstance(value, list) and name not in lists):
+            raise UserError(f"--config {path}: {name} must be one plain value, not {value}; options are flat")
+        if name == "config":
+            raise UserError(f"--config {path}: a file cannot name another one; move its options here")
+        if name not in overridden and value is not None:
+            arguments += [f"--{name}={item}" for item in (value if isinstance(value, list) else [value])]
+    return arguments
+
+
+def parse_arguments(config_class: type[Config], arguments: Sequence[str] | None = None) -> Config:
+    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    config_parser.add_argument("--config", type=Path, help="YAML file of options; the command line wins")
+    chosen, options = config_parser.parse_known_args(arguments)
+    if chosen.config is not None:
+        overridden = {item[2:].split("=")[0] for item in options if item.startswith("--")}
+        lists = {item.name for item in dataclasses.fields(config_class) if "action" in item.metadata}
+        options = arguments_from_yaml(chosen.config, overridden, lists) + options
+    parser = HfArgumentParser(config_class, allow_abbrev=False, parents=[config_parser])
+    namespace = vars(parser.parse_args(options))
+    del namespace["config"]
+    return config_class(**namespace)

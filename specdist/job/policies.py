@@ -1,0 +1,41 @@
+"""The length policy that the options name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specdist.config import GenerateConfig
+from specdist.costs import CostModel
+from specdist.policies import (
+    AdaEdl,
+    ConfidenceThreshold,
+    FixedLength,
+    GammaTune,
+    GammaTunePlus,
+    Goodput,
+    HfHeuristic,
+    LengthPolicy,
+    Svip,
+)
+
+# Each takes its options by their names.
+POLICIES: dict[str, Callable[..., LengthPolicy]] = {
+    "fixed": FixedLength,
+    "hf_heuristic": HfHeuristic,
+    "confidence": ConfidenceThreshold,
+    "svip": Svip,
+    "adaedl": AdaEdl,
+    "gammatune": GammaTune,
+    "gammatune_plus": GammaTunePlus,
+}
+
+
+def make_policy(config: GenerateConfig, costs: CostModel | None) -> LengthPolicy:
+    """The run's policy; one that never drafts for a target alone. ``costs`` where it is led by them."""
+    if not config.uses_draft:
+        return FixedLength(0)
+    if config.policy == "goodput":
+        assert costs is not None
+        is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
+        return Goodput(max_draft_tokens=config.block_tokens - 1, costs=costs, is_coupled=is_coupled)
+    return POLICIES[config.policy](**config.policy_options)

@@ -1,0 +1,153 @@
+"""Goodput: draft and verify what pays for the whole batch, by what passes cost and what is likely accepted.
+
+In the spirit of TurboSpec and SmartSpec. A token at depth i of a row is worth the probability that all up to
+it are accepted, and a round is worth what it commits. Wanted is the largest number of tokens per second of
+the batch, g: further steps for some rows pay if the tokens that they add exceed g times the time that they
+add (Dinkelbach's criterion for a ratio), looking ahead as many steps as there may be, for time is no straight
+line and the first token of a block may cost what five do.
+
+- In turns, a round takes its draft steps and the target's pass. Whether to stop is decided before a token is
+  drawn, by the tokens before it; no drawn token is ever left out.
+- A draft that works ahead has the time of the target's pass for nothing, and only what exceeds it costs. What
+  is ready need not be verified at once: a token left out stays in the chain as one drafted ahead, and is
+  judged by the same rule a round later, so that leaving it out may depend on its value without any bias.
+
+No threshold is to be tuned. R rows asked about, D steps, C tokens of several rows, one row after the other.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from specdist.calibration import AcceptanceModel, token_features
+from specdist.costs import CostModel
+from specdist.policies.base import DraftedRows, DraftFeatures, JudgedTokens, WithoutHistory
+
+# What is assumed of the next token before any was judged, and after how many tokens half of it is forgotten.
+PRIOR_ACCEPTANCE = 0.7
+FORECAST_MEMORY = 256
+
+
+class Goodput(WithoutHistory):
+    """Knows the whole batch: block lengths depend on what else is in flight."""
+
+    uses_features: ClassVar[bool] = True
+
+    def __init__(self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool) -> None:
+        """``is_coupled``: target and draft draw with the same noise, or without any (greedy)."""
+        self.max_draft_tokens = max_draft_tokens
+        self._costs = costs
+        self._acceptance = AcceptanceModel(is_coupled=is_coupled)
+        # Of a token that is not drawn yet.
+        self._forecast = PRIOR_ACCEPTANCE
+        # Expected tokens per nanosecond of the round.
+        self._goodput = 0.0
+        # Of the burst: what each chain is still worth, its candidates, and the time of its steps.
+        self._survival = np.zeros(0)
+        self._num_tokens = 0
+        self._drafting_ns = 0.0
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        if rows.num_drafted == 0:
+            self._begin(rows)
+        elif rows.features is not None:
+            depths_R = np.full(len(rows.chains_R), rows.num_drafted - 1)
+            self._survival[rows.chains_R] *= self._chances(rows.features, depths_R)
+        wants_R = self._rows_that_pay(rows)
+        self._num_tokens += int(wants_R.sum())
+        self._drafting_ns += float(self._costs.draft(wants_R.sum()))
+        return wants_R
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+    ) -> np.ndarray:
+        """[R]: how many of each row's ready tokens are worth the target's time.
+
+        Args:
+            features: of the ready tokens.
+            num_other_tokens: in the target's pass beside them.
+        """
+        lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)
+        starts_R = np.cumsum(lengths_R) - lengths_R
+        depths_C = np.arange(len(lines_C)) - starts_R[lines_C]
+        logs_C = np.cumsum(np.log(self._chances(features, depths_C)))
+        before_R = np.r_[0.0, logs_C][starts_R]
+        survival_C = np.exp(logs_C - before_R[lines_C])
+        # Survival falls along a row, so that the best tokens of all are every row's first ones.
+        order_C = np.argsort(-survival_C, kind="stable")
+        num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
+        pass_ns = self._costs.target(num_other_tokens + np.arange(len(lines_C) + 1))
+        rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, self._drafting_ns))
+        best = int(np.argmax(rates))
+        self._goodput = float(rates[best])
+        return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
+
+    def observe_tokens(self, tokens: JudgedTokens) -> None:
+        """Learn from the tokens that the target has judged."""
+        if not len(tokens.depths_C):
+            return
+        self._acceptance.observe(_known(tokens.features, tokens.depths_C), tokens.is_accepted_C)
+        kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
+        self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
+
+    def _begin(self, rows: DraftedRows) -> None:
+        """A burst begins: in turns, with the best that a round of equal blocks could give."""
+        size = int(rows.chains_R.max(initial=-1)) + 1
+        if size > len(self._survival):
+            self._survival = np.zeros(size)
+        self._survival[rows.chains_R] = rows.reach_R
+        self._num_tokens = 0
+        self._drafting_ns = 0.0
+        if rows.round.is_ahead:
+            # The decisions' own step is over.
+            self._drafting_ns = float(self._costs.draft(rows.round.num_rows))
+            return
+        num_rows = len(rows.chains_R)
+        lengths_D = np.arange(self.max_draft_tokens + 1)
+        num_tokens_D = (
+            rows.round.num_rows + num_rows * np.r_[0.0, self._worth_of_steps(self.max_draft_tokens)]
+        )
+        ns_D = lengths_D * self._costs.draft(num_rows)
+        ns_D = ns_D + self._costs.target(rows.round.num_pass_tokens + num_rows * lengths_D)
+        self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
+
+    def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
+        """bool [R]: those of the best plan of so many rows and so many steps more, if it pays at all."""
+        num_rows, num_steps = len(rows.chains_R), self.max_draft_tokens - rows.num_drafted
+        if not num_rows or num_steps <= 0:
+            return np.zeros(num_rows, bool)
+        survival_R = self._survival[rows.chains_R]
+        order_R = np.argsort(-survival_R, kind="stable")
+        counts_R = np.arange(1, num_rows + 1)
+        steps_D = np.arange(1, num_steps + 1)
+        gain_RD = np.cumsum(survival_R[order_R])[:, None] * self._worth_of_steps(num_steps)
+        drafting_RD = self._costs.draft(counts_R)[:, None] * steps_D
+        if rows.round.is_ahead:
+            free_ns = float(self._costs.target(rows.round.num_pass_tokens))
+            over_ns = max(0.0, self._drafting_ns - free_ns)
+            ns_RD = np.maximum(0.0, self._drafting_ns + drafting_RD - free_ns) - over_ns
+        else:
+            sizes_RD = rows.round.num_pass_tokens + self._num_tokens + counts_R[:, None] * steps_D
+            now_ns = self._costs.target(rows.round.num_pass_tokens + self._num_tokens)
+            ns_RD = drafting_RD + self._costs.target(sizes_RD) - now_ns
+        value_RD = gain_RD - self._goodput * ns_RD
+        best_row, best_step = np.unravel_index(np.argmax(value_RD), value_RD.shape)
+        wants_R = np.zeros(num_rows, bool)
+        if value_RD[best_row, best_step] > 0:
+            wants_R[order_R[: best_row + 1]] = True
+        return wants_R
+
+    def _worth_of_steps(self, num_steps: int) -> np.ndarray:
+        """[D]: expected accepted tokens among the next 1, 2, .. of a row."""
+        return np.cumsum(self._forecast ** np.arange(1, num_steps + 1))
+
+    def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
+        return self._acceptance.predict(_known(features, depths_C))
+
+
+def _known(features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
+    return token_features(
+        features.entropies_R, features.probabilities_R, features.top_probabilities_R, depths_C
+    )

@@ -1,0 +1,148 @@
+"""Policies that look at the whole batch: exact in every mode, and the trap that they could fall into."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from specdist.costs import CostModel, Curve
+from specdist.engine import drafting
+from specdist.engine.drafting import Burst, Drafter
+from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens, WithoutHistory
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Replica, requests_for
+from tests.engine.test_greedy import MODES, prompts_of_lengths
+from tests.engine.test_law import ALARM, FILTERED, PLAIN, bucket_p_values, small_pair, small_replica
+from tests.models.families import noisy_copy, tiny_model
+
+CAP = 4
+AHEAD = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 2}]
+GREEDY = SamplingSettings(temperature=0.0)
+UNLIKELY = 0.35
+
+
+def goodput(settings: SamplingSettings, *, per_token: int = 1) -> Goodput:
+    """Costs under which blocks of all lengths come up."""
+    costs = CostModel(Curve([1, 401], [2000, 2000 + 400 * per_token]), Curve([1, 101], [20, 60]))
+    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random)
+
+
+@dataclass
+class Picky(WithoutHistory):
+    """Drafts all it may, and leaves out of a pass every token that was unlikely, and what follows it."""
+
+    max_draft_tokens: int = CAP
+    uses_features: bool = True
+    num_left_out: int = field(default=0, init=False)
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+    ) -> np.ndarray:
+        kept = []
+        for part in np.split(features.probabilities_R, np.cumsum(lengths_R)[:-1]):
+            unlikely = np.flatnonzero(part < UNLIKELY)
+            kept.append(unlikely[0] if len(unlikely) else len(part))
+            self.num_left_out += len(part) - kept[-1]
+        return np.array(kept, np.int64)
+
+    def observe_tokens(self, tokens: JudgedTokens) -> None:
+        assert len(tokens.depths_C) == len(tokens.is_accepted_C) == len(tokens.features.entropies_R)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_goodput_follows_the_target_law(ahead: dict[str, int], settings: SamplingSettings) -> None:
+    replica = small_replica(CAP, settings, **ahead)
+    replica.policy = goodput(settings)
+    assert min(bucket_p_values(replica, small_pair()[0])) > ALARM
+    stats = replica.ledger.close_shard(0)
+    lengths = np.flatnonzero(stats.draft_length_histogram)
+    assert len(lengths) > 1 and stats.num_accepted_tokens > 100
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17))
+    for settings in (GREEDY, SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True)):
+        common = {"settings": settings, "eos": [7], "max_new_tokens": 24}
+        expected = [c.token_ids for c in Replica(target, None, **common).generate(requests)]
+        for max_batch_rows, num_pages in ((1, 512), (5, 512), (8, 30)):
+            replica = Replica(
+                target,
+                noisy_copy(target),
+                num_draft_tokens=CAP,
+                max_batch_rows=max_batch_rows,
+                num_pages=num_pages,
+                **common,
+                **ahead,
+            )
+            replica.policy = goodput(settings)
+            assert [c.token_ids for c in replica.generate(requests)] == expected
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    replica = Replica(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40, **ahead)
+    replica.policy = goodput(PLAIN, per_token=0)
+    replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
+    stats = replica.ledger.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+
+
+def test_a_target_without_time_to_spare_is_left_alone() -> None:
+    target = tiny_model("llama", seed=3)
+    replica = Replica(target, noisy_copy(target), num_draft_tokens=CAP, max_new_tokens=20)
+    replica.policy = goodput(GREEDY, per_token=100_000)
+    replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
+    stats = replica.ledger.close_shard(0)
+    # But beside a prompt, in a pass that takes long anyway.
+    assert stats.num_draft_tokens < stats.num_completion_tokens / 10
+
+
+def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trap: tokens that are left out for their own probability make the kept ones too likely."""
+    extend = Drafter.extend
+
+    def picky_extend(self: Drafter, burst: Burst) -> np.ndarray:
+        lengths = extend(self, burst)
+        for line, (row, tail) in enumerate(zip(burst.rows_R, burst.tails_R, strict=True)):
+            unlikely = np.flatnonzero(self._rows.probabilities[row, tail : tail + lengths[line]] < UNLIKELY)
+            lengths[line] = unlikely[0] if len(unlikely) else lengths[line]
+        return lengths
+
+    monkeypatch.setattr(drafting.Drafter, "extend", picky_extend)
+    assert min(bucket_p_values(small_replica(CAP, PLAIN), small_pair()[0])) < 1e-8
+
+
+@pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
+def test_what_is_left_out_of_a_pass_but_judged_later_biases_nothing(ahead: dict[str, int]) -> None:
+    """The same choice, where the draft works ahead: the token stays in its chain."""
+    replica = small_replica(CAP, PLAIN, **ahead)
+    replica.policy = policy = Picky()
+    assert min(bucket_p_values(replica, small_pair()[0])) > ALARM
+    assert policy.num_left_out > 1000
+
+
+@pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
+def test_leaving_tokens_out_changes_no_token_of_a_draft_ahead(ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
+    found = []
+    for is_picky in (False, True):
+        replica = Replica(
+            target,
+            noisy_copy(target),
+            settings=SamplingSettings(top_p=0.95),
+            num_draft_tokens=CAP,
+            max_new_tokens=30,
+            **ahead,
+        )
+        if is_picky:
+            replica.policy = Picky()
+        found.append([c.token_ids for c in replica.generate(requests)])
+    assert found[0] == found[1]

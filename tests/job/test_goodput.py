@@ -1,0 +1,61 @@
+"""The main job under a policy that is led by measured costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.launching import Ended, read_output, run_here, run_process
+
+
+def manifest_info(output: Path) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads((output / "manifest.json").read_text())["info"]
+    return info
+
+
+def test_costs_are_measured_once_and_frozen(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "run"
+    assert run_here(**options, policy="goodput", output=output).code == 0
+    assert read_output(output)["completion_ids"] == read_output(greedy[0])["completion_ids"]
+    info = manifest_info(output)
+    assert info["reproducibility"] == "tokens"
+    costs = info["costs"]
+    assert costs["target"]["sizes"][0] == costs["draft"]["sizes"][0] == 1
+    # As if it had been stopped before its last shard was finished.
+    for path in output.glob("*/shard-00002.*"):
+        path.unlink()
+    monkeypatch.setattr("specdist.job.replica.measure_curve", lambda *_, **__: pytest.fail("measured again"))
+    assert run_here(**options, policy="goodput", output=output).code == 0
+    assert manifest_info(output)["costs"] == costs
+    assert read_output(output)["completion_ids"] == read_output(greedy[0])["completion_ids"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"temperature": 1.0}, "law"),
+        ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens"),
+    ],
+)
+def test_a_run_says_how_far_it_can_be_repeated(
+    options: dict[str, Any], settings: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    run = options | settings | {"policy": "goodput", "limit": 2, "output": tmp_path / "run"}
+    assert run_here(**run).code == 0
+    assert manifest_info(tmp_path / "run")["reproducibility"] == expected
+
+
+@pytest.mark.ranks
+def test_ranks_that_draft_ahead_as_far_as_it_pays(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    ended = run_process(
+        3, **options, tp_size=2, policy="goodput", overlap="ahead", num_branches=1, output=tmp_path / "run"
+    )
+    assert ended.totals["num_completions"] > 0
+    assert read_output(tmp_path / "run")["completion_ids"] == read_output(greedy[0])["completion_ids"]

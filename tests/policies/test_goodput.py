@@ -1,0 +1,130 @@
+"""Goodput: the plan of a batch against brute force, and what it learns."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from specdist.costs import CostModel, Curve
+from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens, RoundContext
+
+CAP = 6
+
+
+def flat_costs(*, target: int, draft: int, per_token: int = 0) -> CostModel:
+    return CostModel(Curve([1, 101], [target, target + 100 * per_token]), Curve([1], [draft]))
+
+
+def features_of(top: list[float]) -> DraftFeatures:
+    likely = np.array(top, float)
+    return DraftFeatures(entropies_R=3 * (1 - likely), probabilities_R=likely, top_probabilities_R=likely)
+
+
+def question(
+    num_rows: int, num_drafted: int, features: DraftFeatures | None = None, *, is_ahead: bool = False
+) -> DraftedRows:
+    chains_R = np.arange(num_rows)
+    return DraftedRows(
+        slots_R=chains_R,
+        chains_R=chains_R,
+        histories_RH=np.zeros((num_rows, 0)),
+        num_drafted=num_drafted,
+        features=features,
+        reach_R=np.ones(num_rows),
+        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=is_ahead),
+    )
+
+
+def goodput(costs: CostModel) -> Goodput:
+    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True)
+
+
+def drafted_length(policy: Goodput, top: float, *, is_ahead: bool = False) -> int:
+    """How long a block of one row gets whose tokens all look alike."""
+    length = 0
+    while policy.wants_more(
+        question(1, length, features_of([top]) if length else None, is_ahead=is_ahead)
+    ).all():
+        length += 1
+    return length
+
+
+def test_a_cheap_draft_is_asked_for_more_than_a_dear_one() -> None:
+    costs = [flat_costs(target=100, draft=draft) for draft in (1, 20, 60, 200)]
+    lengths = [drafted_length(goodput(each), 0.6) for each in costs]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == CAP and lengths[-1] == 0
+
+
+def test_nothing_is_drafted_where_every_token_costs_the_target_a_pass() -> None:
+    """A compute-bound target: a batch is better off without speculation."""
+    policy = goodput(flat_costs(target=100, draft=10, per_token=100))
+    assert not policy.wants_more(question(8, 0)).any()
+
+
+def test_it_looks_past_a_first_token_that_does_not_pay() -> None:
+    """Two tokens take twice the time of one, but so do eight (as small matrices do on a CPU)."""
+    costs = CostModel(Curve([1, 2, 8], [60, 120, 120]), Curve([1], [4]))
+    assert drafted_length(goodput(costs), 0.9) == CAP
+
+
+def test_rows_go_on_by_what_they_are_worth() -> None:
+    policy = goodput(flat_costs(target=100, draft=10, per_token=30))
+    assert policy.wants_more(question(2, 0)).tolist() == [True, True]
+    assert policy.wants_more(question(2, 1, features_of([0.005, 0.99]))).tolist() == [False, True]
+
+
+def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -> None:
+    """Against brute force over all lengths, with the forecast as the acceptance of every token."""
+    for target, draft, per_token, num_rows in product((50, 200), (5, 30, 90), (0, 3, 20), (1, 4)):
+        costs = flat_costs(target=target, draft=draft, per_token=per_token)
+        policy = goodput(costs)
+        wants = policy.wants_more(question(num_rows, 0))
+        rates = [
+            num_rows
+            * sum(policy._forecast**depth for depth in range(length + 1))
+            / float(length * draft + costs.target(num_rows * (length + 1)))
+            for length in range(CAP + 1)
+        ]
+        if rates[0] * 1.001 < max(rates):
+            assert wants.all(), (target, draft, per_token, num_rows)
+        elif max(rates) == rates[0] and num_rows == 1:
+            assert not wants.any(), (target, draft, per_token, num_rows)
+
+
+def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
+    policy = goodput(flat_costs(target=100, draft=30))
+    policy.num_to_verify(features_of([0.5]), np.array([1]), 1)
+    # The decisions' own step has taken 30 of the 100; two more fit, and a third is worth less than waiting.
+    assert drafted_length(policy, 0.3, is_ahead=True) == 2
+
+
+def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:
+    ready = features_of([0.95, 0.9, 0.001, 0.9, 0.001, 0.9])
+    dear = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
+    assert dear.num_to_verify(ready, np.array([4, 0, 2]), 3).tolist() == [2, 0, 0]
+    cheap = goodput(flat_costs(target=100, draft=1))
+    assert cheap.num_to_verify(ready, np.array([4, 0, 2]), 3).tolist() == [4, 0, 2]
+    assert cheap.num_to_verify(features_of([]), np.array([0, 0]), 2).tolist() == [0, 0]
+
+
+def test_a_draft_that_is_never_right_is_given_up() -> None:
+    policy = goodput(flat_costs(target=100, draft=10, per_token=5))
+    assert drafted_length(policy, 0.6) > 0
+    for _ in range(400):
+        policy.observe_tokens(
+            JudgedTokens(
+                features=features_of([0.6] * 4),
+                depths_C=np.zeros(4),
+                is_accepted_C=np.zeros(4, bool),
+            )
+        )
+    assert drafted_length(policy, 0.6) == 0
+
+
+def test_nothing_judged_is_nothing_learned() -> None:
+    policy = goodput(flat_costs(target=100, draft=10))
+    before = policy._forecast
+    nothing = np.zeros(0)
+    policy.observe_tokens(JudgedTokens(features=features_of([]), depths_C=nothing, is_accepted_C=nothing))
+    assert policy._forecast == pytest.approx(before)
