@@ -26,7 +26,7 @@ from specdist.theory import caught_share, tokens_per_pass_ahead
 NUM_WARMUPS = 1
 NUM_PASSES = 5
 # The numbers of branches per row among which the costs decide.
-BRANCH_COUNTS = (0, 1, 2, 4, 8)
+BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
 # What is assumed of a pair of which nothing is known yet.
 PRIOR_ACCEPTANCE = 0.8
 
