@@ -14,8 +14,8 @@ MAX_DRAFT_TOKENS = 5
 
 
 def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = None) -> tuple[int, int]:
-    """For one row: a pass takes the same time whatever its size, a draft step what its branches (0, 1, 2, 4 or
-    8) make it."""
+    """For one row: a pass takes the same time whatever its size, a draft step what 0, 1, 2, 4 or 8 branches
+    make it."""
     costs = CostModel(Curve([1], [target_pass]), Curve([1, 2, 3, 5, 9], draft_steps))
     found = plan_ahead(costs, num_rows=1, max_draft_tokens=MAX_DRAFT_TOKENS, num_branches=num_branches)
     return found.num_tokens, found.num_branches
