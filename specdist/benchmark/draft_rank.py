@@ -35,6 +35,7 @@ from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.runner import ModelRunner
+from specdist.policies import FixedLength
 
 DRAFT_RANK = 1
 END_S = 10
@@ -226,7 +227,12 @@ class _Server:
         terms = self._terms
         return measure_curve(
             runner,
-            partial(draw_from_logits, settings=terms.settings, vocab_size=terms.vocab_size),
+            partial(
+                draw_from_logits,
+                settings=terms.settings,
+                vocab_size=terms.vocab_size,
+                uses_features=FixedLength.uses_features,
+            ),
             num_rows=num_slots * (1 + BRANCH_COUNTS[-1]),
             num_tokens_per_row=1,
         )

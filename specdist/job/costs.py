@@ -84,13 +84,18 @@ def judge_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: i
     return laws.probabilities_of(zeros_N.to(laws.device)).cpu()
 
 
-def draw_from_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
+def draw_from_logits(
+    logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int, uses_features: bool
+) -> Tensor:
     """What the draft does with its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     laws, _ = draft_laws(logits_NV, settings, zeros_N, zeros_N)
     uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None
-    return draft_features(logits_NV, laws, laws.draw(uniforms_N), settings).cpu()
+    drawn_N = laws.draw(uniforms_N)
+    if uses_features:
+        draft_features(logits_NV, laws, drawn_N, settings)
+    return drawn_N.cpu()
 
 
 def _doubling(largest: int) -> list[int]:

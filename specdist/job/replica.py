@@ -31,7 +31,7 @@ from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
-from specdist.job.policies import make_policy
+from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -232,7 +232,12 @@ class Replica:
             num_branch_rows, _ = self._room_for_branches()
             draft = measure_curve(
                 self._draft,
-                partial(draw_from_logits, settings=settings, vocab_size=vocab_size),
+                partial(
+                    draw_from_logits,
+                    settings=settings,
+                    vocab_size=vocab_size,
+                    uses_features=uses_features(self._config),
+                ),
                 num_rows=self.num_slots + num_branch_rows,
                 num_tokens_per_row=1,
             )

@@ -154,7 +154,9 @@ def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) 
     paged.pair.use_specdist_attention()
     terms = paged.terms
     law = partial(judge_logits, settings=terms.settings, vocab_size=terms.vocab_size)
-    draw = partial(draw_from_logits, settings=terms.settings, vocab_size=terms.vocab_size)
+    draw = partial(
+        draw_from_logits, settings=terms.settings, vocab_size=terms.vocab_size, uses_features=False
+    )
     per_row = max(longest + 1, prompt_tokens)
     return ReplicaCosts(
         passes=CostModel(

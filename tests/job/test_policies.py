@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from specdist.costs import CostModel, Curve
 from specdist.job.policies import POLICIES, make_policy
 from specdist.policy_options import POLICY_OPTIONS
 from tests.job.launching import (
@@ -22,6 +23,7 @@ from tests.job.launching import (
     shard_stats,
 )
 
+COSTS = CostModel(target=Curve([1], [10]), draft=Curve([1], [1]))
 ADAPTIVE = sorted(set(POLICIES) - {"fixed"})
 
 
@@ -29,14 +31,14 @@ ADAPTIVE = sorted(set(POLICIES) - {"fixed"})
 def test_a_policy_is_built_from_its_options(options: dict[str, Any], name: str) -> None:
     """Under the names that the options have; its cap is what is reserved for a row."""
     config = parse(**options, output="run", policy=name)
-    policy = make_policy(config)
+    policy = make_policy(config, COSTS)
     assert config.policy_options == {option: getattr(policy, option) for option in config.policy_options}
     assert policy.max_draft_tokens + 1 == config.block_tokens
 
 
 def test_without_a_draft_nothing_is_drafted(options: dict[str, Any]) -> None:
     config = parse(**(options | {"draft": None}), output="run")
-    assert make_policy(config).max_draft_tokens == 0
+    assert make_policy(config, COSTS).max_draft_tokens == 0
 
 
 def test_policies_and_options_know_each_other() -> None:
@@ -53,7 +55,8 @@ def test_greedy_text_is_the_same_and_the_run_continues(
     assert run_here(**options, output=output, policy=name).code == 0
     found, expected = read_output(output), read_output(greedy[0])
     assert found["completion_ids"].to_pylist() == expected["completion_ids"].to_pylist()
-    assert sum(found["num_accepted_draft_tokens"].to_pylist()) > 0
+    # These models are so small that a draft step takes as long as a target pass, and goodput sees that.
+    assert sum(found["num_accepted_draft_tokens"].to_pylist()) > 0 or name == "goodput"
     fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]
     policy_options = parse(**options, output="run", policy=name).policy_options
     assert {key: fingerprint[key] for key in policy_options} == policy_options
