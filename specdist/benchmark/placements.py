@@ -92,7 +92,7 @@ class SeparatePlan:
 def plan_separate(
     paged: PagedPair, rank: DraftRank, order: DraftOrder, num_branches: int | None
 ) -> SeparatePlan:
-    """Measure both sides at the same time, as they will run, and plan as the main job does.
+    """Measure both sides, one after the other, and plan as the main job does.
 
     Args:
         order: batch size and draft tokens; it does nothing ahead.
@@ -100,7 +100,6 @@ def plan_separate(
     """
     paged.pair.use_specdist_attention()
     num_rows, num_draft_tokens = order.num_slots, order.num_draft_tokens
-    rank.start_measuring(num_rows)
     with torch_threads(rank.num_threads):
         target = measure_curve(
             paged.target,
@@ -108,6 +107,7 @@ def plan_separate(
             num_rows=num_rows,
             num_tokens_per_row=num_draft_tokens + 1,
         )
+    rank.start_measuring(num_rows)
     costs = CostModel(target, rank.measured())
     chain, branched = (
         plan_ahead(costs, num_rows=num_rows, max_draft_tokens=num_draft_tokens, num_branches=count)

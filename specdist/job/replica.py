@@ -217,7 +217,11 @@ class Replica:
         return self.num_slots * most, self._scheduling.max_draft_tokens + 1
 
     def _measure_costs(self) -> CostModel:
-        """Each side times itself; the ranks of the target run together, and the lead's times count."""
+        """Each side times itself, the target first, whose ranks run together, and the lead's times count.
+
+        At the same time they would slow each other down where they share a memory, more than they do in a
+        run: the smallest passes are the ones that wait for it.
+        """
         settings, vocab_size = self._settings, self._models.vocab_size
         target: Curve | None = None
         draft: Curve | None = None
@@ -228,6 +232,8 @@ class Replica:
                 num_rows=self.num_slots,
                 num_tokens_per_row=self._scheduling.max_draft_tokens + 1,
             )
+        if dist.is_initialized():
+            dist.barrier()
         if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
             draft = measure_curve(
