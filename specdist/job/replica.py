@@ -99,6 +99,12 @@ class Replica:
         """Most rows in flight."""
         return self._scheduling.num_slots
 
+    @property
+    def runners(self) -> tuple[ModelRunner, ModelRunner]:
+        """Target and draft of the colocated placement, for what needs no engine."""
+        assert self._target is not None and self._draft is not None
+        return self._target, self._draft
+
     def serve(self) -> None:
         """The loop of every rank but the lead."""
         if self._topology.holds_target:

@@ -1,0 +1,58 @@
+"""Who is in the batch of a replay: the engine's own scheduler, over the trace's prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdist.cache.pages import PageTable
+from specdist.engine.scheduler import Scheduler, SchedulerSettings
+from specdist.engine.sequence import Request
+from specdist.replay.trace import ExhaustiveTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """The batch, as :class:`specdist.engine.scheduler.SchedulerSettings` has it; pages are always enough.
+
+    ``page_size`` says which beginnings of prompts are shared, and so how many tokens a row adds to the pass
+    in which it is admitted.
+    """
+
+    max_batch_rows: int = 1
+    max_batch_tokens: int = 2048
+    page_size: int = 16
+
+
+def make_scheduler(trace: ExhaustiveTrace, settings: ReplaySettings, max_draft_tokens: int) -> Scheduler:
+    """All of the trace's prompts wait, in their order; ``row_id`` counts them.
+
+    Like the engine it has fewer rows in flight where ``max_batch_tokens`` does not hold a block of each.
+    """
+    requests = [
+        Request(
+            row_id=row,
+            sample_index=0,
+            prompt_ids=prompt.prompt_ids.tolist(),
+            max_new_tokens=prompt.max_new_tokens,
+        )
+        for row, prompt in enumerate(trace.prompts)
+    ]
+    longest = max(len(prompt.prompt_ids) + prompt.max_new_tokens for prompt in trace.prompts)
+    scheduling = SchedulerSettings(
+        max_batch_rows=settings.max_batch_rows,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_draft_tokens=max_draft_tokens,
+        max_new_tokens=longest,
+        max_seq_len=longest,
+        seed=0,
+    )
+    # Each row's longest text, the block that is kept free for it, and pages begun at either end.
+    pages_per_row = (
+        sum(-(-length // settings.page_size) + 1 for length in (longest, max_draft_tokens + 1)) + 1
+    )
+    pages = PageTable(
+        num_pages=scheduling.num_slots * pages_per_row,
+        page_size=settings.page_size,
+        num_slots=scheduling.num_slots,
+    )
+    return Scheduler(scheduling, pages, iter(requests))

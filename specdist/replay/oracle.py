@@ -1,0 +1,35 @@
+"""The greedy oracle: the bound of every length policy (SpecDec++, Huang et al. 2024, Theorem 4.1).
+
+It drafts exactly as far as the target will accept. With S the positions at which the draft's likeliest token
+behind the target's own is another than the target's,
+
+    N_discarded = 0,    N_target = |S| + 1.
+
+Here a completion's first token comes from the pass over its prompt, which is no verification, and behind its
+last token nothing is verified: S counts the positions between the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdist.replay.trace import ExhaustiveTrace
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Not a policy that could be run: :func:`specdist.replay.replay` alone knows what it asks."""
+
+    @staticmethod
+    def max_draft_tokens(trace: ExhaustiveTrace) -> int:
+        """It has no cap but the length of a completion."""
+        return max(prompt.max_new_tokens for prompt in trace.prompts)
+
+    @staticmethod
+    def num_target(trace: ExhaustiveTrace) -> int:
+        """N_target of Theorem 4.1, over all completions of a greedy or coupled trace."""
+        return sum(
+            int((prompt.num_accepted_N[1:-1] == 0).sum()) + 1
+            for prompt in trace.prompts
+            if prompt.num_tokens > 1
+        )

@@ -1,0 +1,240 @@
+"""A run of the engine without any model: rounds in turns, as the trace says that they come out.
+
+The scheduler, the histories and the policy are the engine's own, and so is the order in which they are asked
+and told: settle the last round, draft behind every row's decision, commit, admit. What the models would have
+said is looked up. A replay therefore counts what a live run in turns (``--overlap none``) counts, with the
+same batches; a draft that works ahead is not replayed. As on a CPU, drafting ends behind a stop token; on a
+GPU, which is not asked in the middle of a burst, some steps are longer and their tokens are dropped.
+
+R rows that decode, A of them that are still drafting, C tokens of several rows, T places and D depths of the
+trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.costs import CostModel
+from specdist.engine.histories import Histories
+from specdist.engine.scheduler import RoundPlan
+from specdist.engine.sequence import Sequence
+from specdist.policies import (
+    BatchPolicy,
+    DraftedRows,
+    DraftFeatures,
+    FixedLength,
+    JudgedTokens,
+    LengthPolicy,
+    RoundContext,
+)
+from specdist.replay.batch import ReplaySettings, make_scheduler
+from specdist.replay.oracle import Oracle
+from specdist.replay.trace import ExhaustiveTrace
+from specdist.stats import NS_PER_S, Stats
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayResult:
+    """What a run counts, and what it would take.
+
+    Attributes:
+        stats: ``num_row_steps``, ``num_draft_tokens``, ``num_accepted_tokens``, passes and histograms, as the
+            engine counts them.
+        draft_ns, target_ns: of all passes by the measured curves, prompts and work on the host aside.
+    """
+
+    stats: Stats
+    draft_ns: float
+    target_ns: float
+
+    @property
+    def verification_rate(self) -> float:
+        """N_target / N (SpecDec++, section 4)."""
+        return self.stats.num_row_steps / self.stats.num_completion_tokens
+
+    @property
+    def discard_rate(self) -> float:
+        """N_discarded / N (SpecDec++, section 4)."""
+        discarded = self.stats.num_draft_tokens - self.stats.num_accepted_tokens
+        return discarded / self.stats.num_completion_tokens
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Completion tokens per target pass of a row."""
+        return self.stats.num_completion_tokens / max(1, self.stats.num_row_steps)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted, of the whole batch."""
+        return self.stats.num_completion_tokens * NS_PER_S / max(1.0, self.draft_ns + self.target_ns)
+
+
+def replay(
+    policy: LengthPolicy | Oracle, trace: ExhaustiveTrace, costs: CostModel, settings: ReplaySettings
+) -> ReplayResult:
+    """Run all of the trace's prompts, in their order. A policy that learns must be a new one.
+
+    Raises ValueError for a policy that may draft more than the trace has.
+    """
+    if not isinstance(policy, Oracle) and policy.max_draft_tokens > trace.max_draft_tokens:
+        raise ValueError(
+            f"the policy drafts up to {policy.max_draft_tokens} tokens, and the trace has "
+            f"{trace.max_draft_tokens}: collect a longer one, or lower the policy's cap"
+        )
+    return _Run(policy, trace, costs, settings).run()
+
+
+class _Run:
+    def __init__(
+        self,
+        policy: LengthPolicy | Oracle,
+        trace: ExhaustiveTrace,
+        costs: CostModel,
+        settings: ReplaySettings,
+    ) -> None:
+        self._trace = trace
+        self._costs = costs
+        self._oracle = isinstance(policy, Oracle)
+        self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
+        self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
+        cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
+        self._scheduler = make_scheduler(trace, settings, cap)
+        self._histories = Histories(self._policy, self._scheduler.settings.num_slots)
+        self._stats = Stats(num_completions=len(trace.prompts), num_completion_tokens=trace.num_tokens)
+        self._draft_ns = 0.0
+        self._target_ns = 0.0
+
+    def run(self) -> ReplayResult:
+        while not (plan := self._scheduler.plan()).is_empty:
+            assert not plan.num_preempted, "there are pages for all rows"
+            self._settle(plan)
+            num_drafted_R = self._draft(plan)
+            self._histories.open(
+                np.array([sequence.slot for sequence in plan.opened], np.int64),
+                np.array([sequence.stream_key for sequence in plan.opened], np.int64),
+            )
+            self._verify(plan, num_drafted_R)
+            self._stats.num_rounds += 1
+        return ReplayResult(stats=self._stats, draft_ns=self._draft_ns, target_ns=self._target_ns)
+
+    def _settle(self, plan: RoundPlan) -> None:
+        """What the draft learns of the last round, as in :class:`specdist.engine.draft.DraftModel`."""
+        slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
+        num_candidates_R = np.array([sequence.num_candidates for sequence in plan.decoding], np.int64)
+        num_accepted_R = np.array([sequence.num_accepted for sequence in plan.decoding], np.int64)
+        self._histories.observe(slots_R, num_candidates_R, num_accepted_R)
+        if self._batch_policy is None:
+            return
+        places_R = self._places(plan) - num_accepted_R - 1
+        num_judged_R = num_accepted_R + (num_accepted_R < num_candidates_R)
+        depths_C = np.arange(num_judged_R.sum()) - np.repeat(
+            np.cumsum(num_judged_R) - num_judged_R, num_judged_R
+        )
+        found_3C = self._trace.features_3TD[:, np.repeat(places_R, num_judged_R), depths_C]
+        self._batch_policy.observe_tokens(
+            JudgedTokens(
+                # The draft keeps them in single precision.
+                features=DraftFeatures(*found_3C.astype(np.float32).astype(np.float64)),
+                depths_C=depths_C,
+                is_accepted_C=depths_C < np.repeat(num_accepted_R, num_judged_R),
+            )
+        )
+
+    def _places(self, plan: RoundPlan) -> np.ndarray:
+        """[R]: where in the trace each row's first candidate of this round stands, behind its decision."""
+        rows_R = np.array([sequence.request.row_id for sequence in plan.decoding], np.int64)
+        lengths_R = np.array([sequence.num_completion_tokens for sequence in plan.decoding], np.int64)
+        return self._trace.first_place_P[rows_R] + lengths_R + 1
+
+    def _draft(self, plan: RoundPlan) -> np.ndarray:
+        """[R]: candidates of each row, as :class:`specdist.engine.drafting.Drafter` drafts them."""
+        limits_R = np.array(
+            [0 if self._is_last(sequence) else limit
+             for sequence, limit in zip(plan.decoding, plan.draft_limits, strict=True)], np.int64
+        )  # fmt: skip
+        # A row that ends with its decision has no place behind it, and drafts nothing.
+        places_R = np.where(limits_R > 0, self._places(plan), 0)
+        if self._oracle:
+            num_drafted_R = np.minimum(limits_R, self._trace.run_lengths_T[places_R])
+            for depth in range(int(num_drafted_R.max(initial=0))):
+                self._count_step(int((num_drafted_R > depth).sum()))
+            return num_drafted_R
+        slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
+        num_context = sum(chunk.end - chunk.begin for chunk in plan.chunks)
+        round = RoundContext(
+            num_rows=len(slots_R), num_pass_tokens=len(slots_R) + num_context, is_ahead=False
+        )
+        num_drafted_R = np.zeros(len(slots_R), np.int64)
+        active_A = np.arange(len(slots_R))
+        for depth in itertools.count():
+            keep_A = limits_R[active_A] > depth
+            if depth:
+                keep_A &= ~self._trace.is_stop_TD[places_R[active_A], depth - 1]
+            if keep_A.any():
+                index_A = active_A[keep_A]
+                keep_A[keep_A] = self._policy.wants_more(
+                    DraftedRows(
+                        slots_R=slots_R[index_A],
+                        chains_R=slots_R[index_A],
+                        histories_RH=self._histories.of(slots_R[index_A]),
+                        num_drafted=depth,
+                        features=self._features(places_R[index_A], depth),
+                        reach_R=np.ones(len(index_A)),
+                        round=round,
+                    )
+                )
+            active_A = active_A[keep_A]
+            if not len(active_A):
+                return num_drafted_R
+            self._count_step(len(active_A))
+            num_drafted_R[active_A] = depth + 1
+        raise AssertionError("a block has an end")
+
+    def _features(self, places_A: np.ndarray, depth: int) -> DraftFeatures | None:
+        if depth == 0 or not self._policy.uses_features:
+            return None
+        return DraftFeatures(*self._trace.features_3TD[:, places_A, depth - 1])
+
+    def _count_step(self, num_rows: int) -> None:
+        self._stats.num_draft_passes += 1
+        self._draft_ns += float(self._costs.draft(num_rows))
+
+    def _verify(self, plan: RoundPlan, num_drafted_R: np.ndarray) -> None:
+        """Commit the decisions, then the blocks of the rows that go on."""
+        blocks: list[tuple[Sequence, int]] = []
+        for sequence, num_drafted in zip(plan.decoding, num_drafted_R.tolist(), strict=True):
+            is_last = self._is_last(sequence)
+            sequence.begin_block(self._next_ids(sequence, 1)[0], num_drafted, missed=False)
+            if is_last:
+                self._scheduler.finish(sequence)
+            else:
+                blocks.append((sequence, num_drafted))
+        self._stats.num_target_passes += bool(blocks or plan.chunks)
+        self._target_ns += float(self._costs.target(sum(num_drafted + 1 for _, num_drafted in blocks)))
+        for sequence, num_drafted in blocks:
+            row, position = sequence.request.row_id, sequence.num_completion_tokens
+            place = self._trace.first_place_P[row] + position
+            num_accepted = min(num_drafted, int(self._num_accepted_T[place]))
+            sequence.end_block(self._next_ids(sequence, num_accepted), num_drafted)
+            self._stats.observe_block(num_drafted=num_drafted, num_accepted=num_accepted)
+            if sequence.num_completion_tokens == self._trace.prompts[row].num_tokens:
+                self._scheduler.finish(sequence)
+
+    @property
+    def _num_accepted_T(self) -> np.ndarray:
+        return self._trace.run_lengths_T if self._oracle else self._trace.num_accepted_T
+
+    def _is_last(self, sequence: Sequence) -> bool:
+        """Whether the row ends with the decision of this round."""
+        num_tokens = self._trace.prompts[sequence.request.row_id].num_tokens
+        return sequence.num_completion_tokens + 1 == num_tokens
+
+    def _next_ids(self, sequence: Sequence, count: int) -> list[int]:
+        begin = sequence.num_completion_tokens
+        ids: list[int] = (
+            self._trace.prompts[sequence.request.row_id].completion_ids[begin : begin + count].tolist()
+        )
+        return ids

@@ -1,0 +1,236 @@
+"""Collecting the exhaustive trace: one target pass over a completion, and the draft behind all its positions.
+
+The positions are branches of the completion's row in the draft's cache: they share its pages up to where they
+begin, and are drafted side by side, a token of each per pass. So a completion of N tokens takes the draft
+``cap`` passes of up to N tokens, and the target one.
+
+N tokens of the completion, A positions that are still drafted behind, D depths, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.cache.pages import PageUpdates
+from specdist.models.flat import FlatBatch
+from specdist.models.runner import ModelRunner
+from specdist.replay import PromptTrace
+from specdist.sampling.acceptance import accepted_flags
+from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
+from specdist.sampling.keys import stream_key
+from specdist.sampling.random import Purpose, uniforms
+
+# The completion itself was drawn with the numbers of sample 0.
+COMPLETION_SAMPLE, TRACE_SAMPLE = 0, 1
+SLOT = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedCompletion:
+    """What is to be traced: a completion of the target's own, and what it was drawn with."""
+
+    row_id: int
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    max_new_tokens: int
+
+
+class TraceCollector:
+    """Traces one completion after another. It takes both runners' caches for itself."""
+
+    def __init__(
+        self,
+        target: ModelRunner,
+        draft: ModelRunner,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        stop_token_ids: frozenset[int],
+        max_draft_tokens: int,
+        max_seq_len: int,
+        max_new_tokens: int,
+        page_size: int,
+        seed: int,
+    ) -> None:
+        """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion."""
+        self._target = target
+        self._draft = draft
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self._is_stop_V = np.zeros(vocab_size, bool)
+        self._is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
+        self._num_depths = max_draft_tokens
+        self._seed = seed
+        num_pages = -(-max_seq_len // page_size)
+        pages = np.arange(num_pages, dtype=np.int32)
+        updates = PageUpdates(np.full(num_pages, SLOT, np.int32), pages, pages)
+        for runner, num_branch_rows in ((target, 0), (draft, max_new_tokens)):
+            runner.allocate(
+                num_pages=num_pages,
+                page_size=page_size,
+                num_slots=1,
+                max_seq_len=max_seq_len,
+                num_branch_rows=num_branch_rows,
+                max_branch_tokens=max_draft_tokens,
+            )
+            runner.update_pages(updates)
+
+    def collect(self, completion: TracedCompletion) -> PromptTrace:
+        """Draft behind every position of the completion, up to the cap, a stop token, or its limit."""
+        num_prompt, num_tokens = len(completion.prompt_ids), len(completion.completion_ids)
+        context_ids = np.array(completion.prompt_ids + completion.completion_ids[:-1], np.int64)
+        context = FlatBatch(
+            context_ids, np.full(len(context_ids), SLOT, np.int64), np.arange(len(context_ids))
+        )
+        asked_N = (
+            num_prompt - 1 + np.arange(num_tokens) if self._settings.is_random else np.zeros(0, np.int64)
+        )
+        target_NV = self._target_laws(context, asked_N)
+        self._draft.forward(context, [])
+        lines_N = np.arange(num_tokens)
+        # A branch begins with the token before its position, which is run once more.
+        self._draft.open_branches(np.full(num_tokens, SLOT), 1 + lines_N, num_prompt - 1 + lines_N)
+        table = _Table.empty(num_tokens, self._num_depths)
+        on_path_N = np.ones(num_tokens, bool)
+        active_A = lines_N
+        last_ids_A = context_ids[num_prompt - 1 :]
+        for depth in range(self._num_depths):
+            # The last position that a completion may have is always left to the target.
+            keep_A = active_A + depth < completion.max_new_tokens - 1
+            if depth:
+                keep_A &= ~self._is_stop_V[last_ids_A]
+            active_A, last_ids_A = active_A[keep_A], last_ids_A[keep_A]
+            if not len(active_A):
+                break
+            positions_A = num_prompt + active_A + depth
+            batch = FlatBatch(last_ids_A, 1 + active_A, positions_A - 1)
+            logits_AV = self._draft.forward(batch, np.arange(len(batch)))[:, : self._vocab_size]
+            # Behind the completion's end, or off its path, the target says nothing.
+            on_path_N &= lines_N + depth < num_tokens
+            last_ids_A = self._draw(completion, logits_AV, target_NV, active_A, depth, on_path_N, table)
+        return PromptTrace(
+            prompt_ids=np.array(completion.prompt_ids, np.int64),
+            completion_ids=np.array(completion.completion_ids, np.int64),
+            max_new_tokens=completion.max_new_tokens,
+            is_stop_ND=self._is_stop_V[table.token_ids_ND]
+            & (np.arange(self._num_depths) < table.num_drafted_N[:, None]),
+            **vars(table),
+        )
+
+    def _target_laws(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
+        """[N, V] probabilities along the completion; greedy and coupled draws need none."""
+        if not len(asked_N):
+            return None
+        laws = distributions_from_logits(
+            self._target.forward(context, asked_N)[:, : self._vocab_size], self._settings
+        )
+        assert isinstance(laws, Dense)
+        return laws.probabilities_NV
+
+    def _draw(
+        self,
+        completion: TracedCompletion,
+        logits_AV: Tensor,
+        target_NV: Tensor | None,
+        active_A: np.ndarray,
+        depth: int,
+        on_path_N: np.ndarray,
+        table: _Table,
+    ) -> np.ndarray:
+        """Draw one token per active line, note what is known of it, and which lines it leaves on the path."""
+        own_key = stream_key(self._seed, completion.row_id, COMPLETION_SAMPLE)
+        positions_A = torch.from_numpy(len(completion.prompt_ids) + active_A + depth)
+        laws_A, _ = draft_laws(logits_AV, self._settings, torch.full_like(positions_A, own_key), positions_A)
+        ids_N = np.array(completion.completion_ids, np.int64)
+        on_path_A = on_path_N[active_A]
+        own_ids_A = ids_N[np.minimum(active_A + depth, len(ids_N) - 1)]
+        if target_NV is None:
+            drawn_A = laws_A.draw(None)
+            is_accepted_A = on_path_A & (drawn_A.cpu().numpy() == own_ids_A)
+            acceptance_A = is_accepted_A.astype(float)
+        else:
+            assert isinstance(laws_A, Dense)
+            places_A = torch.from_numpy(np.minimum(active_A + depth, len(ids_N) - 1))
+            target_AV = target_NV[places_A.to(target_NV.device)]
+            key = stream_key(self._seed, completion.row_id, TRACE_SAMPLE)
+            attempts_A = torch.from_numpy(active_A)
+            keys_A = torch.full_like(attempts_A, key)
+            drawn_A, is_accepted_A, acceptance_A = coupled_with(
+                laws_A,
+                Dense(target_AV),
+                torch.from_numpy(own_ids_A),
+                torch.from_numpy(on_path_A),
+                uniforms(keys_A, positions_A, attempts_A, Purpose.ACCEPT),
+                uniforms(keys_A, positions_A, attempts_A, Purpose.DRAFT),
+            )
+        drawn_ids_A = drawn_A.cpu().numpy()
+        features_3A = draft_features(logits_AV, laws_A, drawn_A, self._settings).cpu().numpy()
+        places = active_A, np.full(len(active_A), depth)
+        table.num_drafted_N[active_A] += 1
+        table.num_accepted_N[active_A] += is_accepted_A
+        table.token_ids_ND[places] = drawn_ids_A
+        table.entropies_ND[places], table.probabilities_ND[places], table.top_probabilities_ND[places] = (
+            features_3A
+        )
+        table.acceptance_ND[places] = np.where(on_path_A, acceptance_A, np.nan)
+        on_path_N[active_A] = is_accepted_A
+        return drawn_ids_A
+
+
+def coupled_with(
+    draft_A: Dense, target_A: Dense, own_ids_A: Tensor, on_path_A: Tensor, keeps_A: Tensor, draws_A: Tensor
+) -> tuple[Tensor, np.ndarray, np.ndarray]:
+    """Draft tokens as a live run would have drawn them, given what stands there in the end.
+
+    On the path: the completion's own token x with probability min(1, Q(x)/P(x)), which the target accepts;
+    else one from norm(max(0, Q - P)), which it has rejected. Off the path: from Q.
+
+    Args:
+        keeps_A, draws_A: uniform numbers for the two steps.
+
+    Returns:
+        The drawn tokens, on the laws' device; whether each is on the path and accepted; and the probability
+        with which the target accepts it.
+    """
+    device = draft_A.device
+    own_A = own_ids_A.to(device)
+    keeps = accepted_flags(
+        draft_A.probabilities_of(own_A).cpu(), target_A.probabilities_of(own_A).cpu(), keeps_A
+    )
+    is_accepted_A = keeps & on_path_A
+    judged_AV = torch.where(on_path_A[:, None].to(device), target_A.probabilities_NV, 0.0)
+    others_A = draft_A.residual(Dense(judged_AV)).draw(draws_A.to(device))
+    drawn_A = torch.where(is_accepted_A.to(device), own_A, others_A)
+    ratio_A = target_A.probabilities_of(drawn_A) / draft_A.probabilities_of(drawn_A)
+    return drawn_A, is_accepted_A.numpy(), ratio_A.clamp(max=1.0).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The arrays of a :class:`PromptTrace` while they are filled."""
+
+    num_accepted_N: np.ndarray
+    num_drafted_N: np.ndarray
+    token_ids_ND: np.ndarray
+    entropies_ND: np.ndarray
+    probabilities_ND: np.ndarray
+    top_probabilities_ND: np.ndarray
+    acceptance_ND: np.ndarray
+
+    @staticmethod
+    def empty(num_tokens: int, num_depths: int) -> _Table:
+        shape = num_tokens, num_depths
+        return _Table(
+            np.zeros(num_tokens, np.int64),
+            np.zeros(num_tokens, np.int64),
+            np.zeros(shape, np.int64),
+            np.zeros(shape),
+            np.zeros(shape),
+            np.zeros(shape),
+            np.full(shape, np.nan),
+        )

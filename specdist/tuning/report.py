@@ -1,0 +1,138 @@
+"""What a tuning run leaves: the table, the Pareto plot, and the options of the best policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specdist.costs import CostModel
+from specdist.data.files import write_atomically
+from specdist.tuning.config import SHARED_OPTIONS
+from specdist.tuning.grid import TARGET_ONLY
+from specdist.tuning.plot import plot_pareto
+from specdist.tuning.run import Outcome, TuningResult
+
+TABLE_FILE, PLOT_FILE, BEST_FILE = "table.txt", "pareto.png", "best.yaml"
+
+
+def write_report(result: TuningResult) -> None:
+    """``table.txt`` with every candidate, ``pareto.png`` and ``best.yaml`` in the output folder."""
+    output = Path(result.config.output)
+    table = _conditions(result) + "\n\n" + _table(result, result.outcomes) + "\n"
+    write_atomically(output / TABLE_FILE, lambda file: file.write(table.encode()))
+    write_atomically(output / BEST_FILE, lambda file: file.write(best_yaml(result).encode()))
+    plot_pareto(result, output / PLOT_FILE)
+
+
+def console_report(result: TuningResult) -> str:
+    """The best setting of every policy, and the bound."""
+    best: dict[str, Outcome] = {}
+    for outcome in result.outcomes:
+        best.setdefault(outcome.candidate.policy, outcome)
+    output = Path(result.config.output)
+    files = [
+        f"all {len(result.outcomes)} settings: {output / TABLE_FILE}",
+        f"plot: {output / PLOT_FILE}",
+        f"options of the best: {output / BEST_FILE}",
+    ]
+    return "\n\n".join([_conditions(result), _table(result, list(best.values())), "\n".join(files)])
+
+
+def best_yaml(result: TuningResult) -> str:
+    """Options for ``jobs/generate.py --config``; what goes in and where it goes is for the command line."""
+    config, best = result.config, result.best
+    options = {name: getattr(config, name) for name in SHARED_OPTIONS}
+    # The calibration's own lengths are no limits of the run.
+    del options["max_new_tokens"], options["max_seq_len"]
+    run = config.run_config(best.candidate.policy, **best.candidate.options)
+    options |= {"policy": best.candidate.policy, **run.policy_options}
+    if best.candidate.policy == TARGET_ONLY:
+        del options["draft"]
+    remark = (
+        f"# Chosen by jobs/tune.py on {result.num_prompts} prompts: {best.batched.tokens_per_s:.0f} tokens/s "
+        f"predicted at batch {config.max_batch_rows},\n# {gain(result, best):.2f} times the target alone. "
+        "Run with --config THIS --prompts FILE --output FOLDER.\n"
+    )
+    return remark + yaml.safe_dump(options, sort_keys=False)
+
+
+def summary(result: TuningResult) -> dict[str, Any]:
+    """The job's last line."""
+    best = result.best
+    return {
+        "output": result.config.output,
+        "policy": best.candidate.policy,
+        "options": dict(best.candidate.options),
+        "num_prompts": result.num_prompts,
+        "num_completion_tokens": result.num_tokens,
+        "num_candidates": len(result.outcomes),
+        "verification_rate": best.batched.verification_rate,
+        "discard_rate": best.batched.discard_rate,
+        "tokens_per_round": best.batched.tokens_per_round,
+        "predicted_tokens_per_s": best.batched.tokens_per_s,
+        "predicted_tokens_per_s_batch_1": best.alone.tokens_per_s,
+        "ratio_to_target_only": gain(result, best),
+        "oracle_tokens_per_s": result.oracle.batched.tokens_per_s if result.oracle else None,
+        "costs": dataclasses.asdict(result.costs),
+    }
+
+
+def gain(result: TuningResult, outcome: Outcome) -> float:
+    """Predicted tokens/s of the batch over those of the target alone."""
+    alone = next(each for each in result.outcomes if each.candidate.policy == TARGET_ONLY)
+    return outcome.batched.tokens_per_s / alone.batched.tokens_per_s
+
+
+def _conditions(result: TuningResult) -> str:
+    config, costs = result.config, result.costs
+    sampling = f"temperature {config.temperature:g}" if config.temperature else "greedy"
+    num_rows = config.max_batch_rows
+    return (
+        f"{config.target} with draft {config.draft}: {result.num_prompts} prompts, {result.num_tokens} "
+        f"completion tokens, {sampling}\n"
+        f"batch 1: {_passes(costs, 1)}; batch {num_rows}: {_passes(costs, num_rows)}"
+    )
+
+
+def _passes(costs: CostModel, num_rows: int) -> str:
+    draft, plain, block = (
+        f"{float(ns) / 1e6:.2f} ms"
+        for ns in (costs.draft(num_rows), costs.target(num_rows), costs.target(6 * num_rows))
+    )
+    return f"a draft step {draft}, a target pass {plain}, with 5 candidates a row {block}"
+
+
+def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
+    """Rates are those of the batch: they differ from those of single rows for goodput alone."""
+    num_rows = result.config.max_batch_rows
+    header = [
+        "policy", "options", "N_target/N", "N_discarded/N", "tokens/round", "tokens/s, batch 1",
+        f"tokens/s, batch {num_rows}", "x target alone",
+    ]  # fmt: skip
+    lines = [header]
+    for outcome in ([result.oracle] if result.oracle else []) + list(outcomes):
+        batched = outcome.batched
+        lines.append(
+            [
+                outcome.candidate.policy,
+                outcome.candidate.label(),
+                f"{batched.verification_rate:.3f}",
+                f"{batched.discard_rate:.3f}",
+                f"{batched.tokens_per_round:.2f}",
+                f"{outcome.alone.tokens_per_s:.1f}",
+                f"{batched.tokens_per_s:.1f}",
+                f"{gain(result, outcome):.2f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )

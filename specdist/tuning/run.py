@@ -1,0 +1,210 @@
+"""The tuning job: completions, their exhaustive trace, measured costs, and every candidate replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import tqdm
+
+from specdist.costs import CostModel
+from specdist.data import RowError, open_prompts
+from specdist.data.files import write_json
+from specdist.engine.ledger import Ledger
+from specdist.engine.sequence import Completion, Request
+from specdist.engine.stopping import StopRules
+from specdist.errors import UserError
+from specdist.job.policies import make_policy
+from specdist.job.preflight import ModelPlan, plan_models
+from specdist.job.replica import PAGE_SIZE, Replica
+from specdist.job.tokens import PromptEncoder, load_tokenizer
+from specdist.job.topology import topology_from_environment
+from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
+from specdist.sampling.distributions import SamplingSettings
+from specdist.tuning.collect import TraceCollector, TracedCompletion
+from specdist.tuning.config import TuneConfig
+from specdist.tuning.grid import TARGET_ONLY, Candidate, candidates
+
+TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
+# What a trace depends on, beside the prompts.
+ORIGIN_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a candidate would do, row by row and in the batch that is tuned for."""
+
+    candidate: Candidate
+    alone: ReplayResult
+    batched: ReplayResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningResult:
+    """``outcomes`` are sorted by the batch's predicted tokens per second, the best first. The oracle is None
+    for random draws: its theorem is of greedy ones."""
+
+    config: TuneConfig
+    costs: CostModel
+    num_prompts: int
+    num_tokens: int
+    outcomes: Sequence[Outcome]
+    oracle: Outcome | None
+
+    @property
+    def best(self) -> Outcome:
+        return self.outcomes[0]
+
+
+def run_tuning(config: TuneConfig) -> TuningResult:
+    """Collect what is not there, replay everything. Raises :class:`UserError` before any model is loaded."""
+    output = Path(config.output)
+    if config.replay_only:
+        trace, costs = ExhaustiveTrace.read(output / TRACE_FILE), _read_costs(output / COSTS_FILE)
+        _check_origin(config, trace, output / TRACE_FILE)
+    else:
+        trace, costs = _collect(config)
+        output.mkdir(parents=True, exist_ok=True)
+        trace.write(output / TRACE_FILE)
+        write_json(output / COSTS_FILE, costs.to_json())
+    settings = [
+        ReplaySettings(max_batch_rows=num_rows, max_batch_tokens=config.max_batch_tokens, page_size=PAGE_SIZE)
+        for num_rows in (1, config.max_batch_rows)
+    ]
+    outcomes = []
+    for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens)), "replays", disable=None):
+        run_config = config.run_config(candidate.policy, **candidate.options)
+        results = [replay(make_policy(run_config, costs), trace, costs, each) for each in settings]
+        outcomes.append(Outcome(candidate, *results))
+    is_random = config.temperature > 0 and config.acceptance == "rejection"
+    oracle = [replay(Oracle(), trace, costs, each) for each in settings]
+    return TuningResult(
+        config=config,
+        costs=costs,
+        num_prompts=len(trace.prompts),
+        num_tokens=trace.num_tokens,
+        outcomes=sorted(outcomes, key=lambda outcome: -outcome.batched.tokens_per_s),
+        oracle=None if is_random else Outcome(Candidate("oracle", {}), *oracle),
+    )
+
+
+def _check_origin(config: TuneConfig, trace: ExhaustiveTrace, path: Path) -> None:
+    """Raises :class:`UserError` for a trace of other models or sampling, or with too low a cap."""
+    for name in ORIGIN_OPTIONS:
+        if trace.origin.get(name) != getattr(config, name):
+            raise UserError(
+                f"--{name} {getattr(config, name)}, but {path} was collected with {trace.origin.get(name)}: "
+                "give the same, or leave out --replay_only"
+            )
+    if trace.max_draft_tokens < config.max_draft_tokens:
+        raise UserError(
+            f"--max_draft_tokens {config.max_draft_tokens} is more than the {trace.max_draft_tokens} of "
+            f"{path}: lower it, or leave out --replay_only"
+        )
+
+
+def _read_costs(path: Path) -> CostModel:
+    try:
+        return CostModel.from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): leave out --replay_only") from error
+
+
+def _collect(config: TuneConfig) -> tuple[ExhaustiveTrace, CostModel]:
+    """Generate the calibration completions, measure what passes cost, and trace."""
+    # Goodput is the policy for which a replica measures its costs, and as good as any for the completions.
+    run_config = config.run_config("goodput", max_draft_tokens=config.max_draft_tokens)
+    models = plan_models(run_config)
+    encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+    requests = _requests(config, encoder)
+    longest = max(len(request.prompt_ids) for request in requests) + config.max_new_tokens
+    models = dataclasses.replace(models, max_seq_len=min(models.max_seq_len, longest))
+    replica = Replica(run_config, models, topology_from_environment(run_config))
+    assert replica.costs is not None
+    stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
+    engine = replica.engine(iter(requests), stop_rules, Ledger())
+    completions = list(tqdm.tqdm(engine.run(), "completions", len(requests), disable=None))
+    trace = _trace(config, models, replica, stop_rules, completions)
+    return trace, replica.costs
+
+
+def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
+    """As many prompts as asked for, spread over the file; instead of one that cannot be used a later one.
+
+    Raises :class:`UserError` if none can be used.
+    """
+    run_config = config.run_config(TARGET_ONLY)
+    prompts = open_prompts(
+        config.prompts,
+        prompt_column=run_config.prompt_column,
+        messages_column=config.messages_column,
+        limit=None,
+    )
+    num_wanted = min(config.num_prompts, prompts.num_rows)
+    bounds = [index * prompts.num_rows // num_wanted for index in range(num_wanted + 1)]
+    requests = []
+    for first, end in pairwise(bounds):
+        for row_id in range(first, end):
+            try:
+                prompt = prompts.prompt(row_id)
+                prompt_ids = encoder.token_ids(encoder.text(prompt), is_chat=not isinstance(prompt, str))
+            except RowError as error:
+                logger.warning("row %d is left out: %s", row_id, error.reason)
+                continue
+            requests.append(Request(row_id=row_id, sample_index=0, prompt_ids=prompt_ids))
+            break
+    if not requests:
+        raise UserError(f"--prompts {config.prompts}: none of the prompts that were tried can be used")
+    return requests
+
+
+def _trace(
+    config: TuneConfig,
+    models: ModelPlan,
+    replica: Replica,
+    stop_rules: StopRules,
+    completions: Sequence[Completion],
+) -> ExhaustiveTrace:
+    target, draft = replica.runners
+    collector = TraceCollector(
+        target,
+        draft,
+        settings=SamplingSettings(
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            is_coupled=config.acceptance == "gumbel",
+        ),
+        vocab_size=models.vocab_size,
+        stop_token_ids=stop_rules.token_ids,
+        max_draft_tokens=config.max_draft_tokens,
+        max_seq_len=models.max_seq_len,
+        max_new_tokens=config.max_new_tokens,
+        page_size=PAGE_SIZE,
+        seed=config.seed,
+    )
+    ordered = sorted(completions, key=lambda completion: completion.request.row_id)
+    origin = {name: getattr(config, name) for name in ORIGIN_OPTIONS}
+    return ExhaustiveTrace(
+        [
+            collector.collect(
+                TracedCompletion(
+                    row_id=completion.request.row_id,
+                    prompt_ids=completion.request.prompt_ids,
+                    completion_ids=completion.token_ids,
+                    max_new_tokens=min(
+                        config.max_new_tokens, models.max_seq_len - len(completion.request.prompt_ids)
+                    ),
+                )
+            )
+            for completion in tqdm.tqdm(ordered, "traces", disable=None)
+        ],
+        origin,
+    )

@@ -1,0 +1,122 @@
+"""A live engine on tiny models, and the exhaustive trace of what it generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel
+
+from specdist.costs import CostModel, Curve
+from specdist.engine.sequence import Completion
+from specdist.policies import (
+    AdaEdl,
+    ConfidenceThreshold,
+    FixedLength,
+    GammaTune,
+    GammaTunePlus,
+    Goodput,
+    HfHeuristic,
+    LengthPolicy,
+    Svip,
+)
+from specdist.replay import ExhaustiveTrace
+from specdist.sampling.distributions import SamplingSettings
+from specdist.tuning.collect import TraceCollector, TracedCompletion
+from tests.engine.harness import PAGE_SIZE, Replica, paged_runner
+
+CAP = 6
+MAX_NEW_TOKENS = 24
+EOS = 7
+# Under which blocks of all lengths come up.
+COSTS = CostModel(Curve([1, 401], [2000, 4400]), Curve([1, 101], [150, 600]))
+
+
+def make_policy(name: str, *, is_coupled: bool = True) -> LengthPolicy:
+    """A new one, whose thresholds matter on tiny random models."""
+    gammas = {
+        "num_draft_tokens": 3,
+        "min_draft_tokens": 1,
+        "max_draft_tokens": CAP,
+        "length_bonus": 2.0,
+        "length_rate": 0.5,
+    }
+    policies: dict[str, LengthPolicy] = {
+        "fixed": FixedLength(4),
+        "hf_heuristic": HfHeuristic(num_draft_tokens=3, max_draft_tokens=CAP),
+        "confidence": ConfidenceThreshold(max_draft_tokens=CAP, stop_probability=0.4),
+        "svip": Svip(max_draft_tokens=CAP, stop_root_entropy=1.0),
+        "adaedl": AdaEdl(
+            max_draft_tokens=CAP,
+            stop_bound=0.4,
+            stop_bound_step=0.1,
+            stop_bound_momentum=0.5,
+            entropy_factor=0.2,
+            target_acceptance=0.7,
+            acceptance_momentum=0.5,
+        ),
+        "gammatune": GammaTune(**gammas),
+        "gammatune_plus": GammaTunePlus(**gammas, stop_probability=0.4),
+        "goodput": Goodput(max_draft_tokens=CAP, costs=COSTS, is_coupled=is_coupled),
+    }
+    return policies[name]
+
+
+POLICY_NAMES = (
+    "fixed", "hf_heuristic", "confidence", "svip", "adaedl", "gammatune", "gammatune_plus", "goodput",
+)  # fmt: skip
+
+
+def live_replica(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    policy: LengthPolicy,
+    *,
+    settings: SamplingSettings,
+    max_batch_rows: int,
+    seed: int = 0,
+) -> Replica:
+    return Replica(
+        target,
+        draft,
+        policy=policy,
+        settings=settings,
+        eos=[EOS],
+        max_new_tokens=MAX_NEW_TOKENS,
+        max_batch_rows=max_batch_rows,
+        seed=seed,
+    )
+
+
+def trace_of(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    completions: Sequence[Completion],
+    *,
+    settings: SamplingSettings,
+    seed: int = 0,
+) -> ExhaustiveTrace:
+    collector = TraceCollector(
+        paged_runner(target),
+        paged_runner(draft),
+        settings=settings,
+        vocab_size=target.config.vocab_size,
+        stop_token_ids=frozenset([EOS]),
+        max_draft_tokens=CAP,
+        max_seq_len=96,
+        max_new_tokens=MAX_NEW_TOKENS,
+        page_size=PAGE_SIZE,
+        seed=seed,
+    )
+    return ExhaustiveTrace(
+        [
+            collector.collect(
+                TracedCompletion(
+                    row_id=completion.request.row_id,
+                    prompt_ids=completion.request.prompt_ids,
+                    completion_ids=completion.token_ids,
+                    max_new_tokens=MAX_NEW_TOKENS,
+                )
+            )
+            for completion in completions
+        ]
+    )

@@ -1,0 +1,183 @@
+"""The tuning job on a tiny pair: what it leaves, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.config import parse_generate_config
+from specdist.costs import CostModel, Curve
+from specdist.errors import UserError
+from specdist.policy_options import POLICY_OPTIONS
+from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
+from specdist.tuning.grid import GRIDS, candidates
+from specdist.tuning.plot import pareto_front
+from specdist.tuning.run import COSTS_FILE, TuningResult
+from tests.job.launching import run_here
+from tests.job.pair import Pair, build_pair, write_arrow
+
+PNG = b"\x89PNG"
+CAP = 6
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return build_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def options(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {
+        "prompts": str(pair.prompts),
+        "target": str(pair.target),
+        "draft": str(pair.draft),
+        "output": str(tmp_path_factory.mktemp("tune") / "out"),
+        "device": "cpu",
+        "temperature": 0.0,
+        "num_prompts": 6,
+        "max_new_tokens": 16,
+        "max_draft_tokens": CAP,
+        "max_batch_rows": 3,
+    }
+
+
+@pytest.fixture(scope="module")
+def result(options: dict[str, Any]) -> TuningResult:
+    found = run_tuning(TuneConfig(**options))
+    write_report(found)
+    return found
+
+
+def test_it_sorts_every_candidate_by_what_it_predicts(result: TuningResult) -> None:
+    rates = [outcome.batched.tokens_per_s for outcome in result.outcomes]
+    assert rates == sorted(rates, reverse=True)
+    assert {outcome.candidate.policy for outcome in result.outcomes} == {*GRIDS, "none"}
+    assert result.oracle is not None
+    for outcome in result.outcomes:
+        assert outcome.batched.verification_rate >= result.oracle.batched.verification_rate
+
+
+def test_it_leaves_options_that_the_main_job_takes(
+    result: TuningResult, options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    best = Path(options["output"], "best.yaml")
+    config = parse_generate_config(
+        ["--config", str(best), "--prompts", str(pair.prompts), "--output", str(tmp_path / "run")]
+    )
+    assert config.policy == result.best.candidate.policy
+    assert config.policy_options == {
+        **config.policy_options, **result.best.candidate.options
+    }  # fmt: skip
+    assert config.temperature == 0 and config.max_batch_rows == 3
+    ended = run_here(config=best, prompts=pair.prompts, output=tmp_path / "run", limit=2, max_new_tokens=8)
+    assert ended.code == 0
+
+
+def test_it_leaves_a_plot_and_tables(result: TuningResult, options: dict[str, Any]) -> None:
+    output = Path(options["output"])
+    assert (output / "pareto.png").read_bytes().startswith(PNG)
+    table = (output / "table.txt").read_text()
+    assert all(policy in table for policy in (*GRIDS, "oracle", "none"))
+    assert console_report(result).count("goodput") == 1
+    assert json.loads(json.dumps(summary(result)))["policy"] == result.best.candidate.policy
+
+
+def test_a_replay_of_what_was_collected_says_the_same(result: TuningResult, options: dict[str, Any]) -> None:
+    again = run_tuning(TuneConfig(**{**options, "replay_only": True}))
+    assert [each.candidate for each in again.outcomes] == [each.candidate for each in result.outcomes]
+    assert again.best.batched == result.best.batched
+
+
+def test_other_costs_choose_another_policy(
+    result: TuningResult, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A draft as slow as its target is better left alone; one that costs nothing is not."""
+    trace = Path(options["output"], "trace.arrow").read_bytes()
+    found = []
+    for draft_ns in (1, 1_000_000):
+        output = tmp_path / str(draft_ns)
+        output.mkdir()
+        (output / "trace.arrow").write_bytes(trace)
+        costs = CostModel(Curve([1, 101], [1_000_000, 1_000_100]), Curve([1], [draft_ns]))
+        (output / COSTS_FILE).write_text(json.dumps(costs.to_json()))
+        config = TuneConfig(**{**options, "output": str(output), "replay_only": True})
+        found.append(run_tuning(config).best)
+    assert found[0].candidate.policy != "none" and found[0].batched.tokens_per_round > 1
+    assert found[1].batched.stats.num_draft_tokens == 0
+
+
+def test_random_draws_have_no_oracle(options: dict[str, Any], tmp_path: Path) -> None:
+    changed = {"temperature": 1.0, "num_prompts": 2, "max_draft_tokens": 2, "output": str(tmp_path)}
+    assert run_tuning(TuneConfig(**{**options, **changed})).oracle is None
+
+
+def test_prompts_that_cannot_be_used_are_replaced_by_later_ones(
+    options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = write_arrow(tmp_path / "some.arrow", {"prompt": ["a " * 500, "a lazy dog", "", "a sea"]})
+    changed = {
+        "prompts": str(prompts),
+        "num_prompts": 2,
+        "max_draft_tokens": 2,
+        "output": str(tmp_path / "o"),
+    }
+    assert run_tuning(TuneConfig(**{**options, **changed})).num_prompts == 2
+    assert "row 0 is left out" in caplog.text and "row 2 is left out" in caplog.text
+    empty = write_arrow(tmp_path / "none.arrow", {"prompt": ["", ""]})
+    with pytest.raises(UserError, match="none of the prompts"):
+        run_tuning(TuneConfig(**{**options, **changed, "prompts": str(empty)}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_prompts": 0}, "--num_prompts 0 must be at least 1"),
+        ({"max_draft_tokens": 0}, "--max_draft_tokens 0 must be at least 1"),
+        ({"max_batch_tokens": 3}, "--max_batch_tokens 3 is less than"),
+        ({"temperature": -1.0}, "--temperature -1.0"),
+        ({"replay_only": True, "output": "nowhere"}, "no exhaustive trace"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run_tuning(TuneConfig(**{**options, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"max_draft_tokens": CAP + 3}, "--max_draft_tokens 9 is more than the 6"),
+        ({"temperature": 0.5}, "--temperature 0.5, but .* was collected with 0.0"),
+        ({"draft": "another"}, "--draft another, but"),
+    ],
+)
+def test_a_trace_of_something_else_is_refused(
+    result: TuningResult, options: dict[str, Any], changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        run_tuning(TuneConfig(**{**options, "replay_only": True, **changed}))
+
+
+@pytest.mark.parametrize("cap", [2, 4, 20, 30])
+def test_the_grid_has_only_what_a_run_takes(options: dict[str, Any], cap: int) -> None:
+    config = TuneConfig(**{**options, "max_draft_tokens": cap})
+    found = list(candidates(cap))
+    assert {candidate.policy for candidate in found} == {*GRIDS, "none"}
+    for candidate in found:
+        run = config.run_config(candidate.policy, **candidate.options)
+        assert run.block_tokens - 1 <= cap
+
+
+def test_the_grids_hold_the_defaults() -> None:
+    """A default that is not tried could be better than what is chosen."""
+    for policy, grid in GRIDS.items():
+        for name, values in grid.items():
+            assert POLICY_OPTIONS[name].defaults[policy] in values, (policy, name)
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    points = [(0.5, 1.0), (0.4, 2.0), (0.6, 1.0), (0.5, 3.0), (0.7, 0.1), (0.4, 2.0)]
+    assert pareto_front(points) == [(0.4, 2.0), (0.5, 1.0), (0.7, 0.1)]
