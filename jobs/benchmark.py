@@ -1,6 +1,7 @@
 """Compare specdist with transformers on the same models, prompts and lengths.
 
     python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --output runs/benchmark.json
+    python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --profile runs/profile
     python jobs/benchmark.py --update_readme README.md --results runs/benchmark.json
 
 The last line on stdout is a JSON document.
@@ -13,7 +14,15 @@ import sys
 from pathlib import Path
 
 from specdist.arguments import parse_arguments
-from specdist.benchmark import BenchmarkConfig, console_report, run_benchmark, summary, update_readme
+from specdist.benchmark import (
+    BenchmarkConfig,
+    console_report,
+    profile_report,
+    run_benchmark,
+    run_profile,
+    summary,
+    update_readme,
+)
 from specdist.errors import UserError
 
 
@@ -26,7 +35,13 @@ def main() -> None:
             update_readme(Path(config.update_readme), [Path(result) for result in config.results or []])
             print(json.dumps({"updated": config.update_readme}))
             return
-        result = run_benchmark(config, shlex.join(["python", "jobs/benchmark.py", *sys.argv[1:]]))
+        command = shlex.join(["python", "jobs/benchmark.py", *sys.argv[1:]])
+        if config.profile is not None:
+            profile = run_profile(config, command)
+            print(profile_report(profile), f"\npictures and numbers: {config.profile}\n", sep="\n")
+            print(json.dumps({"profile": config.profile, "pictures": [run.picture for run in profile.runs]}))
+            return
+        result = run_benchmark(config, command)
     except UserError as error:
         sys.exit(f"error: {error}")
     print(console_report(result), f"\nall of it: {config.output}\n", sep="\n")

@@ -31,12 +31,13 @@ LAYERS = [
     {"replay"},
     {"job"},
     {"demo", "benchmark", "tuning"},
+    {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
     "policies", "cache", "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping", "replay",
-    "engine.timeline",
+    "engine.timeline", "planning.hardware", "planning.simulate", "planning.events",
 ]  # fmt: skip
 MAX_LINES = 400
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import yaml
 
 from specdist.config import GenerateConfig, parse_generate_config, resolved_yaml
 from specdist.errors import UserError
+from specdist.policy_options import POLICY_OPTIONS
 
 NEEDED = {"prompts": "prompts.arrow", "output": "run", "target": "large"}
 COMMAND_LINE = [f"--{name}={value}" for name, value in NEEDED.items()]
@@ -129,6 +130,14 @@ def test_abbreviations_are_refused() -> None:
         ("seed", -1, 0),
         ("seed", 2**63, 2**63 - 1),
         ("stop", ["a", ""], ["a"]),
+        ("max_draft_tokens", 0, 1),
+        ("min_draft_tokens", 0, 1),
+        ("stop_probability", 1.1, 1.0),
+        ("stop_root_entropy", -0.1, 0.0),
+        ("entropy_factor", float("inf"), 0.2),
+        ("target_acceptance", float("nan"), 0.0),
+        ("length_bonus", -1.0, 0.0),
+        ("length_rate", 2.0, 1.0),
         ("cache_memory", "8 gigabytes", "8 GiB"),
         ("cache_memory", "-1GiB", "0.5gib"),
         ("cache_memory", "GiB", "8"),
@@ -180,6 +189,8 @@ def test_without_a_draft_nothing_is_drafted(draft: str | None) -> None:
         ({}, []),
         ({"draft": "small"}, []),
         ({"draft": "small", "policy": "none"}, ["--draft small"]),
+        ({"num_draft_tokens": 4}, ["--num_draft_tokens 4"]),
+        ({"draft": "small", "policy": "none", "stop_bound": 0.5}, ["--draft small", "--stop_bound 0.5"]),
         ({"temperature": 0, "top_k": 5}, ["--top_k"]),
         ({"temperature": 0, "top_p": 0.5}, ["--top_p"]),
         ({"temperature": 0, "num_samples": 4}, ["--num_samples 4"]),
@@ -227,6 +238,75 @@ def test_the_resolved_file_gives_the_same_run(tmp_path: Path) -> None:
     again = from_file(tmp_path, resolved_yaml(options))
     assert again == dataclasses.replace(options, overwrite=False)
     assert resolved_yaml(again) == resolved_yaml(options)
+
+
+ADAPTIVE = sorted(set(get_args(get_type_hints(GenerateConfig)["policy"])) - {"none", "fixed"})
+
+
+def test_a_policy_has_its_own_defaults_and_no_others() -> None:
+    """What is not the policy's stays empty, in the record of the run and where two runs are compared."""
+    svip = config(draft="small", policy="svip")
+    assert svip.policy_options == {"max_draft_tokens": 20, "stop_root_entropy": 0.3}
+    assert (svip.num_draft_tokens, svip.stop_probability, svip.block_tokens) == (None, None, 21)
+    assert config(draft="small").policy_options == {"num_draft_tokens": 5}
+    assert config(draft="small", policy="none", num_draft_tokens=3).policy_options == {}
+    plus = config(draft="small", policy="gammatune_plus", stop_probability=0.25, max_draft_tokens=9)
+    assert plus.policy_options == {
+        "num_draft_tokens": 5, "max_draft_tokens": 9, "min_draft_tokens": 1, "stop_probability": 0.25,
+        "length_bonus": 2.0, "length_rate": 0.5,
+    }  # fmt: skip
+    assert plus.block_tokens == 10
+
+
+@pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
+def test_an_option_of_another_policy_is_refused(policy: str) -> None:
+    """It would be ignored, and the run taken for another one."""
+    own = config(draft="small", policy=policy).policy_options
+    assert own
+    for name, owners in ((name, entry.defaults) for name, entry in POLICY_OPTIONS.items()):
+        if name in own:
+            assert policy in owners
+            continue
+        value = next(iter(owners.values()))
+        with pytest.raises(UserError) as error:
+            config(draft="small", policy=policy, **{name: value})
+        assert str(error.value).startswith(f"--{name} {value} has no effect with --policy {policy}: ")
+        assert all(owner in str(error.value) for owner in owners)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"num_draft_tokens": 21}, "--num_draft_tokens 21 is more than --max_draft_tokens 20"),
+        ({"min_draft_tokens": 21}, "--min_draft_tokens 21 is more than --max_draft_tokens 20"),
+        ({"min_draft_tokens": 4, "num_draft_tokens": 3}, "--min_draft_tokens 4 is more than --num_draft"),
+    ],
+)
+def test_lengths_that_exclude_each_other_are_refused(options: dict[str, int], fragment: str) -> None:
+    """A default that the given limits exclude is moved instead."""
+    with pytest.raises(UserError, match=fragment):
+        config(draft="small", policy="gammatune", **options)
+    assert config(draft="small", policy="gammatune", max_draft_tokens=3).num_draft_tokens == 3
+    assert config(draft="small", policy="gammatune", min_draft_tokens=8).num_draft_tokens == 8
+
+
+@pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
+def test_the_resolved_file_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
+    """Filled-in defaults come back as given options, which the policy takes."""
+    options = config(draft="small", policy=policy)
+    assert from_file(tmp_path, resolved_yaml(options)) == options
+
+
+def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:
+    """Its cap decides, however short its blocks may be."""
+    with pytest.raises(UserError, match=r"--policy svip .* there is no draft: .*--draft"):
+        config(policy="svip")
+    message = (
+        r"--max_batch_tokens 20 is less than .* 21 tokens \(--max_draft_tokens \+ 1\): .*--max_draft_tokens$"
+    )
+    with pytest.raises(UserError, match=message):
+        config(draft="small", policy="svip", max_batch_tokens=20)
+    assert config(draft="small", policy="svip", max_batch_tokens=20, max_draft_tokens=19).block_tokens == 20
 
 
 def test_drafting_ahead_takes_a_rank_of_its_own() -> None:

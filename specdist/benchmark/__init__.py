@@ -1,6 +1,7 @@
 """specdist against transformers: same models, prompts and lengths, in one run."""
 
 from specdist.benchmark.config import BenchmarkConfig, SyntheticConfig, device_of
+from specdist.benchmark.profile import profile_report, run_profile
 from specdist.benchmark.readme import update_readme
 from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.synthetic import build_synthetic
@@ -12,7 +13,9 @@ __all__ = [
     "build_synthetic",
     "console_report",
     "device_of",
+    "profile_report",
     "run_benchmark",
+    "run_profile",
     "summary",
     "update_readme",
 ]

@@ -23,6 +23,10 @@ class BenchmarkConfig:
 
     output: str | None = option(None, help="JSON file of the result")
 
+    profile: str | None = option(
+        None, help="instead: folder for pictures of where the time goes, its shares, and the floors of passes"
+    )
+
     # Models: a trained pair, or a synthetic one
     target: str | None = option(None, help="hub id or folder of the large model")
     draft: str | None = option(None, help="hub id or folder of the small model")
@@ -55,7 +59,8 @@ class BenchmarkConfig:
     num_draft_tokens: int = option(5, help="draft tokens per round, for both systems")
     placements: list[str] | None = option(
         None,
-        help="colocated = specdist's draft in the target's process (default); separate = in its own",
+        help="specdist's draft: colocated = in the target's process; separate = in its own (default: "
+        "colocated; separate for a profile)",
         action="extend",
     )
     num_branches: int | None = option(
@@ -75,8 +80,15 @@ class BenchmarkConfig:
             raise UserError("--update_readme FILE and --results FILE ... go together: give both or neither")
         if self.update_readme is not None:
             return
-        if self.output is None:
-            raise UserError("--output is missing: name the JSON file of the result")
+        if self.output is not None and self.profile is not None:
+            raise UserError(
+                f"--output {self.output} asks for a comparison and --profile {self.profile} for a profile, "
+                "which are two runs: leave one of them out"
+            )
+        if self.output is None and self.profile is None:
+            raise UserError(
+                "--output is missing: name the JSON file of the result (or a folder to --profile)"
+            )
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
         self._check_placements()
         for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "num_draft_tokens", "repeats"):
@@ -115,7 +127,7 @@ class BenchmarkConfig:
         return SEPARATE in (self.placements or [])
 
     def _check_placements(self) -> None:
-        self.placements = sorted(set(self.placements or [COLOCATED]))
+        self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))
         for placement in self.placements:
             _require(
                 "placements",

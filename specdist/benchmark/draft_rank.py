@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Span, Timeline
 from specdist.errors import UserError
-from specdist.job.costs import BRANCH_COUNTS, measure_curve
+from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
 from specdist.job.replica import TARGET_GROUP
 from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.runner import ModelRunner
+from specdist.policies import FixedLength
 
 DRAFT_RANK = 1
 END_S = 10
@@ -222,4 +224,15 @@ class _Server:
 
     def measure(self, num_slots: int) -> Curve:
         runner = self.runner_for(num_slots)
-        return measure_curve(runner, num_rows=num_slots * (1 + BRANCH_COUNTS[-1]), num_tokens_per_row=1)
+        terms = self._terms
+        return measure_curve(
+            runner,
+            partial(
+                draw_from_logits,
+                settings=terms.settings,
+                vocab_size=terms.vocab_size,
+                uses_features=FixedLength.uses_features,
+            ),
+            num_rows=num_slots * (1 + BRANCH_COUNTS[-1]),
+            num_tokens_per_row=1,
+        )

@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.timing import timed
 from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.runner import ModelRunner
 
 OVERHEAD_BATCH_SIZES = (1, 8)
 NUM_WARMUPS = 2
@@ -56,7 +57,7 @@ def measure_overhead(
 
 @torch.inference_mode()
 def _measure_case(paged: PagedPair, context_BC: Tensor, new_BN: Tensor, num_passes: int) -> OverheadResult:
-    ours, theirs = _FlatPass(paged, context_BC, new_BN), _PlainPass(paged, context_BC, new_BN)
+    ours, theirs = FlatPass(paged, paged.target, context_BC, new_BN), _PlainPass(paged, context_BC, new_BN)
     seconds = [(ours.seconds(), theirs.seconds()) for _ in range(NUM_WARMUPS + num_passes)]
     specdist_s, transformers_s = (
         statistics.median(column) for column in zip(*seconds[NUM_WARMUPS:], strict=True)
@@ -72,24 +73,25 @@ def _measure_case(paged: PagedPair, context_BC: Tensor, new_BN: Tensor, num_pass
     )
 
 
-class _FlatPass:
+class FlatPass:
     """specdist's: the planning on the host is part of it. Repeating it overwrites the same cache entries."""
 
-    def __init__(self, paged: PagedPair, context_BC: Tensor, new_BN: Tensor) -> None:
-        self._paged = paged
+    def __init__(self, paged: PagedPair, runner: ModelRunner, context_BC: Tensor, new_BN: Tensor) -> None:
+        self._pair = paged.pair
+        self._runner = runner
         num_context_tokens, num_new_tokens = context_BC.shape[1], new_BN.shape[1]
         table = paged.new_page_table(len(new_BN))
         for slot in range(len(new_BN)):
             table.open(slot, context_BC[slot].tolist())
             table.extend(slot, num_context_tokens + num_new_tokens)
-        paged.target.update_pages(table.drain_updates())
-        paged.pair.use_specdist_attention()
-        paged.target.forward(_flat(context_BC, first=0), [])
+        runner.update_pages(table.drain_updates())
+        self._pair.use_specdist_attention()
+        runner.forward(_flat(context_BC, first=0), [])
         self._batch = _flat(new_BN, first=num_context_tokens)
 
     def seconds(self) -> float:
-        self._paged.pair.use_specdist_attention()
-        runner, batch = self._paged.target, self._batch
+        self._pair.use_specdist_attention()
+        runner, batch = self._runner, self._batch
         return timed(runner.device, lambda: runner.forward(batch, np.arange(len(batch))))[0]
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from specdist.benchmark.draft_rank import DraftRank
 from specdist.benchmark.drafts import DraftOrder
@@ -17,7 +18,7 @@ from specdist.costs import CostModel
 from specdist.engine.proposals import Proposer
 from specdist.engine.sequence import Request
 from specdist.engine.timeline import Timeline
-from specdist.job.costs import measure_curve, plan_ahead
+from specdist.job.costs import judge_logits, measure_curve, plan_ahead
 from specdist.stats import Stats
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class SeparatePlan:
 def plan_separate(
     paged: PagedPair, rank: DraftRank, order: DraftOrder, num_branches: int | None
 ) -> SeparatePlan:
-    """Measure both sides at the same time, as they will run, and plan as the main job does.
+    """Measure both sides, one after the other, and plan as the main job does.
 
     Args:
         order: batch size and draft tokens; it does nothing ahead.
@@ -99,9 +100,14 @@ def plan_separate(
     """
     paged.pair.use_specdist_attention()
     num_rows, num_draft_tokens = order.num_slots, order.num_draft_tokens
-    rank.start_measuring(num_rows)
     with torch_threads(rank.num_threads):
-        target = measure_curve(paged.target, num_rows=num_rows, num_tokens_per_row=num_draft_tokens + 1)
+        target = measure_curve(
+            paged.target,
+            partial(judge_logits, settings=paged.terms.settings, vocab_size=paged.terms.vocab_size),
+            num_rows=num_rows,
+            num_tokens_per_row=num_draft_tokens + 1,
+        )
+    rank.start_measuring(num_rows)
     costs = CostModel(target, rank.measured())
     chain, branched = (
         plan_ahead(costs, num_rows=num_rows, max_draft_tokens=num_draft_tokens, num_branches=count)

@@ -42,10 +42,11 @@ class RemoteDraft:
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
-        with clock.phase("transfer"):
-            self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
-            if request.decisions_W is not None:
-                assert isinstance(request.decisions_W, Dense)
+        # Idle: gloo's send ends when the receiver asks for the message, and a draft that works ahead is busy.
+        self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
+        if request.decisions_W is not None:
+            assert isinstance(request.decisions_W, Dense)
+            with clock.phase("transfer"):
                 self._requests.transfer(request.decisions_W.probabilities_NV.contiguous())
         arrays = self._replies.receive()
         with clock.phase("transfer"):

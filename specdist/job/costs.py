@@ -21,12 +21,12 @@ from specdist.models.runner import ModelRunner
 from specdist.sampling.beliefs import draft_features, draft_laws
 from specdist.sampling.coupling import next_token_laws
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory import tokens_per_pass_ahead
+from specdist.theory import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 5
 # The numbers of branches per row among which the costs decide.
-BRANCH_COUNTS = (0, 1, 2, 4, 8)
+BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
 # What is assumed of a pair of which nothing is known yet.
 PRIOR_ACCEPTANCE = 0.8
 
@@ -58,15 +58,6 @@ def plan_ahead(
     return max(plans, key=tokens_per_ns)
 
 
-def caught_share(num_branches: int) -> float:
-    """The share of misses that so many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
-
-    So it was for greedy and coupled draws of a distilled draft; a plain one catches less, and random draws
-    about half of it.
-    """
-    return 1.0 - (1 + num_branches) ** -0.5
-
-
 def measure_curve(
     runner: ModelRunner,
     finish: Callable[[Tensor], object],
@@ -85,19 +76,26 @@ def measure_curve(
     return Curve(sizes, [_measure_pass_ns(runner, finish, min(size, num_rows), size) for size in sizes])
 
 
-def judge_logits(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+def judge_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
     """What the target does with its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     laws = next_token_laws(logits_NV, settings, zeros_N, zeros_N)
     return laws.probabilities_of(zeros_N.to(laws.device)).cpu()
 
 
-def draw_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+def draw_from_logits(
+    logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int, uses_features: bool
+) -> Tensor:
     """What the draft does with its logits, as far as it takes time."""
+    logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     laws, _ = draft_laws(logits_NV, settings, zeros_N, zeros_N)
     uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None
-    return draft_features(logits_NV, laws, laws.draw(uniforms_N), settings).cpu()
+    drawn_N = laws.draw(uniforms_N)
+    if uses_features:
+        draft_features(logits_NV, laws, drawn_N, settings)
+    return drawn_N.cpu()
 
 
 def _doubling(largest: int) -> list[int]:

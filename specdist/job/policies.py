@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from specdist.config import GenerateConfig
 from specdist.costs import CostModel
@@ -19,7 +19,7 @@ from specdist.policies import (
 )
 
 # Each takes its options by their names.
-POLICIES: dict[str, Callable[..., LengthPolicy]] = {
+POLICIES: dict[str, Any] = {
     "fixed": FixedLength,
     "hf_heuristic": HfHeuristic,
     "confidence": ConfidenceThreshold,
@@ -27,6 +27,7 @@ POLICIES: dict[str, Callable[..., LengthPolicy]] = {
     "adaedl": AdaEdl,
     "gammatune": GammaTune,
     "gammatune_plus": GammaTunePlus,
+    "goodput": Goodput,
 }
 
 
@@ -38,4 +39,10 @@ def make_policy(config: GenerateConfig, costs: CostModel | None) -> LengthPolicy
         assert costs is not None
         is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
         return Goodput(max_draft_tokens=config.block_tokens - 1, costs=costs, is_coupled=is_coupled)
-    return POLICIES[config.policy](**config.policy_options)
+    policy: LengthPolicy = POLICIES[config.policy](**config.policy_options)
+    return policy
+
+
+def uses_features(config: GenerateConfig) -> bool:
+    """Whether the draft has to work out the features of every token."""
+    return bool(config.uses_draft and POLICIES[config.policy].uses_features)

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
-from specdist.job.policies import make_policy
+from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -222,23 +223,34 @@ class Replica:
         return self.num_slots * most, self._scheduling.max_draft_tokens + 1
 
     def _measure_costs(self) -> CostModel:
-        """Each side times itself; the ranks of the target run together, and the lead's times count."""
-        vocab_size, num_slots = self._models.vocab_size, self.num_slots
+        """Each side times itself, the target first, whose ranks run together, and the lead's times count.
+
+        At the same time they would slow each other down where they share a memory, more than they do in a
+        run: the smallest passes are the ones that wait for it.
+        """
+        settings, vocab_size = self._settings, self._models.vocab_size
         target: Curve | None = None
         draft: Curve | None = None
         if self._target is not None:
             target = measure_curve(
                 self._target,
-                lambda logits: judge_logits(logits[:, :vocab_size], self._settings),
-                num_rows=num_slots,
+                partial(judge_logits, settings=settings, vocab_size=vocab_size),
+                num_rows=self.num_slots,
                 num_tokens_per_row=self._scheduling.max_draft_tokens + 1,
             )
+        if dist.is_initialized():
+            dist.barrier()
         if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
             draft = measure_curve(
                 self._draft,
-                lambda logits: draw_from_logits(logits[:, :vocab_size], self._settings),
-                num_rows=num_slots + num_branch_rows,
+                partial(
+                    draw_from_logits,
+                    settings=settings,
+                    vocab_size=vocab_size,
+                    uses_features=uses_features(self._config),
+                ),
+                num_rows=self.num_slots + num_branch_rows,
                 num_tokens_per_row=1,
             )
         curves = [(target, draft)]

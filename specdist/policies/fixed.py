@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,14 +15,11 @@ class FixedLength(WithoutHistory):
     """Always ``num_draft_tokens``; 0 never drafts."""
 
     num_draft_tokens: int
+    uses_features: ClassVar[bool] = False
 
     @property
     def max_draft_tokens(self) -> int:
         return self.num_draft_tokens
-
-    @property
-    def uses_features(self) -> bool:
-        return False
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         return np.full(len(rows.slots_R), rows.num_drafted < self.num_draft_tokens)

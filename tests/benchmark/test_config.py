@@ -40,8 +40,12 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
         ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is no placement: choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
-        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "9"], "must be in 1 .. 8"),
+        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 1 .. 12"),
         ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
+        (
+            [*SYNTHETIC, "--profile", "p"],
+            "--output r.json asks for a comparison and --profile p for a profile",
+        ),
         (["--update_readme", "README.md"], "go together"),
         (["--results", "r.json"], "go together"),
     ],
@@ -55,6 +59,8 @@ def test_placements() -> None:
     config = parse_arguments(BenchmarkConfig, SYNTHETIC)
     assert config.is_colocated and not config.is_separate
     config = parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--placements", "separate"])
+    assert config.is_separate and not config.is_colocated
+    config = parse_arguments(BenchmarkConfig, ["--profile", "p", *SYNTHETIC[2:]])
     assert config.is_separate and not config.is_colocated
 
 

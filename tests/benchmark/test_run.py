@@ -80,7 +80,9 @@ def test_every_method_generated_the_same_useful_tokens(document: dict[str, Any])
         assert method["ratio_to_assisted"] > 0
         assert method["ratio_to_generate"] > 0
     speculative = [method for method in methods if method["name"].startswith("specdist, K = 3")]
-    assert all(method["statistics"]["draft_acceptance_rate"] > 0 for method in speculative)
+    # How far a draft works ahead follows from measured times, here of models too small to have any to spare.
+    in_time = [method for method in speculative if "ahead" not in method["name"]]
+    assert all(method["statistics"]["draft_acceptance_rate"] > 0 for method in in_time)
     assert all(method["overlap"]["ratio_to_separate"] > 0 for method in speculative)
     assert all(method["overlap"] is None for method in methods if method not in speculative)
     in_turns = [method for method in methods if method["name"] == "specdist, K = 3, separate"]

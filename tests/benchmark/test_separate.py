@@ -78,6 +78,7 @@ def test_spans_of_both_ranks_are_on_one_clock_and_without_gaps(setting: Setting,
         for earlier, later in pairwise(spans):
             assert earlier.end_ns == later.begin_ns
     target_kinds = {span.kind for span in found.target_spans}
+    # Greedy: no distribution travels, and an answer is soon unpacked.
     assert target_kinds == {"prefill", "verify", "transfer", "idle", "host"}
     assert {span.kind for span in found.draft_spans} == {"prefill", "draft", "transfer", "idle"}
     # While the target verifies, the draft drafts: on two clocks it could not be seen.

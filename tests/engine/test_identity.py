@@ -1,11 +1,14 @@
 """A row's completion is its own affair, and a draft that is the target is always believed."""
 
 import dataclasses
+from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
-from specdist.engine.sequence import Completion
+from specdist.engine.sequence import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
+from specdist.stats import Stats
 from tests.engine.harness import PAGE_SIZE, Replica, requests_for
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -20,29 +23,47 @@ def outcome(completions: list[Completion]) -> list[tuple[object, ...]]:
     return [tuple(getattr(c, name) for name in RECORDED) for c in completions]
 
 
+VARIATIONS: list[dict[str, int]] = [
+    {"max_batch_rows": 3},
+    {"max_batch_rows": 16, "max_batch_tokens": 512},
+    # Prompts in many chunks, beside the blocks of other rows.
+    {"max_batch_rows": 16, "max_batch_tokens": 17},
+]
+
+
+def check_preempted(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    requests: list[Request],
+    expected: list[Completion],
+    *num_pages: int,
+    **common: Any,
+) -> Stats:
+    """So few pages that rows have to give way and start again. Returns the statistics of all runs."""
+    stats = Stats()
+    for num in num_pages:
+        tight = Replica(target, draft, max_batch_rows=16, num_pages=num, **common)
+        assert outcome(tight.generate(requests)) == outcome(expected), num
+        stats.add(tight.ledger.close_shard(0))
+    assert stats.num_preemptions >= len(num_pages)
+    return stats
+
+
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 0), (4, 2)], ids=MODES)
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_alone_in_any_batch_chunked_or_preempted(
     settings: SamplingSettings, num_ahead_tokens: int, num_branches: int
 ) -> None:
     target = tiny_model("llama", seed=3)
-    draft = noisy_copy(target)
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
+    draft = noisy_copy(target)
     common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
     common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
-    expected = outcome(Replica(target, draft, max_batch_rows=1, **common).generate(requests))
-    for variation in (
-        {"max_batch_rows": 3},
-        {"max_batch_rows": 16, "max_batch_tokens": 512},
-        # Prompts in many chunks, beside the blocks of other rows.
-        {"max_batch_rows": 16, "max_batch_tokens": 17},
-    ):
+    expected = Replica(target, draft, max_batch_rows=1, **common).generate(requests)
+    for variation in VARIATIONS:
         replica = Replica(target, draft, **common, **variation)
-        assert outcome(replica.generate(requests)) == expected, variation
-    # So few pages that rows have to give way and start again.
-    tight = Replica(target, draft, max_batch_rows=16, num_pages=96 // PAGE_SIZE + 2, **common)
-    assert outcome(tight.generate(requests)) == expected
-    assert tight.ledger.close_shard(0).num_preemptions > 0
+        assert outcome(replica.generate(requests)) == outcome(expected), variation
+    check_preempted(target, draft, requests, expected, 96 // PAGE_SIZE + 2, **common)
 
 
 def test_samples_of_a_prompt_share_its_pages_and_differ() -> None:

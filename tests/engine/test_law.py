@@ -7,6 +7,7 @@ moves mass between buckets.
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -62,14 +63,14 @@ def completion_law(model: PreTrainedModel, prompt: list[int], settings: Sampling
     return law
 
 
-def bucket_p_values(replica: Replica, model: PreTrainedModel) -> list[float]:
+def bucket_p_values(replica: Replica, model: PreTrainedModel, num_samples: int = NUM_SAMPLES) -> list[float]:
     buckets = torch.randint(NUM_BUCKETS, (VOCAB_SIZE**DEPTH,), generator=torch.Generator().manual_seed(9))
-    completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+    completions = replica.generate(requests_for(PROMPTS, num_samples))
     place = VOCAB_SIZE ** torch.arange(DEPTH - 1, -1, -1)
     p_values = []
     for row, prompt in enumerate(PROMPTS):
         found = torch.tensor([c.token_ids for c in completions if c.request.row_id == row])
-        assert found.shape == (NUM_SAMPLES, DEPTH)
+        assert found.shape == (num_samples, DEPTH)
         law = completion_law(model, prompt, replica.settings)
         counts = torch.bincount(buckets[(found * place).sum(1)], minlength=NUM_BUCKETS)
         expected = torch.zeros(NUM_BUCKETS, dtype=torch.float64).index_add_(0, buckets, law)
@@ -78,14 +79,14 @@ def bucket_p_values(replica: Replica, model: PreTrainedModel) -> list[float]:
 
 
 def small_replica(
-    num_draft_tokens: int, settings: SamplingSettings, *, with_draft: bool = True, **ahead: int
+    num_draft_tokens: int, settings: SamplingSettings, *, with_draft: bool = True, **options: Any
 ) -> Replica:
     target, draft = small_pair()
     return Replica(
         target,
         draft if with_draft else None,
         num_draft_tokens=num_draft_tokens,
-        **ahead,
+        **options,
         settings=settings,
         seed=num_draft_tokens,
         **LARGE_BATCH,

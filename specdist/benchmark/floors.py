@@ -1,0 +1,184 @@
+"""How fast a pass could be at best: its bytes over the memory's rate, or its operations over the arithmetic
+rate, whichever takes longer. Both rates are measured on the spot, by simple kernels.
+
+Weights are read from memory at the rate at which an array of their size can be read again and again: what
+stays in a cache does so for the model too.
+
+B rows, C context tokens, N new tokens per row.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.benchmark.overhead import NUM_WARMUPS, FlatPass
+from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.timing import timed
+from specdist.models.runner import ModelRunner
+
+NUM_TRIALS = 12
+ROW_LENGTH = 1024
+# More than any cache, and less than would have to be spared.
+MOST_BYTES = 2**30
+MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloorResult:
+    """One kind of pass. Every row has ``num_new_tokens`` new tokens behind ``num_context_tokens``; logits are
+    asked of all of them.
+
+    Attributes:
+        num_bytes: of weights and of keys and values, each read once.
+        num_flop: of matrix products and attention.
+        bytes_per_s, flop_per_s: rates of simple kernels on this device.
+        floor_s: the larger of the two times.
+        measured_s, best_s: median and shortest of passes while the other model rests. The rates are the best
+            seen, so on a busy machine the shortest pass is the fairer comparison.
+        ratio: of the median to the floor.
+    """
+
+    model: str
+    batch_size: int
+    num_new_tokens: int
+    num_context_tokens: int
+    num_bytes: int
+    num_flop: int
+    bytes_per_s: float
+    flop_per_s: float
+    memory_s: float
+    arithmetic_s: float
+    floor_s: float
+    measured_s: float
+    best_s: float
+    ratio: float
+
+
+def measure_floors(
+    paged: PagedPair,
+    *,
+    batch_sizes: list[int],
+    num_context_tokens: int,
+    num_draft_tokens: int,
+    num_passes: int,
+    seed: int,
+) -> list[FloorResult]:
+    """The target's verification block and the draft's step, with torch's present number of threads."""
+    return [
+        result
+        for name, runner, num_new_tokens in (
+            ("target", paged.target, num_draft_tokens + 1),
+            ("draft", paged.draft, 1),
+        )
+        for result in _measure_model(
+            name, paged, runner, batch_sizes, num_context_tokens, num_new_tokens, num_passes, seed
+        )
+    ]
+
+
+@torch.inference_mode()
+def _measure_model(
+    name: str,
+    paged: PagedPair,
+    runner: ModelRunner,
+    batch_sizes: list[int],
+    num_context_tokens: int,
+    num_new_tokens: int,
+    num_passes: int,
+    seed: int,
+) -> list[FloorResult]:
+    num_weights, num_bytes_of_weights = _weights_read(runner.model)
+    bytes_per_s = measure_bytes_per_s(min(num_bytes_of_weights, MOST_BYTES), runner.dtype, runner.device)
+    flop_per_s = measure_flop_per_s(runner.dtype, runner.device)
+    generator = torch.Generator().manual_seed(seed)
+    results = []
+    for batch_size in batch_sizes:
+        shape_BT = (batch_size, num_context_tokens + num_new_tokens)
+        token_ids_BT = torch.randint(paged.pair.vocab_size, shape_BT, generator=generator)
+        flat = FlatPass(
+            paged, runner, token_ids_BT[:, :num_context_tokens], token_ids_BT[:, num_context_tokens:]
+        )
+        seconds = [flat.seconds() for _ in range(NUM_WARMUPS + num_passes)]
+        measured_s = statistics.median(seconds[NUM_WARMUPS:])
+        num_tokens = batch_size * num_new_tokens
+        num_keys = shape_BT[1]
+        num_bytes = num_bytes_of_weights + batch_size * num_keys * runner.bytes_per_page(1)
+        num_flop = num_tokens * (2 * num_weights + 4 * num_keys * _attention_width(runner.model))
+        memory_s, arithmetic_s = num_bytes / bytes_per_s, num_flop / flop_per_s
+        floor_s = max(memory_s, arithmetic_s)
+        results.append(
+            FloorResult(
+                model=name,
+                batch_size=batch_size,
+                num_new_tokens=num_new_tokens,
+                num_context_tokens=num_context_tokens,
+                num_bytes=num_bytes,
+                num_flop=num_flop,
+                bytes_per_s=bytes_per_s,
+                flop_per_s=flop_per_s,
+                memory_s=memory_s,
+                arithmetic_s=arithmetic_s,
+                floor_s=floor_s,
+                measured_s=measured_s,
+                best_s=min(seconds),
+                ratio=measured_s / floor_s,
+            )
+        )
+    return results
+
+
+def measure_bytes_per_s(num_bytes: int, dtype: torch.dtype, device: torch.device) -> float:
+    """The best rate at which an array of this size is read: by a sum, or by a product with a vector."""
+    num_rows = max(1, num_bytes // (ROW_LENGTH * dtype.itemsize))
+    matrix = torch.ones(num_rows, ROW_LENGTH, dtype=dtype, device=device)
+    vector = torch.ones(ROW_LENGTH, dtype=dtype, device=device)
+    kernels: list[Callable[[], Tensor]] = [matrix.sum, lambda: matrix @ vector]
+    if _has_one_dnn(dtype, device):
+        kernels.append(lambda: _one_dnn(vector[None], matrix))
+    return matrix.nbytes / _best_s(kernels, device)
+
+
+def measure_flop_per_s(dtype: torch.dtype, device: torch.device) -> float:
+    """The best rate of a large matrix product, in operations per second: two for each multiply-add."""
+    size = MATRIX_SIZE[device.type]
+    matrix = torch.ones(size, size, dtype=dtype, device=device)
+    kernels: list[Callable[[], Tensor]] = [lambda: matrix @ matrix]
+    if _has_one_dnn(dtype, device):
+        kernels.append(lambda: _one_dnn(matrix, matrix))
+    return 2 * size**3 / _best_s(kernels, device)
+
+
+def _best_s(kernels: list[Callable[[], Tensor]], device: torch.device) -> float:
+    return min(timed(device, kernel)[0] for kernel in kernels for _ in range(NUM_TRIALS))
+
+
+def _has_one_dnn(dtype: torch.dtype, device: torch.device) -> bool:
+    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+def _one_dnn(x: Tensor, weight: Tensor) -> Tensor:
+    """What a runner's linear layers use on a CPU."""
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return output
+
+
+def _weights_read(model: PreTrainedModel) -> tuple[int, int]:
+    """How many weights every token is multiplied with, and the bytes of all that is read: not the embeddings,
+    of which a pass needs a few rows, unless they are the output head too."""
+    embeddings = model.get_input_embeddings().weight
+    is_head = embeddings is model.get_output_embeddings().weight
+    read = [weight for weight in model.parameters() if weight is not embeddings or is_head]
+    return sum(weight.numel() for weight in read if weight.dim() > 1), sum(weight.nbytes for weight in read)
+
+
+def _attention_width(model: PreTrainedModel) -> int:
+    """Query dimensions of all layers."""
+    config = model.config.get_text_config()
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_hidden_layers * config.num_attention_heads * head_width)

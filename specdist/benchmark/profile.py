@@ -1,0 +1,221 @@
+"""Where the time of a run goes: pictures of a few rounds, shares of each kind of work, floors of passes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.draft_rank import DraftRank
+from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.floors import FloorResult, measure_floors
+from specdist.benchmark.measuring import measure
+from specdist.benchmark.picture import draw_timeline
+from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate, plan_separate
+from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
+from specdist.benchmark.setting import Setting, set_up
+from specdist.benchmark.synthetic import SyntheticRecord
+from specdist.benchmark.tables import Table
+from specdist.benchmark.timing import torch_threads
+from specdist.data.files import write_json
+from specdist.stats import NS_PER_S, DraftTimes, Stats, TargetTimes
+
+FILE_NAME = "profile.json"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledRun:
+    """One way of running the draft at one batch size.
+
+    Attributes:
+        target_shares, draft_shares: of each side's time over the whole run, by kind of work.
+        target_pass_s, draft_step_s: means over the run, prompts' tokens aside; None where there was none.
+        picture: name of the file beside this one.
+    """
+
+    name: str
+    batch_size: int
+    tokens_per_s: float
+    target_shares: dict[str, float]
+    draft_shares: dict[str, float]
+    target_pass_s: float | None
+    draft_step_s: float | None
+    picture: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """What ``profile.json`` holds. ``num_threads`` are those of each process in the floors' passes."""
+
+    command: str
+    date: str
+    hardware: Hardware
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    synthetic: SyntheticRecord | None
+    models: ModelSizes
+    work: WorkSize
+    num_threads: int
+    runs: list[ProfiledRun]
+    floors: list[FloorResult]
+    kind: str = field(default="specdist profile")
+
+
+def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
+    """Run every way once and write ``--profile``. Raises :class:`UserError` as the benchmark does."""
+    assert config.profile is not None and config.batch_sizes
+    folder = Path(config.profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    setting = set_up(config)
+    hardware = Hardware.of_this_process(setting.device)
+    num_threads = hardware.num_threads
+    with contextlib.ExitStack() as stack:
+        rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
+        if rank is not None:
+            num_threads = rank.num_threads
+        measured = measure(_methods(config, setting, rank), setting.rows, 1, setting.device)
+    runs = []
+    for item in measured:
+        method, [generated] = item.method, item.generated
+        is_separate = isinstance(method, SpecdistSeparate)
+        picture = f"{_file_name(method.name)}-batch-{method.batch_size}.png"
+        draw_timeline(
+            folder / picture,
+            f"{method.name}, batch {method.batch_size}: {item.tokens_per_s:.1f} tokens/s",
+            {
+                "target\n(rank 0)": generated.target_spans,
+                f"draft\n(rank {int(is_separate)})": generated.draft_spans,
+            },
+        )
+        assert generated.stats is not None
+        runs.append(profiled_run(method.name, method.batch_size, item.tokens_per_s, generated.stats, picture))
+    floors: list[FloorResult] = []
+    if config.overhead_repeats:
+        logger.info("timing single passes and the device")
+        with torch_threads(num_threads):
+            floors = measure_floors(
+                setting.paged,
+                batch_sizes=config.batch_sizes,
+                num_context_tokens=setting.work.longest_prompt,
+                num_draft_tokens=config.num_draft_tokens,
+                num_passes=config.overhead_repeats,
+                seed=config.seed,
+            )
+    result = ProfileResult(
+        command=command,
+        date=now(),
+        hardware=hardware,
+        versions=versions(),
+        settings=dataclasses.asdict(config),
+        synthetic=setting.synthetic,
+        models=setting.models,
+        work=setting.work,
+        num_threads=num_threads,
+        runs=runs,
+        floors=floors,
+    )
+    write_json(folder / FILE_NAME, dataclasses.asdict(result))
+    return result
+
+
+def profile_report(result: ProfileResult) -> str:
+    """The shares and the floors, in plain text."""
+    blocks = ["Shares of each rank's time:", _shares_table(result).console()]
+    if result.floors:
+        blocks += [
+            f"Single passes beside what the device allows, {result.num_threads} thread(s):",
+            _floors_table(result).console(),
+        ]
+    return "\n\n".join(blocks)
+
+
+def profiled_run(name: str, batch_size: int, tokens_per_s: float, stats: Stats, picture: str) -> ProfiledRun:
+    """Read it from a run's statistics."""
+    return ProfiledRun(
+        name=name,
+        batch_size=batch_size,
+        tokens_per_s=tokens_per_s,
+        target_shares=_shares(stats.target_ns),
+        draft_shares=_shares(stats.draft_ns),
+        target_pass_s=_mean_s(stats.target_ns.verify, stats.num_target_passes),
+        draft_step_s=_mean_s(stats.draft_ns.draft, stats.num_draft_passes),
+        picture=picture,
+    )
+
+
+def _methods(
+    config: BenchmarkConfig, setting: Setting, rank: DraftRank | None
+) -> list[SpecdistColocated | SpecdistSeparate]:
+    methods: list[SpecdistColocated | SpecdistSeparate] = []
+    for batch_size in config.batch_sizes or []:
+        order = DraftOrder(num_slots=batch_size, num_draft_tokens=config.num_draft_tokens, keeps_spans=True)
+        if config.is_colocated:
+            methods.append(SpecdistColocated(setting.paged, order))
+        if rank is not None:
+            plan = plan_separate(setting.paged, rank, order, config.num_branches)
+            methods += [SpecdistSeparate(setting.paged, rank, item) for item in plan.orders]
+    return methods
+
+
+def _shares(times: TargetTimes | DraftTimes) -> dict[str, float]:
+    return {kind: amount / max(1, times.total) for kind, amount in dataclasses.asdict(times).items()}
+
+
+def _mean_s(total_ns: int, count: int) -> float | None:
+    return total_ns / count / NS_PER_S if count else None
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _shares_table(result: ProfileResult) -> Table:
+    kinds = ("prefill", "draft", "verify", "transfer", "idle", "host")
+    return Table(
+        ["run", "batch", "tokens/s", "rank", *kinds, "ms per pass"],
+        [
+            [
+                run.name.removeprefix("specdist, "),
+                str(run.batch_size),
+                f"{run.tokens_per_s:.1f}",
+                role,
+                *(f"{shares[kind]:.2f}" if kind in shares else "-" for kind in kinds),
+                "-" if pass_s is None else f"{1e3 * pass_s:.2f}",
+            ]
+            for run in result.runs
+            for role, shares, pass_s in (
+                ("target", run.target_shares, run.target_pass_s),
+                ("draft", run.draft_shares, run.draft_step_s),
+            )
+        ],
+    )
+
+
+def _floors_table(result: ProfileResult) -> Table:
+    return Table(
+        ["model", "rows x new tokens", "context", "MB", "GFLOP", "GB/s", "GFLOP/s", "floor ms", "median ms",
+         "best ms", "median / floor"],
+        [
+            [
+                item.model,
+                f"{item.batch_size} x {item.num_new_tokens}",
+                str(item.num_context_tokens),
+                f"{item.num_bytes / 1e6:.1f}",
+                f"{item.num_flop / 1e9:.2f}",
+                f"{item.bytes_per_s / 1e9:.1f}",
+                f"{item.flop_per_s / 1e9:.0f}",
+                f"{1e3 * item.floor_s:.2f}",
+                f"{1e3 * item.measured_s:.2f}",
+                f"{1e3 * item.best_s:.2f}",
+                f"{item.ratio:.2f}",
+            ]
+            for item in result.floors
+        ],
+    )  # fmt: skip

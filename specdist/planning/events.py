@@ -1,0 +1,134 @@
+"""A job round by round: the same costs as in :mod:`specdist.planning.simulate`, with its start and its end.
+
+Rows have lengths of their own, a row that ends makes room for the next, prompts join passes in chunks, and
+candidates are accepted by the flip of a coin. What the scheduler and the draft do, without any model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.planning.simulate import NS_PER_S, PREFILL_CHUNK_TOKENS, ReplicaCosts, Settings
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """Tokens of one row's prompt and of its completion."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(eq=False)
+class _Row:
+    """``num_left``: tokens still to come behind the known decision. ``is_ready``: candidates are prepared.
+    ``lags``: the draft has not run the last candidate of its block, which was accepted whole."""
+
+    lengths: RowLengths
+    num_prefilled: int = 0
+    num_left: int = 0
+    is_ready: bool = False
+    lags: bool = False
+
+    @property
+    def num_context_left(self) -> int:
+        return self.lengths.prompt_tokens - self.num_prefilled
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOutcome:
+    """Wall time of a job in seconds, and what was done in it."""
+
+    seconds: float
+    num_tokens: int
+    num_rounds: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+def run_job(
+    costs: ReplicaCosts,
+    settings: Settings,
+    rows: Sequence[RowLengths],
+    *,
+    seed: int = 0,
+    max_batch_tokens: int = PREFILL_CHUNK_TOKENS,
+) -> JobOutcome:
+    """Generate all rows, in their order; every prompt has at least one token."""
+    coins = np.random.default_rng(seed)
+    waiting, running = deque(map(_Row, rows)), list[_Row]()
+    seconds, num_rounds = 0.0, 0
+    while waiting or running:
+        decoding = [row for row in running if not row.num_context_left]
+        candidates = [_num_candidates(settings, row) for row in decoding]
+        budget = max_batch_tokens - len(decoding) * (settings.num_draft_tokens + 1)
+        num_chunk_tokens = 0
+        while budget > num_chunk_tokens:
+            row = next((row for row in running if row.num_context_left), None)
+            if row is None:
+                if not waiting or len(running) == settings.num_rows:
+                    break
+                row = waiting.popleft()
+                running.append(row)
+            taken = min(row.num_context_left, budget - num_chunk_tokens)
+            row.num_prefilled += taken
+            num_chunk_tokens += taken
+            if not row.num_context_left:
+                row.num_left = row.lengths.output_tokens - 1
+                row.is_ready = _is_prepared(settings, coins, is_hit=coins.random() < settings.acceptance)
+        seconds += _round_s(costs, settings, decoding, candidates, num_chunk_tokens)
+        num_rounds += 1
+        for row, count in zip(decoding, candidates, strict=True):
+            _verify(settings, coins, row, count)
+        running = [row for row in running if row.num_context_left or row.num_left > 0]
+    num_tokens = sum(row.output_tokens for row in rows)
+    return JobOutcome(seconds=seconds, num_tokens=num_tokens, num_rounds=num_rounds)
+
+
+def _num_candidates(settings: Settings, row: _Row) -> int:
+    """Behind the candidates a pass always yields one token more."""
+    if settings.mode == "target only" or (settings.is_ahead and not row.is_ready):
+        return 0
+    return max(0, min(settings.num_draft_tokens, row.num_left - 1))
+
+
+def _verify(settings: Settings, coins: np.random.Generator, row: _Row, num_candidates: int) -> None:
+    flips = coins.random(num_candidates + 1) < settings.acceptance
+    misses = np.flatnonzero(~flips)
+    num_accepted = int(misses[0]) if len(misses) else num_candidates + 1
+    row.lags = num_accepted >= num_candidates > 0
+    # The flip behind the candidates is that of the first token ahead, which may become the decision.
+    row.is_ready = _is_prepared(settings, coins, is_hit=num_accepted > num_candidates)
+    row.num_left -= min(num_accepted, num_candidates) + 1
+
+
+def _is_prepared(settings: Settings, coins: np.random.Generator, *, is_hit: bool) -> bool:
+    return settings.is_ahead and bool(is_hit or coins.random() < settings.caught_share)
+
+
+def _round_s(
+    costs: ReplicaCosts,
+    settings: Settings,
+    decoding: Sequence[_Row],
+    candidates: Sequence[int],
+    num_chunk_tokens: int,
+) -> float:
+    passes = costs.passes
+    target_ns = float(passes.target(sum(candidates) + len(decoding) + num_chunk_tokens))
+    if settings.mode == "target only":
+        return costs.round_s + target_ns / NS_PER_S
+    draft_ns = float(costs.draft_prefill(num_chunk_tokens))
+    if settings.is_ahead:
+        chains = len(decoding) * (1 + settings.num_branches)
+        draft_ns += float(passes.draft(len(decoding)) + settings.num_draft_tokens * passes.draft(chains))
+        return costs.round_s + costs.proposal_s + max(target_ns, draft_ns) / NS_PER_S
+    for depth in range(max(candidates, default=0)):
+        active = [row for row, count in zip(decoding, candidates, strict=True) if count > depth]
+        draft_ns += float(passes.draft(len(active) + (0 if depth else sum(row.lags for row in active))))
+    return costs.round_s + costs.proposal_s + (target_ns + draft_ns) / NS_PER_S

@@ -1,0 +1,121 @@
+"""GPUs as a planner sees them: how much memory, how fast it is read, how fast numbers are multiplied.
+
+Peaks are those of the vendor's data sheets. What kernels reach of them is assumed here: no GPU was at hand to
+measure it on. ``--gpu here`` replaces a row of this table by measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdist.errors import UserError
+
+GB = 10**9
+GIB = 2**30
+TERA = 10**12
+US = 1e-6
+# Reading a matrix once, as decoding does: copies of a gigabyte reach nine tenths of the memory's peak, and
+# kernels of a few dozen microseconds less.
+BANDWIDTH_EFFICIENCY = 0.8
+# Products of a few hundred tokens with a large matrix; those of thousands come nearer to the peak.
+ARITHMETIC_EFFICIENCY = 0.6
+# A small all-reduce inside a node: its launch and two steps over the links.
+NVLINK_LATENCY_S = 10 * US
+PCIE_LATENCY_S = 30 * US
+HERE = "here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device.
+
+    Attributes:
+        half_flops_per_s, float_flops_per_s: peaks for dense products of 16-bit and of float32 numbers; torch
+            runs float32 products without TF32.
+        link_bytes_per_s: to the other GPUs of the node, in one direction.
+        link_latency_s: of a small all-reduce among them.
+        has_bfloat16: whether 16-bit products may be bfloat16.
+        bandwidth_efficiency, arithmetic_efficiency: what kernels reach of the peaks.
+        reserved_bytes: taken by the driver and by communication before anything is loaded.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    half_flops_per_s: float
+    float_flops_per_s: float
+    link_bytes_per_s: float
+    link_latency_s: float
+    has_bfloat16: bool = True
+    bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
+    arithmetic_efficiency: float = ARITHMETIC_EFFICIENCY
+    reserved_bytes: int = GIB
+
+    @property
+    def sustained_bytes_per_s(self) -> float:
+        """Memory read by kernels."""
+        return self.bandwidth_bytes_per_s * self.bandwidth_efficiency
+
+    def sustained_flops_per_s(self, bytes_per_number: int) -> float:
+        """Products of numbers of this width."""
+        peak = self.half_flops_per_s if bytes_per_number <= 2 else self.float_flops_per_s
+        return peak * self.arithmetic_efficiency
+
+    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
+        """Sum ``num_bytes`` over the ranks of a node: a ring sends 2 (n - 1) / n of them over each link."""
+        if num_ranks == 1:
+            return 0.0
+        return self.link_latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.link_bytes_per_s
+
+
+def _gpu(
+    name: str, memory_gb: float, bandwidth_gb: float, half_tera: float, float_tera: float, link_gb: float,
+    *, is_nvlink: bool, has_bfloat16: bool = True,
+) -> Gpu:  # fmt: skip
+    return Gpu(
+        name=name,
+        memory_bytes=int(memory_gb * GIB),
+        bandwidth_bytes_per_s=bandwidth_gb * GB,
+        half_flops_per_s=half_tera * TERA,
+        float_flops_per_s=float_tera * TERA,
+        link_bytes_per_s=link_gb * GB,
+        link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
+        has_bfloat16=has_bfloat16,
+    )
+
+
+# NVIDIA's data sheets and architecture whitepapers of each product; tensor figures are dense ones, half of
+# those "with sparsity". Memory in GiB is about what the driver reports, which is less than the sheet's.
+# Links: half of NVLink's total, which counts both directions (900 GB/s for H100 and H200 SXM, 600 for A100,
+# 300 for V100), else one direction of PCIe (64 GB/s for generation 5 × 16, 32 for generation 4).
+# columns: memory GiB, bandwidth GB/s, 16-bit TFLOP/s, float32 TFLOP/s, link GB/s
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("b200", 179, 8000, 2250, 75, 900, is_nvlink=True),
+        _gpu("h200", 140, 4800, 989, 67, 450, is_nvlink=True),
+        _gpu("h100-sxm", 79.6, 3350, 989, 67, 450, is_nvlink=True),
+        _gpu("h100-pcie", 79.6, 2000, 756, 51, 64, is_nvlink=False),
+        _gpu("a100-80", 79.3, 2039, 312, 19.5, 300, is_nvlink=True),
+        _gpu("a100-40", 39.4, 1555, 312, 19.5, 300, is_nvlink=True),
+        _gpu("l40s", 44.5, 864, 362, 91.6, 32, is_nvlink=False),
+        _gpu("l4", 22.5, 300, 121, 30.3, 32, is_nvlink=False),
+        _gpu("a10", 22.5, 600, 125, 31.2, 32, is_nvlink=False),
+        _gpu("v100-32", 31.7, 900, 125, 15.7, 150, is_nvlink=True, has_bfloat16=False),
+        _gpu("rtx-4090", 23.6, 1008, 165, 82.6, 32, is_nvlink=False),
+        _gpu("rtx-3090", 23.6, 936, 71, 35.6, 32, is_nvlink=False),
+    )
+}
+
+
+def find_gpu(name: str, dtype: str) -> Gpu:
+    """A row of the table. Raises :class:`UserError` for another name, or numbers that it cannot run."""
+    gpu = GPUS.get(name.lower())
+    if gpu is None:
+        raise UserError(
+            f"--gpu {name} is not in the table: choose one of {', '.join(GPUS)}, or {HERE} to measure this "
+            "machine's device"
+        )
+    if dtype == "bfloat16" and not gpu.has_bfloat16:
+        raise UserError(f"--dtype bfloat16 is not for --gpu {name}, which has none: use --dtype float16")
+    return gpu

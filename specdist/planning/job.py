@@ -1,0 +1,123 @@
+"""``jobs/plan.py``: from its options to the text and the document that it prints."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdist.benchmark.config import device_of
+from specdist.data.files import write_atomically
+from specdist.errors import UserError
+from specdist.planning.advise import Planner, Site, Work, recommend
+from specdist.planning.documents import fit_document, launch_command, plan_document, run_options, run_yaml
+from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
+from specdist.planning.measuring import measure_here
+from specdist.planning.models import open_model
+from specdist.planning.options import PlanConfig
+from specdist.planning.report import comparison_table, memory_table, plan_table, reason
+from specdist.planning.sizes import ModelSize
+from specdist.planning.validate import validate
+
+WITHIN = 0.15
+
+
+def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
+    """What to print, and the document. Raises :class:`UserError`."""
+    if config.validate:
+        comparisons = validate(config, device_of(config.device))
+        num_close = sum(abs(found.error) <= WITHIN for found in comparisons)
+        text = f"{comparison_table(comparisons)}\n{num_close} of {len(comparisons)} within {WITHIN:.0%}"
+        return text, {
+            "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in comparisons]
+        }
+    target, dtype = open_model("--target", config.target, config.dtype)
+    draft = None
+    if config.draft is not None:
+        # Without --dtype each model has its own, as in the job.
+        draft, _ = open_model("--draft", config.draft, config.dtype)
+    work = Work(
+        prompt_tokens=config.prompt_tokens,
+        output_tokens=config.output_tokens,
+        num_prompts=config.num_prompts,
+        acceptance=config.acceptance or 0.0,
+        caught=config.caught,
+    )
+    _check_lengths(work, target, draft)
+    gpu = (
+        measure_here(device_of(config.device), getattr(torch, dtype))
+        if config.gpu == HERE
+        else find_gpu(config.gpu, dtype)
+    )
+    site = Site(
+        gpu=gpu,
+        gpus_per_node=config.gpus_per_node,
+        num_nodes=config.nodes,
+        max_batch_rows=config.max_batch_rows,
+    )
+    planner = Planner(target, draft, site, work)
+    fits = planner.fits()
+    parts = [_describe(target, draft, dtype, gpu, site), memory_table(fits, work)]
+    document: dict[str, Any] = {
+        "gpu": dataclasses.asdict(gpu),
+        "num_parameters": {
+            "target": target.num_parameters,
+            "draft": None if draft is None else draft.num_parameters,
+        },
+        "memory": [
+            {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **fit_document(fit)}
+            for mode, tp_size, fit in fits
+        ],
+    }
+    if config.memory:
+        return "\n\n".join(parts), document
+    plans = planner.best_plans()
+    chosen = recommend(plans)
+    if chosen is None:
+        raise UserError(
+            f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory, "
+            f"or lower --prompt_tokens and --output_tokens\n{parts[1]}"
+        )
+    options = run_options(config, chosen, work)
+    launch = launch_command(chosen, config.output_config or "PLAN.yaml")
+    if config.output_config is not None:
+        content = run_yaml(options, command, launch)
+        write_atomically(Path(config.output_config), lambda file: file.write(content.encode()))
+    parts += [
+        plan_table(plans, chosen),
+        reason(plans, chosen, target, site),
+        f"Each of {chosen.num_replicas} replicas, on prompts of its own: {launch}"
+        if chosen.num_replicas > 1
+        else f"Launch: {launch}",
+    ]
+    document |= {
+        "plans": [plan_document(plan) for plan in plans],
+        "recommended": plan_document(chosen),
+        "options": options,
+        "launch": launch,
+    }
+    return "\n\n".join(parts), document
+
+
+def _check_lengths(work: Work, target: ModelSize, draft: ModelSize | None) -> None:
+    for model in (target, draft):
+        if model is not None and work.row_tokens > model.max_positions:
+            raise UserError(
+                f"--prompt_tokens {work.prompt_tokens} and --output_tokens {work.output_tokens} make "
+                f"{work.row_tokens} tokens, but {model.name} was made for {model.max_positions}: lower one"
+            )
+
+
+def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, site: Site) -> str:
+    models = " and ".join(
+        f"{model.name} ({model.num_parameters / 1e9:.2f}B)" for model in (target, draft) if model is not None
+    )
+    rate = gpu.sustained_flops_per_s(target.bytes_per_number) / TERA
+    source = "measured" if gpu.name == HERE else "assumed of kernels"
+    return (
+        f"{models} in {dtype} on {site.num_nodes} x {site.gpus_per_node} {gpu.name}: "
+        f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and "
+        f"{rate:,.2f} TFLOP/s ({source})"
+    )

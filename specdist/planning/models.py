@@ -1,0 +1,39 @@
+"""Models by name for a planner: their configuration alone, from a shape, a folder, or the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+
+from specdist.benchmark.random_llama import SHAPES
+from specdist.errors import UserError
+from specdist.models.checkpoint import Checkpoint, check_family
+from specdist.planning.sizes import ModelSize, model_size
+
+# A shape is no checkpoint, and limits no context.
+ANY_LENGTH = 2**20
+
+
+def open_model(option: str, name: str, dtype: str) -> tuple[ModelSize, str]:
+    """The sizes of a model, and the type of its numbers. Raises :class:`UserError` where it cannot be had,
+    or is of a family that the engine does not run."""
+    if name in SHAPES:
+        shape = SHAPES[name]
+        config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
+        config.max_position_embeddings = ANY_LENGTH
+    else:
+        try:
+            config = AutoConfig.from_pretrained(name)
+        except (OSError, ValueError, StrictDataclassError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"{option} {name} has no configuration that can be read ({reason}): name a folder with a "
+                f"config.json, a model of the hub that you may read, or a shape ({', '.join(SHAPES)})"
+            ) from error
+    model = Checkpoint(option=option, name=name, folder=Path(name), config=config, weight_files=())
+    check_family(model, 1)
+    torch_dtype = model.torch_dtype(dtype)
+    return model_size(name, config, torch_dtype.itemsize), str(torch_dtype).removeprefix("torch.")

@@ -1,0 +1,98 @@
+"""The options of ``jobs/plan.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdist.arguments import option
+from specdist.benchmark.random_llama import SHAPES
+from specdist.errors import UserError
+from specdist.planning.hardware import GPUS, HERE
+
+# Draft lengths of the runs from which --validate takes what the engine adds to passes.
+CALIBRATION_LENGTHS = (1, 4)
+
+
+@dataclass(kw_only=True)
+class PlanConfig:
+    """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
+
+    # Models: configurations are enough
+    target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
+    draft: str | None = option(None, help="hub id, folder or shape of the small model; none = target only")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", help="auto = the configuration's; bfloat16 for a shape"
+    )
+
+    # Hardware
+    gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")
+    gpus_per_node: int = option(1, help="GPUs of a node; a replica does not cross nodes")
+    nodes: int = option(1, help="nodes")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help=f"what --gpu {HERE} and --validate run on")
+
+    # Work
+    prompt_tokens: int = option(512, help="tokens of a prompt")
+    output_tokens: int = option(256, help="tokens of a completion")
+    num_prompts: int = option(10_000, help="completions to generate")
+    acceptance: float | None = option(None, help="probability that a drafted token is accepted, 0 to 1")
+    caught: float = option(0.5, help="share of the misses that branches catch, 0 to below 1")
+    max_batch_rows: int | None = option(None, help="most rows in flight (default: what memory holds)")
+
+    # What to do
+    memory: bool = option(False, help="answer only whether it fits")
+    output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
+    validate: bool = option(
+        False, help="predict runs of --target and --draft (folders) on this machine, run them, and compare"
+    )
+    batch_sizes: list[int] | None = option(None, help="rows at a time of --validate (1 4)", action="extend")
+    draft_lengths: list[int] | None = option(
+        None, help="draft tokens per round of --validate (3 5)", action="extend"
+    )
+    repeats: int = option(3, help="runs of each setting of --validate, of which the median counts")
+
+    def __post_init__(self) -> None:
+        self.draft = None if self.draft in (None, "none", "") else self.draft
+        for name in ("gpus_per_node", "nodes", "prompt_tokens", "output_tokens", "num_prompts", "repeats"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        for name in ("batch_sizes", "draft_lengths"):
+            values = getattr(self, name)
+            _require(name, values, values is None or min(values, default=0) >= 1, "must be at least 1")
+            if values and not self.validate:
+                raise UserError(f"--{name} has no effect without --validate: leave it out or add it")
+        known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths or [])
+        if known:
+            raise UserError(
+                f"--draft_lengths {min(known)} is what --validate calibrates with, and predicting it shows "
+                "nothing: choose other lengths"
+            )
+        rows = self.max_batch_rows
+        _require("max_batch_rows", rows, rows is None or rows >= 1, "must be at least 1")
+        rate = self.acceptance
+        _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
+        _require("caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): no branches catch all")
+        if self.memory and self.validate:
+            raise UserError("--memory and --validate exclude each other: leave one out")
+        if self.output_config is not None and (self.memory or self.validate):
+            raise UserError(
+                f"--output_config {self.output_config} is for a recommendation, which --memory and "
+                "--validate do not make: leave it out"
+            )
+        if self.validate and self.draft is None:
+            raise UserError("--validate compares speculative runs: name a --draft too")
+        if self.validate and rate is not None:
+            raise UserError(
+                f"--acceptance {rate} has no effect with --validate, which measures it: leave it out"
+            )
+        if self.draft is not None and rate is None and not (self.memory or self.validate):
+            raise UserError(
+                "--acceptance is missing: give the share of drafted tokens that you expect the target to "
+                "accept (0.6 to 0.8 for a draft of the target's family), or leave out --draft"
+            )
+        if self.draft is None and rate is not None:
+            raise UserError(f"--acceptance {rate} has no effect without a --draft: name one or leave it out")
+
+
+def _require(name: str, value: Any, holds: bool, rule: str) -> None:
+    if not holds:
+        raise UserError(f"--{name} {value!r} {rule}")

@@ -1,0 +1,163 @@
+"""A plan for people: tables, and the reason in words."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from specdist.planning.advise import WORTHWHILE, Plan, Site, Work
+from specdist.planning.hardware import GIB
+from specdist.planning.memory import Fit
+from specdist.planning.simulate import Mode
+from specdist.planning.sizes import ModelSize
+from specdist.planning.validate import Comparison
+
+NAMES: dict[Mode, str] = {
+    "target only": "target only",
+    "colocated": "colocated speculation",
+    "in turns": "draft GPU, in turns",
+    "ahead": "draft GPU, ahead",
+    "branches": "draft GPU, branches",
+}
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """Predicted beside measured, a line per setting."""
+    rows = [["batch", "K", "acceptance", "measured tokens/s", "predicted tokens/s", "error",
+             "of the repeats"]]  # fmt: skip
+    rows += [
+        [
+            str(found.num_rows),
+            str(found.num_draft_tokens),
+            "-" if found.acceptance is None else f"{found.acceptance:.2f}",
+            f"{statistics.median(found.measured_tokens_per_s):.1f}",
+            f"{statistics.median(found.predicted_tokens_per_s):.1f}",
+            f"{found.error:+.1%}",
+            f"{min(found.errors):+.0%} .. {max(found.errors):+.0%}",
+        ]
+        for found in comparisons
+    ]
+    return _table(rows)
+
+
+def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
+    """What every GPU would hold, in GiB, and how many rows of the full length there is room for."""
+    rows = [["mode", "tp", "GPU of", "weights", "usable", "cache per row", "most rows", ""]]
+    for mode, tp_size, fit in fits:
+        for role, share in (("target", fit.target), ("draft", fit.draft)):
+            if share is not None:
+                per_row = share.cache_bytes_per_row + share.branch_bytes_per_row
+                first = role == "target"
+                rows.append(
+                    [
+                        NAMES[mode].removesuffix(", ahead") if first else "",
+                        str(tp_size) if first else "",
+                        "both" if mode == "colocated" else role,
+                        _gib(share.weight_bytes),
+                        _gib(share.usable_bytes),
+                        _gib(per_row, digits=4),
+                        str(share.most_rows),
+                        ("fits" if fit.most_rows else "does not fit") if first else "",
+                    ]
+                )
+    return f"GiB per GPU, for rows of {work.row_tokens} tokens:\n{_table(rows)}"
+
+
+def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
+    """One line per plan; the recommended one is marked."""
+    rows = [["", "mode", "tp", "GPUs", "replicas", "batch", "K", "tokens/s", "per GPU", "hours",
+             "tokens/round", "round ms", "target busy", "draft busy"]]  # fmt: skip
+    for plan in plans:
+        found = plan.prediction
+        rows.append(
+            [
+                "=>" if plan is chosen else "" if plan.is_runnable else "(*)",
+                NAMES[plan.settings.mode],
+                str(plan.tp_size),
+                str(plan.num_gpus),
+                str(plan.num_replicas),
+                str(plan.settings.num_rows),
+                str(plan.settings.num_draft_tokens or "-"),
+                f"{plan.tokens_per_s:,.0f}",
+                f"{plan.tokens_per_s_per_gpu:,.0f}",
+                f"{plan.hours:.3g}",
+                f"{found.tokens_per_round:.2f}",
+                f"{found.round_s * 1e3:.1f}",
+                f"{found.target_share:.0%}",
+                f"{found.draft_share:.0%}" if found.draft_share else "-",
+            ]
+        )
+    notes = "" if all(plan.is_runnable for plan in plans) else (
+        "\n(*) not runnable: jobs/generate.py holds both models in one process on one GPU only"
+    )  # fmt: skip
+    return _table(rows) + notes
+
+
+def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:
+    """Why this plan, in sentences."""
+    gpu, width = site.gpu, target.bytes_per_number
+    free_tokens = gpu.sustained_flops_per_s(width) * width / (2 * gpu.sustained_bytes_per_s)
+    limit = (
+        f"Here the time of a pass of the target is that of reading its matrices for up to about "
+        f"{free_tokens:.0f} tokens, and grows with them beyond"
+    )
+    plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)
+    others = [plan for plan in plans if plan.settings.mode != "target only" and plan.is_runnable]
+    if plain is not None and chosen is plain:
+        if not others:
+            return f"Target only: there is no draft, or none fits. {limit}."
+        best = max(others, key=lambda plan: plan.tokens_per_s)
+        return (
+            f"Do not speculate: plain decoding with {plain.settings.num_rows} rows gives "
+            f"{plain.tokens_per_s:,.0f} tokens/s, and the best that speculation gives is "
+            f"{best.tokens_per_s / plain.tokens_per_s:.2f} times that ({NAMES[best.settings.mode]}; from "
+            f"{WORTHWHILE:g} on it would be taken). {limit}."
+        )
+    name = NAMES[chosen.settings.mode]
+    sentences = [f"{name[0].upper()}{name[1:]} with {_setting(chosen)}"]
+    if plain is None:
+        sentences.append("plain decoding does not fit")
+    else:
+        sentences.append(
+            f"{chosen.tokens_per_s / plain.tokens_per_s:.2f} times the tokens/s of plain decoding on the "
+            f"same nodes ({chosen.tokens_per_s_per_gpu / plain.tokens_per_s_per_gpu:.2f} times per GPU used)"
+        )
+    text = ": ".join(sentences) + f". {limit}; its passes have {chosen.prediction.tokens_per_pass:.0f}."
+    if chosen.settings.mode == "branches":
+        text += (
+            f" It takes {chosen.settings.num_branches} branches per row that catch "
+            f"{chosen.settings.caught:.0%} of the misses, which was assumed (--caught)."
+        )
+    better = [plan for plan in plans if plan.tokens_per_s_per_gpu > WORTHWHILE * chosen.tokens_per_s_per_gpu
+              and plan.is_runnable]  # fmt: skip
+    if better:
+        most = max(better, key=lambda plan: plan.tokens_per_s_per_gpu)
+        text += (
+            f" Per GPU, {NAMES[most.settings.mode]} with {_setting(most)} gives more "
+            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): take it if GPUs left over are "
+            "of use to others."
+        )
+    return text
+
+
+def _setting(plan: Plan) -> str:
+    length = plan.settings.num_draft_tokens
+    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} rows" + f" and {length} draft tokens" * bool(
+        length
+    )
+
+
+def _gib(num_bytes: int, digits: int = 1) -> str:
+    return f"{num_bytes / GIB:.{digits}f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,88 @@
+"""What a pass should take, from sizes and peaks: the roofline (Williams, Waterman, Patterson 2009).
+
+Matrices and attention run one after the other, each for as long as the slower of reading and multiplying;
+then come the sums over ranks, two per layer, and what every pass costs whatever its size. Reading the cache
+is where the length of the context enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from specdist.costs import CostModel, Curve
+from specdist.planning.hardware import Gpu
+from specdist.planning.simulate import ReplicaCosts
+from specdist.planning.sizes import ALL_REDUCES_PER_LAYER, ModelSize
+
+NS_PER_S = 1_000_000_000
+# Assumed of a recorded pass on a GPU: packing and sending its inputs, replaying the graph, drawing.
+LAUNCH_S = 0.3e-3
+# Assumed of the host between two target passes: scheduling, committing, stop conditions. Not hidden.
+ROUND_S = 0.5e-3
+# Assumed of asking the draft: a message to its rank and the answer; in one process it is less.
+PROPOSAL_S = 0.2e-3
+# Curves are straight between their points, which stand this close.
+STEP = 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A model on ``tp_size`` GPUs of a kind; all its rows have ``context_tokens`` in the cache."""
+
+    model: ModelSize
+    gpu: Gpu
+    tp_size: int = 1
+    context_tokens: float
+    launch_s: float = LAUNCH_S
+
+    def pass_s(self, num_tokens: float, num_rows: float) -> float:
+        """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` rows."""
+        model, gpu, tp_size = self.model, self.gpu, self.tp_size
+        flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
+        matrices_s = max(
+            model.streamed_bytes(tp_size) / gpu.sustained_bytes_per_s,
+            num_tokens * model.flops_per_token(tp_size) / flops_per_s,
+        )
+        attention_s = max(
+            num_rows * model.cache_read_bytes(tp_size, self.context_tokens) / gpu.sustained_bytes_per_s,
+            num_tokens * model.attention_flops(tp_size, self.context_tokens) / flops_per_s,
+        )
+        message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
+        sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
+        return matrices_s + attention_s + sums_s + self.launch_s
+
+
+def roofline_costs(
+    target: Placement, draft: Placement | None, *, num_rows: int, most_tokens: int, most_chains: int
+) -> ReplicaCosts:
+    """The curves that a replica with ``num_rows`` rows in flight would measure.
+
+    Args:
+        most_tokens: of a target pass, prompts included.
+        most_chains: rows and branches of a draft step.
+    """
+    target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
+    if draft is None:
+        nothing = Curve([1], [0])
+        return ReplicaCosts(CostModel(target_curve, nothing), nothing, round_s=ROUND_S, proposal_s=0.0)
+    return ReplicaCosts(
+        passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_chains)),
+        draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1), most_tokens),
+        round_s=ROUND_S,
+        proposal_s=PROPOSAL_S,
+    )
+
+
+def _curve(seconds: Callable[[int], float], largest: int) -> Curve:
+    sizes = list(_sizes(largest))
+    return Curve(sizes, [round(seconds(size) * NS_PER_S) for size in sizes])
+
+
+def _sizes(largest: int) -> Iterable[int]:
+    """1 .. ``largest``, ever further apart."""
+    size = 1
+    while size < largest:
+        yield size
+        size = max(size + 1, int(size * STEP))
+    yield largest

@@ -1,0 +1,226 @@
+"""Predicted against measured: the simulator's tokens per second beside those of the engine, here and now.
+
+Times of single passes are measured as a job measures them at its start. What the engine adds to them
+(drawing, scheduling, committing) is taken from runs of 1 and of 4 draft tokens per round, which are not among
+those predicted.
+Acceptance is taken from the run that is predicted: it is a property of the pair, not of the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.methods import Generated
+from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.pair import Pair
+from specdist.benchmark.placements import SpecdistColocated
+from specdist.benchmark.timing import timed
+from specdist.benchmark.workload import Row
+from specdist.costs import CostModel, Curve
+from specdist.job.costs import draw_from_logits, judge_logits, measure_curve
+from specdist.planning.events import RowLengths, run_job
+from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
+from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
+from specdist.sampling.distributions import SamplingSettings
+from specdist.stats import Stats
+
+ROWS_PER_SLOT = 2
+WARMUP_TOKENS = 4
+# The coins of a prediction fall differently with every seed; the run had one throw.
+NUM_SEEDS = 8
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One setting: tokens per second of every repeat; ``acceptance`` is the engine's, or None."""
+
+    num_rows: int
+    num_draft_tokens: int
+    acceptance: float | None
+    measured_tokens_per_s: list[float]
+    predicted_tokens_per_s: list[float]
+
+    @property
+    def errors(self) -> list[float]:
+        """Of each repeat's prediction, as a share of what was measured in the same repeat."""
+        pairs = zip(self.predicted_tokens_per_s, self.measured_tokens_per_s, strict=True)
+        return [predicted / measured - 1 for predicted, measured in pairs]
+
+    @property
+    def error(self) -> float:
+        """The median one."""
+        return statistics.median(self.errors)
+
+
+def validate(config: PlanConfig, device: torch.device) -> list[Comparison]:
+    """Measure, predict and run the pair: every batch size, without a draft and with each draft length."""
+    assert config.draft is not None
+    pair = Pair(config.target, config.draft, dtype=config.dtype, device=device)
+    batch_sizes = sorted(set(config.batch_sizes or (1, 4)))
+    lengths = sorted({0, *(config.draft_lengths or (3, 5))})
+    paged = PagedPair(
+        pair,
+        max_batch_rows=batch_sizes[-1],
+        max_seq_len=config.prompt_tokens + config.output_tokens,
+        max_draft_tokens=max(lengths[-1], config.prompt_tokens),
+        settings=SamplingSettings(temperature=0.0),
+        seed=0,
+    )
+    return [
+        comparison
+        for num_rows in batch_sizes
+        for comparison in _compare_batch(config, paged, num_rows, lengths)
+    ]
+
+
+def _compare_batch(
+    config: PlanConfig, paged: PagedPair, num_rows: int, lengths: list[int]
+) -> list[Comparison]:
+    device, generator = paged.pair.device, np.random.default_rng(num_rows)
+    rows = [
+        Row(
+            generator.integers(paged.pair.vocab_size, size=config.prompt_tokens).tolist(),
+            config.output_tokens,
+        )
+        for _ in range(ROWS_PER_SLOT * num_rows)
+    ]
+    work = [RowLengths(config.prompt_tokens, config.output_tokens)] * len(rows)
+    methods = {
+        length: SpecdistColocated(paged, DraftOrder(num_slots=num_rows, num_draft_tokens=length))
+        for length in (*CALIBRATION_LENGTHS, *lengths)
+    }
+    warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]
+    for method in methods.values():
+        method.prepare()
+        method.generate(warmup)
+    measured: dict[int, list[float]] = {length: [] for length in lengths}
+    predicted: dict[int, list[float]] = {length: [] for length in lengths}
+    last: dict[int, Stats] = {}
+    # Passes before, runs in between, passes after: a slow minute of the machine hits both.
+    for repeat in range(config.repeats):
+        begin = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
+        runs = {length: timed(device, partial(method.generate, rows)) for length, method in methods.items()}
+        end = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
+        stats = {length: _stats(found) for length, (_, found) in runs.items()}
+        costs = calibrated(mean_costs(begin, end), [stats[length] for length in CALIBRATION_LENGTHS])
+        last = stats
+        for length in lengths:
+            seconds, found = runs[length]
+            measured[length].append(found.num_tokens / seconds)
+            settings = _settings(num_rows, length, stats[length])
+            outcomes = [run_job(costs, settings, work, seed=seed) for seed in range(NUM_SEEDS)]
+            predicted[length].append(statistics.mean(outcome.tokens_per_s for outcome in outcomes))
+        logger.info("batch %d: repeat %d of %d", num_rows, repeat + 1, config.repeats)
+    return [
+        Comparison(
+            num_rows=num_rows,
+            num_draft_tokens=length,
+            acceptance=acceptance_rate(last[length]) if length else None,
+            measured_tokens_per_s=measured[length],
+            predicted_tokens_per_s=predicted[length],
+        )
+        for length in lengths
+    ]
+
+
+def mean_costs(first: ReplicaCosts, second: ReplicaCosts) -> ReplicaCosts:
+    """Half way between the curves of two measurements at the same sizes."""
+    return ReplicaCosts(
+        passes=CostModel(
+            _mean_curve(first.passes.target, second.passes.target),
+            _mean_curve(first.passes.draft, second.passes.draft),
+        ),
+        draft_prefill=_mean_curve(first.draft_prefill, second.draft_prefill),
+        round_s=first.round_s,
+        proposal_s=first.proposal_s,
+    )
+
+
+def _mean_curve(first: Curve, second: Curve) -> Curve:
+    return Curve(first.sizes, [(one + other) // 2 for one, other in zip(first.ns, second.ns, strict=True)])
+
+
+def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:
+    paged.pair.use_specdist_attention()
+    terms = paged.terms
+    law = partial(judge_logits, settings=terms.settings, vocab_size=terms.vocab_size)
+    draw = partial(
+        draw_from_logits, settings=terms.settings, vocab_size=terms.vocab_size, uses_features=False
+    )
+    per_row = max(longest + 1, prompt_tokens)
+    return ReplicaCosts(
+        passes=CostModel(
+            measure_curve(paged.target, law, num_rows=num_rows, num_tokens_per_row=per_row),
+            # Behind a whole block two tokens of a row are run.
+            measure_curve(paged.draft, draw, num_rows=num_rows, num_tokens_per_row=2),
+        ),
+        draft_prefill=measure_curve(paged.draft, draw, num_rows=num_rows, num_tokens_per_row=prompt_tokens),
+        round_s=0.0,
+        proposal_s=0.0,
+    )
+
+
+def calibrated(costs: ReplicaCosts, runs: Sequence[Stats]) -> ReplicaCosts:
+    """The costs with what the engine adds to the passes, from two runs of different draft lengths.
+
+    What a round adds beside the draft is the runs' mean. What the draft adds is solved for: a part of every
+    round, and a part of every step.
+    """
+    passes = costs.passes
+    rounds_ns, proposals_ns, steps = [], [], []
+    for stats in runs:
+        mean_rows = stats.num_row_steps / stats.num_target_passes
+        mean_tokens = (stats.num_row_steps + stats.num_draft_tokens) / stats.num_target_passes
+        verifying_ns = stats.num_target_passes * float(passes.target(mean_tokens))
+        drafting_ns = stats.num_draft_passes * float(passes.draft(mean_rows))
+        target = stats.target_ns
+        asking_ns = target.idle + target.transfer - stats.draft_ns.prefill
+        rounds_ns.append((target.verify + target.host - verifying_ns) / stats.num_rounds)
+        proposals_ns.append((asking_ns - drafting_ns) / stats.num_rounds)
+        steps.append(stats.num_draft_passes / stats.num_rounds)
+    step_ns = max(0.0, (proposals_ns[1] - proposals_ns[0]) / (steps[1] - steps[0]))
+    draft = Curve(passes.draft.sizes, [round(time_ns + step_ns) for time_ns in passes.draft.ns])
+    return ReplicaCosts(
+        passes=CostModel(passes.target, draft),
+        draft_prefill=costs.draft_prefill,
+        round_s=max(0.0, statistics.mean(rounds_ns)) / NS_PER_S,
+        proposal_s=max(0.0, proposals_ns[0] - steps[0] * step_ns) / NS_PER_S,
+    )
+
+
+def acceptance_rate(stats: Stats) -> float:
+    """Of the candidates that were judged, those accepted: the most likely rate of independent ones.
+
+    Candidates behind a rejected one were not judged. (``draft_acceptance_rate`` counts them.)
+    """
+    # Of blocks cut short by the end of their row some were whole too; they are few.
+    num_whole = _at(stats.accepted_length_histogram, len(stats.draft_length_histogram) - 1)
+    return stats.num_accepted_tokens / max(1, stats.num_accepted_tokens + stats.num_drafts - num_whole)
+
+
+def _at(counts: list[int], index: int) -> int:
+    return counts[index] if 0 <= index < len(counts) else 0
+
+
+def _settings(num_rows: int, length: int, stats: Stats) -> Settings:
+    return Settings(
+        mode="colocated" if length else "target only",
+        num_rows=num_rows,
+        num_draft_tokens=length,
+        acceptance=acceptance_rate(stats) if length else 0.0,
+    )
+
+
+def _stats(generated: Generated) -> Stats:
+    assert generated.stats is not None
+    return generated.stats

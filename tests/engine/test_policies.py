@@ -1,0 +1,165 @@
+"""Whatever the policy and the mode: the target's law, its greedy tokens, and rows that are their own affair.
+
+The thresholds are such that on these models blocks have many lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from specdist.policies import (
+    AdaEdl,
+    ConfidenceThreshold,
+    DraftedRows,
+    FixedLength,
+    GammaTune,
+    GammaTunePlus,
+    HfHeuristic,
+    LengthPolicy,
+    Svip,
+    VerifiedBlocks,
+)
+from specdist.stats import Stats
+from tests.engine.harness import Replica, requests_for
+from tests.engine.test_coupling import COUPLED
+from tests.engine.test_greedy import MAX_NEW_TOKENS, MODES, prompts_of_lengths, reference
+from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
+from tests.engine.test_law import ALARM, PLAIN, bucket_p_values, small_pair, small_replica
+from tests.models.families import noisy_copy, tiny_model
+
+CAP = 6
+
+
+def policies_by_name(
+    *, stop_probability: float, stop_root_entropy: float, stop_bound: float
+) -> dict[str, LengthPolicy]:
+    window = {"num_draft_tokens": 3, "min_draft_tokens": 1, "max_draft_tokens": CAP}
+    gammatune = {**window, "length_bonus": 2.0, "length_rate": 0.5}
+    return {
+        "hf_heuristic": HfHeuristic(num_draft_tokens=3, max_draft_tokens=CAP),
+        "confidence": ConfidenceThreshold(max_draft_tokens=CAP, stop_probability=stop_probability),
+        "svip": Svip(max_draft_tokens=CAP, stop_root_entropy=stop_root_entropy),
+        # It moves fast, so that a row's history matters.
+        "adaedl": AdaEdl(max_draft_tokens=CAP, stop_bound=stop_bound, stop_bound_step=0.2,
+                         stop_bound_momentum=0.5, entropy_factor=0.2, target_acceptance=0.6,
+                         acceptance_momentum=0.5),
+        "gammatune": GammaTune(**gammatune),
+        "gammatune_plus": GammaTunePlus(**gammatune, stop_probability=stop_probability),
+    }  # fmt: skip
+
+
+# For a vocabulary of 96, on which these models are undecided, and for one of 5.
+POLICIES = policies_by_name(stop_probability=0.12, stop_root_entropy=1.75, stop_bound=0.2)
+SMALL_POLICIES = policies_by_name(stop_probability=0.4, stop_root_entropy=1.0, stop_bound=0.5)
+every_policy = pytest.mark.parametrize("name", POLICIES)
+every_mode = pytest.mark.parametrize(
+    "ahead",
+    [{}, {"num_ahead_tokens": CAP + 1}, {"num_ahead_tokens": CAP + 1, "num_branches": 2}],
+    ids=MODES,
+)
+
+
+def num_lengths(stats: Stats) -> int:
+    """Of blocks with candidates."""
+    return int(np.count_nonzero(stats.draft_length_histogram[1:]))
+
+
+@every_policy
+@every_mode
+def test_output_follows_the_target_law(name: str, ahead: dict[str, int]) -> None:
+    """A policy looks at drawn tokens before it stops: each of them has to be kept."""
+    replica = small_replica(3, PLAIN, policy=SMALL_POLICIES[name], **ahead)
+    p_values = bucket_p_values(replica, small_pair()[0], num_samples=400)
+    assert min(p_values) > ALARM, p_values
+    stats = replica.ledger.close_shard(0)
+    assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+    assert num_lengths(stats) > 1
+
+
+@every_policy
+@every_mode
+def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int]) -> None:
+    target = tiny_model("llama")
+    prompts = prompts_of_lengths(3, 17, 9, 31)
+    replica = Replica(target, noisy_copy(target), policy=POLICIES[name], **ahead, settings=GREEDY,
+                      max_new_tokens=MAX_NEW_TOKENS, max_batch_rows=3)  # fmt: skip
+    completions = replica.generate(requests_for(prompts))
+    assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
+    assert num_lengths(replica.ledger.close_shard(0)) > 1
+
+
+@every_policy
+@every_mode
+def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
+    common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
+    alone = Replica(target, None, **common).generate(requests)
+    replica = Replica(target, noisy_copy(target), policy=POLICIES[name], **ahead, **common)
+    assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in alone]
+    assert num_lengths(replica.ledger.close_shard(0)) > 1
+
+
+@dataclass(frozen=True)
+class Countdown:
+    """Blocks of five tokens, three, one, four, two, and so on: a length says how many blocks were seen."""
+
+    max_draft_tokens: int = CAP
+    uses_features: ClassVar[bool] = False
+    initial_history: ClassVar[tuple[float, ...]] = (5.0,)
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        return rows.num_drafted < rows.histories_RH[:, 0]
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        return (blocks.histories_RH + 2) % 5 + 1
+
+
+@every_policy
+@every_mode
+def test_a_row_drafts_the_same_in_any_batch_and_after_a_preemption(name: str, ahead: dict[str, int]) -> None:
+    """Its history goes with it into another slot, and a block is drafted again as it was."""
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    requests = requests_for(prompts_of_lengths(5, 2, 11, 8))
+    common: dict[str, Any] = {"settings": SAMPLED, "max_new_tokens": 40, "max_seq_len": 52, **ahead}
+    common["policy"] = POLICIES[name]
+    together = Replica(target, draft, **common).generate(requests)
+    stats = check_preempted(target, draft, requests, together, 22, **common)
+    assert num_lengths(stats) > 1
+
+
+def test_ahead_the_policy_has_no_influence_on_the_tokens() -> None:
+    """Under rejection too: every decision but the last has a drafted token to judge."""
+    target = tiny_model("llama", seed=3)
+    found = []
+    for policy in (FixedLength(CAP), *POLICIES.values()):
+        replica = Replica(target, noisy_copy(target), policy=policy, settings=SAMPLED,
+                          num_ahead_tokens=CAP + 1, num_branches=2)  # fmt: skip
+        found.append([c.token_ids for c in replica.generate(requests_for(prompts_of_lengths(5, 23, 11)))])
+    assert all(token_ids == found[0] for token_ids in found)
+
+
+@every_mode
+def test_a_block_that_was_drafted_ahead_is_as_long_again(ahead: dict[str, int]) -> None:
+    """Its length was decided before the block in front of it was settled; the row's history has moved on."""
+    target = tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 2, 11, 8, 3, 6))
+    common: dict[str, Any] = {"max_new_tokens": 40, "max_seq_len": 52, "policy": Countdown(), **ahead}
+    together = Replica(target, target, **common).generate(requests)
+    check_preempted(target, target, requests, together, 17, 22, **common)
+
+
+@every_policy
+@every_mode
+def test_a_draft_that_is_the_target_is_accepted_always(name: str, ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    replica = Replica(target, target, policy=POLICIES[name], **ahead, settings=SAMPLED, max_new_tokens=16)
+    replica.generate(requests_for(prompts_of_lengths(5, 23, 2)))
+    stats = replica.ledger.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert stats.num_misses == 0

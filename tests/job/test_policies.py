@@ -1,0 +1,85 @@
+"""Every policy that --policy offers can be built, run, resumed, and told from another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.costs import CostModel, Curve
+from specdist.job.policies import POLICIES, make_policy
+from specdist.policy_options import POLICY_OPTIONS
+from tests.job.launching import (
+    Ended,
+    parse,
+    read_output,
+    refused,
+    run_here,
+    run_process,
+    shard_bytes,
+    shard_stats,
+)
+
+COSTS = CostModel(target=Curve([1], [10]), draft=Curve([1], [1]))
+ADAPTIVE = sorted(set(POLICIES) - {"fixed"})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_built_from_its_options(options: dict[str, Any], name: str) -> None:
+    """Under the names that the options have; its cap is what is reserved for a row."""
+    config = parse(**options, output="run", policy=name)
+    policy = make_policy(config, COSTS)
+    assert config.policy_options == {option: getattr(policy, option) for option in config.policy_options}
+    assert policy.max_draft_tokens + 1 == config.block_tokens
+
+
+def test_without_a_draft_nothing_is_drafted(options: dict[str, Any]) -> None:
+    config = parse(**(options | {"draft": None}), output="run")
+    assert make_policy(config, COSTS).max_draft_tokens == 0
+
+
+def test_policies_and_options_know_each_other() -> None:
+    """A policy without options would be one that nobody entered into the table."""
+    owners = {policy for option in POLICY_OPTIONS.values() for policy in option.defaults}
+    assert owners == set(POLICIES)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_greedy_text_is_the_same_and_the_run_continues(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, name: str
+) -> None:
+    output = tmp_path / "run"
+    assert run_here(**options, output=output, policy=name).code == 0
+    found, expected = read_output(output), read_output(greedy[0])
+    assert found["completion_ids"].to_pylist() == expected["completion_ids"].to_pylist()
+    # These models are so small that a draft step takes as long as a target pass, and goodput sees that.
+    assert sum(found["num_accepted_draft_tokens"].to_pylist()) > 0 or name == "goodput"
+    fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]
+    policy_options = parse(**options, output="run", policy=name).policy_options
+    assert {key: fingerprint[key] for key in policy_options} == policy_options
+    again = run_here(config=output / "config.yaml")
+    assert again.code == 0 and "nothing to do" in again.stderr
+    changed = run_here(**options, output=output, policy=name, max_draft_tokens=19)
+    refused(changed, "max_draft_tokens: 20 in --output, 19 now")
+
+
+@pytest.mark.ranks
+def test_files_of_a_draft_that_works_ahead_do_not_depend_on_preemption(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its history leaves a row's slot and comes back on the rank of the draft, which must be told."""
+    changes = {"policy": "gammatune_plus", "overlap": "ahead", "num_branches": 0, "temperature": 1}
+    changes |= {"max_new_tokens": 90, "max_draft_tokens": 6}
+    roomy, cramped = tmp_path / "roomy", tmp_path / "cramped"
+    assert run_process(2, **(options | changes), output=roomy).code == 0
+    # The same measured costs, which decide how far ahead the draft works.
+    shutil.copytree(roomy, cramped)
+    for path in [*(cramped / "shards").iterdir(), *(cramped / "stats").iterdir()]:
+        path.unlink()
+    ended = run_process(2, **(options | changes), output=cramped, cache_memory="150KiB")
+    assert ended.code == 0, ended.stderr
+    assert sum(shard["num_preemptions"] for shard in shard_stats(cramped)) > 0
+    assert shard_bytes(cramped) == shard_bytes(roomy)

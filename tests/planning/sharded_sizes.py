@@ -1,0 +1,26 @@
+"""A rank of the test of sharded sizes: it counts what DeepSpeed and the sliced head have left it."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import load_slice
+from specdist.planning.sizes import model_size
+from tests.models.families import VOCAB_SIZE
+from tests.ranks import join, leave
+
+FLOAT_BYTES = 4
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+for folder in sys.argv[1:]:
+    checkpoint = open_checkpoint("--target", folder)
+    model = load_slice(
+        checkpoint, dtype=torch.float32, device=topology.device, group=group, vocab_size=VOCAB_SIZE
+    )
+    held = sum(weight.numel() for weight in model.parameters()) * FLOAT_BYTES
+    predicted = model_size(folder, checkpoint.config, FLOAT_BYTES).weight_bytes(2)
+    assert held == predicted, f"{folder}: {held} bytes held, {predicted} predicted"
+leave()

@@ -1,0 +1,105 @@
+"""What fits, which plan is best, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specdist.benchmark.random_llama import SHAPES
+from specdist.job.replica import PAGE_SIZE
+from specdist.models.memory import RESERVED_FRACTION
+from specdist.planning.advise import Plan, Planner, Site, Work, recommend
+from specdist.planning.hardware import GPUS
+from specdist.planning.memory import fit
+from specdist.planning.report import reason
+from specdist.planning.simulate import Mode
+from specdist.planning.sizes import ModelSize, model_size
+
+GPU = GPUS["h100-sxm"]
+
+
+def size(name: str) -> ModelSize:
+    shape = SHAPES[name]
+    return model_size(name, shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16), 2)
+
+
+LARGE, SMALL = size("70b"), size("1b")
+
+
+def work(*, num_prompts: int = 10_000, acceptance: float = 0.8, prompt_tokens: int = 512) -> Work:
+    return Work(
+        prompt_tokens=prompt_tokens,
+        output_tokens=256,
+        num_prompts=num_prompts,
+        acceptance=acceptance,
+        caught=0.5,
+    )
+
+
+def best_plans(task: Work, *, gpus: int, target: ModelSize = LARGE, nodes: int = 1) -> list[Plan]:
+    site = Site(gpu=GPU, gpus_per_node=gpus, num_nodes=nodes)
+    return Planner(target, SMALL, site, task).best_plans()
+
+
+def test_rows_that_fit_are_those_that_the_memory_divides_into() -> None:
+    found = fit(LARGE, SMALL, GPU, "ahead", tp_size=4, row_tokens=1000)
+    usable = int(GPU.memory_bytes * (1 - RESERVED_FRACTION)) - GPU.reserved_bytes
+    row = 63 * PAGE_SIZE * LARGE.cache_bytes_per_token(4)
+    assert found.target.cache_bytes_per_row == row
+    assert found.most_rows == (usable - LARGE.weight_bytes(4)) // row
+    assert found.draft is not None and found.draft.most_rows > found.most_rows
+
+
+@pytest.mark.parametrize("mode", ["target only", "colocated", "ahead"])
+def test_a_model_that_is_too_large_does_not_fit(mode: Mode) -> None:
+    assert fit(LARGE, SMALL, GPU, mode, tp_size=1, row_tokens=100).most_rows == 0
+
+
+def test_the_draft_takes_room_from_the_target_beside_it_and_branches_from_the_draft() -> None:
+    alone, both, apart, forked = (
+        fit(SMALL, SMALL, GPU, mode, tp_size=1, row_tokens=100, num_draft_tokens=4, num_branches=branches)
+        for mode, branches in (("target only", 0), ("colocated", 0), ("ahead", 0), ("branches", 8))
+    )
+    assert alone.most_rows > 1.9 * both.most_rows
+    assert alone.most_rows == apart.most_rows > forked.most_rows
+
+
+def test_few_rows_speculate_and_many_do_not() -> None:
+    few, many = (best_plans(work(num_prompts=count), gpus=5) for count in (8, 100_000))
+    chosen, plain = recommend(few), recommend(many)
+    assert chosen is not None and plain is not None
+    assert chosen.settings.mode == "branches" and chosen.num_processes == 5
+    assert chosen.tokens_per_s > 2 * few[0].tokens_per_s
+    assert plain.settings.mode == "target only" and plain.num_processes == 4
+    site = Site(gpu=GPU, gpus_per_node=5, num_nodes=1)
+    assert "times the tokens/s of plain decoding" in reason(few, chosen, LARGE, site)
+    assert "Do not speculate" in reason(many, plain, LARGE, site)
+
+
+def test_a_draft_that_is_never_right_is_not_used() -> None:
+    chosen = recommend(best_plans(work(num_prompts=8, acceptance=0.0), gpus=5))
+    assert chosen is not None and chosen.settings.mode == "target only"
+
+
+def test_what_cannot_be_run_is_shown_and_not_recommended() -> None:
+    plans = best_plans(work(num_prompts=8), gpus=4)
+    colocated = [plan for plan in plans if plan.settings.mode == "colocated"]
+    assert [plan.tp_size for plan in colocated] == [4] and not colocated[0].is_runnable
+    chosen = recommend(plans)
+    assert chosen is not None and chosen.is_runnable and chosen.tp_size < 4
+
+
+def test_small_models_are_replicated_over_gpus_and_nodes() -> None:
+    plans = best_plans(work(), gpus=8, target=size("7b"), nodes=2)
+    plain = plans[0]
+    assert (plain.tp_size, plain.num_replicas) == (1, 16)
+    assert plain.tokens_per_s == pytest.approx(16 * plain.prediction.tokens_per_s)
+    assert plain.hours == pytest.approx(10_000 * 256 / plain.tokens_per_s / 3600)
+    assert plain.settings.num_rows <= 625
+    ahead = next(plan for plan in plans if plan.settings.mode == "ahead")
+    assert ahead.num_replicas * ahead.num_gpus <= 16
+
+
+def test_one_prompt_keeps_one_replica_busy() -> None:
+    plans = best_plans(work(num_prompts=1), gpus=8, target=size("7b"))
+    assert {plan.num_replicas for plan in plans} == {1}

@@ -1,0 +1,99 @@
+"""``jobs/plan.py`` from its options to what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdist.config import parse_arguments, parse_generate_config
+from specdist.errors import UserError
+from specdist.planning.job import run_plan
+from specdist.planning.options import PlanConfig
+from tests.models.families import tiny_model
+from tests.ranks import REPOSITORY
+
+PAIR = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm"]
+
+
+def planned(*arguments: str) -> tuple[str, dict]:
+    return run_plan(parse_arguments(PlanConfig, list(arguments)), "python jobs/plan.py ...")
+
+
+def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
+    options = ["--gpus_per_node", "5", "--acceptance", "0.8", "--num_prompts", "8"]
+    path = tmp_path / "plan.yaml"
+    done = subprocess.run(
+        [sys.executable, "jobs/plan.py", *PAIR, *options, "--output_config", str(path)],
+        cwd=REPOSITORY, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    recommended = document["recommended"]
+    assert recommended["mode"] == "branches"
+    assert "=>   draft GPU, branches" in done.stdout
+    assert f"--num_processes {recommended['num_processes']} jobs/generate.py" in done.stdout
+    # What it wrote is what the main job takes.
+    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+    assert config.tp_size == recommended["tp_size"] == 4
+    assert config.num_draft_tokens == recommended["num_draft_tokens"]
+    assert config.overlap == "ahead" and config.num_branches == recommended["num_branches"]
+    assert config.num_world_ranks == recommended["num_processes"]
+    assert not config.warnings()
+
+
+def test_memory_alone_needs_no_acceptance() -> None:
+    text, document = planned(*PAIR, "--gpus_per_node", "2", "--memory")
+    assert "tokens/s" not in text and "plans" not in document
+    fits = {(item["mode"], item["tp_size"]): item["fits"] for item in document["memory"]}
+    assert fits["target only", 1] is False
+    assert fits["target only", 2] is True
+
+
+def test_what_does_not_fit_is_refused_with_its_memory() -> None:
+    with pytest.raises(
+        UserError, match=r"--target 70b does not fit: raise --gpus_per_node.*\n(.*\n)*.*128\.5"
+    ):
+        planned(*PAIR, "--acceptance", "0.8")
+
+
+def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
+    tiny_model("llama").config.save_pretrained(tmp_path)
+    text, document = planned(
+        "--target", str(tmp_path), "--prompt_tokens", "20", "--output_tokens", "10", "--device", "cpu"
+    )  # fmt: skip
+    assert document["gpu"]["name"] == "here" and "measured" in text
+    assert document["gpu"]["bandwidth_bytes_per_s"] > 0
+    assert [plan["mode"] for plan in document["plans"]] == ["target only"]
+    assert document["launch"].startswith("python jobs/generate.py")
+    with pytest.raises(UserError, match=r"--prompt_tokens 512 .* made for 256: lower one"):
+        planned("--target", str(tmp_path), "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*PAIR], "--acceptance is missing"),
+        ([*PAIR, "--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
+        ([*PAIR, "--acceptance", "0.5", "--caught", "1"], r"--caught 1.0 must be in \[0, 1\)"),
+        (["--target", "7b", "--acceptance", "0.5"], "has no effect without a --draft"),
+        (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
+        (["--target", "no/folder"], "--target no/folder has no configuration"),
+        (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
+        (["--target", "7b", "--validate"], "name a --draft too"),
+        (["--target", "7b", "--batch_sizes", "4"], "--batch_sizes has no effect without --validate"),
+        (["--target", "a", "--draft", "b", "--validate", "--draft_lengths", "4"], "choose other lengths"),
+        (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml is for"),
+    ],
+)
+def test_refusals_name_the_option(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=message):
+        planned(*arguments)

@@ -1,0 +1,73 @@
+"""Sizes from a configuration against models that were built from it, whole and sharded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from specdist.benchmark.random_llama import SHAPES
+from specdist.planning.sizes import ModelSize, model_size
+from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.models.families import FAMILIES, tiny_model
+from tests.ranks import run_ranks
+
+FLOAT_BYTES = 4
+
+
+def size_of(family: str, **overrides: object) -> ModelSize:
+    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    return model_size(family, config, FLOAT_BYTES)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_and_cache_are_those_of_the_model(family: str) -> None:
+    model, size = tiny_model(family), size_of(family)
+    num_parameters = sum(weight.numel() for weight in model.parameters())
+    assert size.num_parameters == num_parameters
+    assert size.weight_bytes(1) == num_parameters * FLOAT_BYTES
+    page_bytes = paged_runner(model).bytes_per_page(PAGE_SIZE)
+    assert size.cache_bytes_per_token(1) * PAGE_SIZE == page_bytes
+
+
+@pytest.mark.ranks
+def test_a_ranks_weights_are_those_that_it_holds(tmp_path: Path) -> None:
+    """Among them tied and untied heads, and biases of every kind.
+
+    DeepSpeed hands out feed-forward columns by 64, so that ranks hold equally much of these widths only.
+    """
+    folders = []
+    for family in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gpt_neox", "phi"):
+        tiny_model(family, intermediate_size=128).save_pretrained(tmp_path / family)
+        folders.append(str(tmp_path / family))
+    run_ranks("tests.planning.sharded_sizes", 2, *folders)
+
+
+def test_a_pass_reads_all_but_the_embedding() -> None:
+    untied, tied = size_of("llama"), size_of("gemma")
+    assert untied.streamed_bytes(1) == (untied.num_parameters - untied.num_embedding) * FLOAT_BYTES
+    # A tied head is the embedding itself, read as a matrix.
+    assert tied.streamed_bytes(1) == tied.num_parameters * FLOAT_BYTES
+    assert untied.flops_per_token(2) == untied.flops_per_token(1) / 2
+
+
+def test_a_window_bounds_what_is_read_and_not_what_is_kept() -> None:
+    size = size_of("gemma2")
+    assert [layer.window for layer in size.layers] == [16, None, 16]
+    per_layer = size.cache_bytes_per_token(1) / 3
+    assert size.cache_read_bytes(1, 100) == per_layer * (16 + 100 + 16)
+    assert size.cache_read_bytes(1, 10) == per_layer * 30
+    assert {layer.window for layer in size_of("qwen2").layers} == {None}
+    assert size.attention_flops(1, 10) == 4 * 4 * 16 * 30
+
+
+def test_ranks_divide_heads_and_key_value_heads() -> None:
+    assert size_of("llama").tp_sizes(8) == [1, 2]
+    config = SHAPES["70b"].llama_config(num_layers=80, dtype=torch.bfloat16)
+    large = model_size("70b", config, 2)
+    assert large.tp_sizes(16) == [1, 2, 4, 8]
+    # 80 layers, 8 heads of 128, keys and values of 2 bytes.
+    assert large.cache_bytes_per_token(1) == 80 * 8 * 128 * 2 * 2
+    assert large.cache_bytes_per_token(4) * 4 == large.cache_bytes_per_token(1)

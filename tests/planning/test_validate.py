@@ -1,0 +1,73 @@
+"""The arithmetic of a comparison; times are given, and none is asserted."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdist.costs import CostModel, Curve
+from specdist.planning.simulate import ReplicaCosts
+from specdist.planning.validate import Comparison, acceptance_rate, calibrated, mean_costs
+from specdist.stats import DraftTimes, Stats, TargetTimes
+
+US = 1000
+COSTS = ReplicaCosts(
+    passes=CostModel(Curve([1, 8], [100 * US, 100 * US]), Curve([1, 8], [10 * US, 10 * US])),
+    draft_prefill=Curve([1], [0]),
+    round_s=0.0,
+    proposal_s=0.0,
+)
+
+
+def run_of(length: int) -> Stats:
+    """Ten rounds of one row: passes of 100 and of 10 us, and beside them 20 us a round, 5 us a proposal and
+    3 us a draft step."""
+    rounds = 10
+    return Stats(
+        num_rounds=rounds,
+        num_target_passes=rounds,
+        num_row_steps=rounds,
+        num_draft_passes=rounds * length,
+        num_draft_tokens=rounds * length,
+        target_ns=TargetTimes(
+            prefill=999,
+            verify=rounds * 112 * US,
+            host=rounds * 8 * US,
+            idle=rounds * (5 + 13 * length) * US + 777,
+        ),
+        draft_ns=DraftTimes(prefill=777, draft=rounds * 13 * length * US),
+    )  # fmt: skip
+
+
+def test_what_the_engine_adds_is_found_in_two_runs() -> None:
+    found = calibrated(COSTS, [run_of(1), run_of(4)])
+    assert found.round_s == pytest.approx(20e-6)
+    assert found.proposal_s == pytest.approx(5e-6)
+    assert found.passes.draft.ns == [13 * US, 13 * US]
+    assert found.passes.target == COSTS.passes.target
+
+
+def test_acceptance_is_of_the_candidates_that_were_judged() -> None:
+    stats = Stats()
+    for num_accepted in (3, 0, 1, 3):
+        stats.observe_block(num_drafted=3, num_accepted=num_accepted)
+    # Seven accepted, and two rejected; three behind these were not judged.
+    assert acceptance_rate(stats) == pytest.approx(7 / 9)
+
+
+def test_errors_are_of_pairs_taken_together() -> None:
+    found = Comparison(
+        num_rows=1,
+        num_draft_tokens=3,
+        acceptance=0.8,
+        measured_tokens_per_s=[100.0, 50.0, 200.0],
+        predicted_tokens_per_s=[110.0, 50.0, 240.0],
+    )
+    assert found.errors == pytest.approx([0.1, 0.0, 0.2])
+    assert found.error == pytest.approx(0.1)
+
+
+def test_two_measurements_of_the_passes_are_averaged() -> None:
+    other = ReplicaCosts(
+        CostModel(Curve([1, 8], [300 * US, 500 * US]), COSTS.passes.draft), COSTS.draft_prefill, 0.0, 0.0
+    )
+    assert mean_costs(COSTS, other).passes.target.ns == [200 * US, 300 * US]

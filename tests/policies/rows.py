@@ -1,0 +1,61 @@
+"""Rows and blocks as a draft would tell a policy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy, RoundContext, VerifiedBlocks
+
+
+def begun(policy: LengthPolicy, num_rows: int = 1) -> np.ndarray:
+    """[R, H]: the histories of new rows."""
+    return np.tile(np.array(policy.initial_history, float), (num_rows, 1))
+
+
+def after(policy: LengthPolicy, histories_RH: np.ndarray, *blocks: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The histories after blocks of (drafted, accepted), each given for all rows."""
+    for block in blocks:
+        num_drafted_R, num_accepted_R = np.array(block).T
+        histories_RH = policy.next_histories(
+            VerifiedBlocks(
+                histories_RH=histories_RH, num_drafted_R=num_drafted_R, num_accepted_R=num_accepted_R
+            )
+        )
+    return histories_RH
+
+
+def asked(
+    policy: LengthPolicy,
+    histories_RH: np.ndarray,
+    num_drafted: int,
+    *,
+    entropies: Sequence[float] | None = None,
+    chances: Sequence[float] | None = None,
+    top_chances: Sequence[float] | None = None,
+) -> list[bool]:
+    """The answer for every row. What is not given of the features is not a number: a policy that looks at it
+    stops."""
+    num_rows = len(histories_RH)
+    nothing = np.full(num_rows, np.nan)
+    given = [nothing if x is None else np.array(x) for x in (entropies, chances, top_chances)]
+    features = DraftFeatures(entropies_R=given[0], probabilities_R=given[1], top_probabilities_R=given[2])
+    rows = DraftedRows(
+        slots_R=np.arange(num_rows),
+        chains_R=np.arange(num_rows),
+        histories_RH=histories_RH,
+        num_drafted=num_drafted,
+        features=features if num_drafted and policy.uses_features else None,
+        reach_R=np.ones(num_rows),
+        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=False),
+    )
+    return policy.wants_more(rows).tolist()
+
+
+def length(policy: LengthPolicy, histories_RH: np.ndarray, row: int = 0) -> int:
+    """Tokens that a row's next block would have, of a policy that does not look at them."""
+    num_drafted = 0
+    while asked(policy, histories_RH, num_drafted, top_chances=np.ones(len(histories_RH)))[row]:
+        num_drafted += 1
+    return num_drafted

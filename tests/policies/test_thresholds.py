@@ -1,0 +1,87 @@
+"""Policies that stop behind a drawn token, by what the draft knows of it."""
+
+import math
+
+import pytest
+
+from specdist.policies import AdaEdl, ConfidenceThreshold, LengthPolicy, Svip
+from tests.policies.rows import after, asked, begun
+
+
+def adaedl(**options: float) -> AdaEdl:
+    published = {"stop_bound_step": 0.01, "stop_bound_momentum": 0.9, "entropy_factor": 0.2}
+    published |= {"target_acceptance": 0.9, "acceptance_momentum": 0.5}
+    return AdaEdl(**{"max_draft_tokens": 20, "stop_bound": 0.4, **published, **options})  # type: ignore[arg-type]
+
+
+THRESHOLDS = [
+    ConfidenceThreshold(max_draft_tokens=20, stop_probability=0.4),
+    Svip(max_draft_tokens=20, stop_root_entropy=0.3),
+    adaedl(),
+]
+
+
+@pytest.mark.parametrize("policy", THRESHOLDS, ids=lambda policy: type(policy).__name__)
+def test_one_token_is_always_drafted_and_never_more_than_the_cap(policy: LengthPolicy) -> None:
+    """Algorithm 1 of SVIP draws before it looks; without a cap a sure draft would go on for ever."""
+    rows = begun(policy, 2)
+    assert asked(policy, rows, 0) == [True, True]
+    sure = {"entropies": [0.0, 0.0], "chances": [1.0, 1.0]}
+    unsure = {"entropies": [5.0, 0.0], "chances": [0.01, 1.0]}
+    assert asked(policy, rows, 19, **sure) == [True, True]
+    assert asked(policy, rows, 20, **sure) == [False, False]
+    assert asked(policy, rows, 1, **unsure) == [False, True]
+
+
+def test_confidence_by_hand() -> None:
+    """transformers stops if p < threshold: at 0.4 it goes on. The likeliest token does not matter."""
+    policy = ConfidenceThreshold(max_draft_tokens=20, stop_probability=0.4)
+    rows = begun(policy, 4)
+    found = asked(policy, rows, 1, chances=[0.39, 0.4, 0.41, 0.1], top_chances=[1.0, 0.4, 0.41, 0.9])
+    assert found == [False, True, True, False]
+
+
+def test_svip_by_hand() -> None:
+    """sqrt(H) > h stops. H of (1/2, 1/2) is 0.693 nats, sqrt 0.833; of (0.99, 0.01) 0.056, sqrt 0.237;
+    of (0.98, 0.02) 0.098, sqrt 0.313. The last row stands at the threshold itself."""
+    policy = Svip(max_draft_tokens=40, stop_root_entropy=0.3)
+    entropies = [-sum(p * math.log(p) for p in law) for law in ((0.5, 0.5), (0.99, 0.01), (0.98, 0.02))]
+    assert asked(policy, begun(policy, 3), 7, entropies=entropies) == [False, True, False]
+    at_threshold = Svip(max_draft_tokens=40, stop_root_entropy=0.5)
+    assert asked(at_threshold, begun(at_threshold, 2), 1, entropies=[0.25, 0.2501]) == [True, False]
+
+
+def test_adaedl_stops_by_its_bound() -> None:
+    """1 - sqrt(0.2 H) for H = 1.25, 1.8, 1.79, 5 is 0.5, 0.4, 0.4017, 0; the threshold is 0.45, 0.41, 0.4,
+    0.4, one for each row."""
+    policy = adaedl()
+    rows = begun(policy, 4)
+    rows[:, 1] = [0.45, 0.41, 0.4, 0.4]
+    assert asked(policy, rows, 1, entropies=[1.25, 1.8, 1.79, 5.0]) == [True, False, True, False]
+
+
+def test_adaedl_threshold_by_hand() -> None:
+    """Large steps, so that the movement can be followed: β1 0.5, β2 0.5, ε 0.1, α 0.6."""
+    policy = adaedl(stop_bound_momentum=0.5, stop_bound_step=0.1, target_acceptance=0.6)
+    rows = begun(policy, 2)
+    found = []
+    # Row 0: 4 of 4: A = 0.5 <= 0.6: λ' = 0.5, λ = 0.45. 2 of 2: A = 0.75: λ' = 0.35, λ = 0.4.
+    #        0 of 5: A = 0.375: λ' = 0.5, λ = 0.45.
+    # Row 1: 1 of 5: A = 0.1: 0.45. 2 of 4: A = 0.3: 0.5. 3 of 4: A = 0.525: 0.55.
+    for block in ([(4, 4), (5, 1)], [(2, 2), (4, 2)], [(5, 0), (4, 3)]):
+        rows = after(policy, rows, block)
+        found.append(rows.tolist())
+    assert found[0] == [pytest.approx([0.5, 0.45]), pytest.approx([0.1, 0.45])]
+    assert found[1] == [pytest.approx([0.75, 0.4]), pytest.approx([0.3, 0.5])]
+    assert found[2] == [pytest.approx([0.375, 0.45]), pytest.approx([0.525, 0.55])]
+
+
+def test_adaedl_as_published_moves_by_a_thousandth() -> None:
+    """0.9 λ + 0.1 (λ + 0.01). From A = 0 it takes four whole blocks to pass 0.9: 0.5, 0.75, 0.875, 0.9375."""
+    policy = adaedl()
+    rows = begun(policy)
+    thresholds = []
+    for _ in range(5):
+        rows = after(policy, rows, [(3, 3)])
+        thresholds.append(rows[0, 1])
+    assert thresholds == pytest.approx([0.401, 0.402, 0.403, 0.402, 0.401])
