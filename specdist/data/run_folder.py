@@ -123,10 +123,10 @@ class RunFolder:
 
         The same tables and statistics give the same bytes, so it can be called again after a crash.
         """
-        self._write_table(self.data_path(shard), table)
+        self._write_data(shard, table)
         self._write_stats(shard, stats)
         if trace is not None:
-            self._write_table(self.trace_path(shard), trace)
+            self._write_trace(shard, trace)
         self._write_record(shard, table.num_rows)
         self._remove_parts(shard)
 
@@ -137,7 +137,14 @@ class RunFolder:
             json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
         ]
 
-    def _write_table(self, path: Path, table: pa.Table) -> None:
+    def _write_data(self, shard: int, table: pa.Table) -> None:
+        self._write_table(self.data_path(shard), table)
+
+    def _write_trace(self, shard: int, trace: pa.Table) -> None:
+        self._write_table(self.trace_path(shard), trace)
+
+    @staticmethod
+    def _write_table(path: Path, table: pa.Table) -> None:
         # The file format allows one dictionary per column.
         options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 

@@ -77,11 +77,11 @@ def check_row(tokens: tuple[TracedToken, ...], num_tokens: int, sampling: str) -
 
 def test_a_preempted_row_is_traced_as_if_nothing_had_happened() -> None:
     found = []
-    for num_pages in (512, 30):
+    for num_pages in (512, 20):
         traced = replica("greedy", num_pages=num_pages)
         completions = traced.generate(requests_for(PROMPTS))
         found.append([completion.trace for completion in completions])
-        assert (traced.ledger.close_shard(0).num_preemptions > 0) == (num_pages == 30)
+        assert (traced.ledger.close_shard(0).num_preemptions > 0) == (num_pages == 20)
     for whole, interrupted in zip(*found, strict=True):
         assert [kept(token) for token in whole] == [kept(token) for token in interrupted]
         for one, other in zip(whole, interrupted, strict=True):
