@@ -15,17 +15,19 @@ class TracedToken(NamedTuple):
         round: of its row, from 1; 0 is the pass over the prompt.
         depth: tokens of its block before it.
         position: in the completion, from 0.
+        token_id: which token it was.
         entropy, draft_probability, top_probability: the draft's features, see
             :class:`specdist.policies.DraftFeatures`.
         acceptance_probability: min(1, P/Q), given the drafted tokens before it; None where no target pass had
             the token.
-        is_judged: all before it were accepted.
-        is_accepted: so was it.
+        is_judged: all before it were accepted, and none of them ended the row.
+        is_accepted: so was it; it is a token of the completion.
     """
 
     round: int
     depth: int
     position: int
+    token_id: int
     entropy: float
     draft_probability: float
     top_probability: float
@@ -41,6 +43,7 @@ TRACE_SCHEMA = pa.schema(
         "round": pa.int32(),
         "depth": pa.int32(),
         "position": pa.int32(),
+        "token_id": pa.int32(),
         "entropy": pa.float32(),
         "draft_probability": pa.float32(),
         "top_probability": pa.float32(),

@@ -254,6 +254,7 @@ class DraftModel:
             features_3C=np.zeros((3, 0)),
             is_judged_R=is_judged_R,
             is_hit_R=is_hit_R,
+            token_ids_R=drafted_R,
             features_3R=rows.features_at((slots_R, positions_R)).stacked(),
             acceptance_R=acceptance_R,
         )

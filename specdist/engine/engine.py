@@ -40,6 +40,18 @@ class _Block:
     candidate_ids: list[int]
     features_3K: np.ndarray | None
 
+    def note(self, acceptance_K: np.ndarray | None, *, num_judged: int, num_accepted: int) -> None:
+        """Write its candidates into the row's trace, if the run has one."""
+        if self.features_3K is not None:
+            note_block(
+                self.sequence,
+                self.candidate_ids,
+                self.features_3K,
+                acceptance_K=acceptance_K,
+                num_judged=num_judged,
+                num_accepted=num_accepted,
+            )
+
 
 @dataclass(frozen=True)
 class _Judged:
@@ -47,6 +59,11 @@ class _Judged:
 
     num_accepted_R: np.ndarray
     acceptance_C: np.ndarray
+
+    def per_block(self, blocks: list[_Block]) -> Iterator[tuple[_Block, int, np.ndarray]]:
+        ends = np.cumsum([len(block.candidate_ids) for block in blocks])
+        acceptances = np.split(self.acceptance_C, ends)[: len(blocks)]
+        return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
 
 
 class Engine:
@@ -94,16 +111,8 @@ class Engine:
                 num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
                 with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
                     judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
-                ends = np.cumsum([len(block.candidate_ids) for block in blocks])
-                for block, count, acceptance in zip(
-                    blocks,
-                    judged.num_accepted_R.tolist(),
-                    np.split(judged.acceptance_C, ends)[:-1],
-                    strict=True,
-                ):
-                    if block.features_3K is not None:
-                        note_block(block.sequence, block.features_3K, acceptance, count)
-                    self._commit_block(block, count, finished)
+                for block, count, acceptance_K in judged.per_block(blocks):
+                    self._commit_block(block, count, acceptance_K, finished)
 
             self._ledger.book_round(
                 plan,
@@ -194,11 +203,11 @@ class Engine:
                 outcome, is_reached=was_full, is_miss=missed
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
+            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_3K)
             if reason is None:
-                blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end], features_3K))
+                blocks.append(block)
             else:
-                if features_3K is not None:
-                    note_block(sequence, features_3K, None, 0)
+                block.note(None, num_judged=0, num_accepted=0)
                 sequence.drop_candidates(num_drafted)
                 self._ledger.shard(sequence.request.shard).num_draft_tokens += num_drafted
                 self._finish(sequence, reason, finished)
@@ -243,10 +252,15 @@ class Engine:
         self._decision_of = {number: index for index, number in enumerate(order)}
         return judged
 
-    def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:
+    def _commit_block(
+        self, block: _Block, count: int, acceptance_K: np.ndarray, finished: list[Sequence]
+    ) -> None:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
         num_kept, reason = self._stop_rules.examine(sequence, accepted_ids)
         num_drafted = len(block.candidate_ids)
+        # Behind a stop nothing counts as judged; else the first rejected candidate does.
+        num_judged = min(num_kept + (reason is None), num_drafted)
+        block.note(acceptance_K, num_judged=num_judged, num_accepted=num_kept)
         sequence.end_block(accepted_ids[:num_kept], num_drafted)
         self._ledger.shard(sequence.request.shard).observe_block(
             num_drafted=num_drafted, num_accepted=num_kept

@@ -103,12 +103,14 @@ class TracedDrafts:
         features_3C: of the candidates of this reply.
         is_judged_R, is_hit_R: whether a token stood in the place of each row's decision and was judged, and
             whether it was accepted.
-        features_3R, acceptance_R: of that token; the probability with which the target accepts it.
+        token_ids_R, features_3R, acceptance_R: of that token; the probability with which the target accepts
+            it.
     """
 
     features_3C: np.ndarray
     is_judged_R: np.ndarray
     is_hit_R: np.ndarray
+    token_ids_R: np.ndarray
     features_3R: np.ndarray
     acceptance_R: np.ndarray
 

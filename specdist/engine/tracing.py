@@ -22,6 +22,7 @@ def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
             round=sequence.num_blocks,
             depth=sequence.num_accepted,
             position=sequence.num_completion_tokens,
+            token_id=int(drafts.token_ids_R[row]),
             entropy=entropy,
             draft_probability=probability,
             top_probability=top_probability,
@@ -33,22 +34,30 @@ def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
 
 
 def note_block(
-    sequence: Sequence, features_3K: np.ndarray, acceptance_K: np.ndarray | None, num_accepted: int
+    sequence: Sequence,
+    candidate_ids: list[int],
+    features_3K: np.ndarray,
+    *,
+    acceptance_K: np.ndarray | None,
+    num_judged: int,
+    num_accepted: int,
 ) -> None:
     """Behind the decision, before the accepted candidates are committed. ``acceptance`` is None for a block
     that no target pass has seen."""
     begin = sequence.num_completion_tokens
-    for depth, (entropy, probability, top_probability) in enumerate(features_3K.T.tolist()):
+    features = zip(candidate_ids, *features_3K.tolist(), strict=True)
+    for depth, (token_id, entropy, probability, top_probability) in enumerate(features):
         sequence.trace.append(
             TracedToken(
                 round=sequence.num_blocks,
                 depth=depth,
                 position=begin + depth,
+                token_id=token_id,
                 entropy=entropy,
                 draft_probability=probability,
                 top_probability=top_probability,
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
-                is_judged=acceptance_K is not None and depth <= num_accepted,
+                is_judged=depth < num_judged,
                 is_accepted=depth < num_accepted,
             )
         )

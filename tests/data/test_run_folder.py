@@ -17,7 +17,7 @@ MANIFEST = Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 1.5})
 INPUTS = pa.table({"ref": [f"reference {row}" for row in range(5)]})
 TABLE = shard_table(INPUTS, [row_result(row) for row in range(5)], first_row=0, num_samples=1)
 STATS = {"num_drafts": 3, "wall_ns": 7}
-TRACE = trace_table([(0, 0, (TracedToken(1, 0, 1, 0.5, 0.25, 0.75, None, False, False),))])
+TRACE = trace_table([(0, 0, (TracedToken(1, 0, 1, 9, 0.5, 0.25, 0.75, None, False, False),))])
 STEPS = ["_write_data", "_write_stats", "_write_trace", "_write_record", "_remove_parts"]
 
 

@@ -3,8 +3,8 @@
 from specdist.data import RowResult, TracedToken, trace_table
 from tests.data.samples import row_result
 
-JUDGED = TracedToken(1, 0, 1, 0.1, 0.7, 0.7, 1.0, True, True)
-DROPPED = TracedToken(2, 0, 3, 1.5, 0.25, 0.5, None, False, False)
+JUDGED = TracedToken(1, 0, 1, 9, 0.1, 0.7, 0.7, 1.0, True, True)
+DROPPED = TracedToken(2, 0, 3, 8, 1.5, 0.25, 0.5, None, False, False)
 
 
 def test_a_rows_trace_travels_with_it():

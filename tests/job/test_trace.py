@@ -8,10 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.job.launching import run_here, run_process
+from specdist.data import TracedToken
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.traced_rows import check_acceptance
+from tests.job.launching import Ended, read_output, run_here, run_process, shard_bytes
+from tests.job.pair import Pair
 from tests.job.test_crash import fork_and_kill, num_logged
 
+# Ranks decide these from slices of the vocabulary.
+SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
 SLOW = {"max_batch_rows": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
 
 
@@ -20,9 +27,35 @@ def read_traces(output: Path) -> pa.Table:
     return pa.concat_tables(pa.ipc.open_file(file.read_bytes()).read_all() for file in files)
 
 
-def test_it_holds_every_drafted_token(options: dict[str, Any], tmp_path: Path) -> None:
+def check_against_models(pair: Pair, output: Path) -> None:
+    """A sampled run's acceptance probabilities are those of both models' plain forward passes."""
+    target, draft = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (pair.target, pair.draft))
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    traces = read_traces(output).to_pylist()
+    assert traces
+    for row in read_output(output).to_pylist():
+        key = row["row_id"], row["sample_index"]
+        check_acceptance(
+            target,
+            draft,
+            [
+                TracedToken(**{name: token[name] for name in TracedToken._fields})
+                for token in traces
+                if (token["row_id"], token["sample_index"]) == key
+            ],
+            prompt_ids=tokenizer(row["prompt"])["input_ids"],
+            completion_ids=row["completion_ids"],
+            settings=SamplingSettings(temperature=SAMPLED["temperature"], top_k=SAMPLED["top_k"]),
+            row_key=(SAMPLED["seed"], *key),
+        )
+
+
+def test_it_holds_every_drafted_token_and_changes_none(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
     ended = run_here(**options, trace=True, output=tmp_path / "run")
     assert ended.code == 0
+    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
     traces = read_traces(tmp_path / "run")
     totals = ended.totals
     drafted = traces.num_rows
@@ -33,10 +66,11 @@ def test_it_holds_every_drafted_token(options: dict[str, Any], tmp_path: Path) -
     assert row_ids == sorted(row_ids)
 
 
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(
-    options: dict[str, Any], tmp_path: Path
+    options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    slow = options | SLOW
+    slow = options | SLOW | settings
     assert run_here(**slow, output=tmp_path / "whole").code == 0
     output = tmp_path / "killed"
     code = fork_and_kill(
@@ -49,7 +83,7 @@ def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(
 
 
 def assert_same(one: pa.Table, other: pa.Table) -> None:
-    exact = ["row_id", "sample_index", "round", "depth", "position", "is_judged", "is_accepted"]
+    exact = ["row_id", "sample_index", "round", "depth", "position", "token_id", "is_judged", "is_accepted"]
     assert one.select(exact).equals(other.select(exact))
     # Another batch, or a sliced model, rounds otherwise.
     for name in ("entropy", "draft_probability", "top_probability", "acceptance_probability"):
@@ -70,13 +104,14 @@ def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("overlap", ["none", "ahead"])
-def test_ranks_trace_too(options: dict[str, Any], overlap: str, tmp_path: Path) -> None:
-    """The draft's features travel: in turns they are those of one process."""
-    output = tmp_path / "ranks"
-    ended = run_process(3, **options, tp_size=2, overlap=overlap, trace=True, output=output)
+def test_ranks_trace_too(options: dict[str, Any], pair: Pair, overlap: str, tmp_path: Path) -> None:
+    """The draft's features travel, and the acceptance of what was drafted ahead; the target is sliced."""
+    sampled, output = options | SAMPLED | {"trace": True}, tmp_path / "ranks"
+    ended = run_process(3, **sampled, tp_size=2, overlap=overlap, output=output)
     assert ended.code == 0, ended.stderr
     found = read_traces(output)
     assert (0 in found.column("round").to_pylist()) == (overlap == "ahead")
+    check_against_models(pair, output)
     if overlap == "none":
-        assert run_here(**options, trace=True, output=tmp_path / "alone").code == 0
+        assert run_here(**sampled, output=tmp_path / "alone").code == 0
         assert_same(found, read_traces(tmp_path / "alone"))
