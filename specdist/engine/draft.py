@@ -138,7 +138,7 @@ class DraftModel:
         places_C = self._places(slots_R, first_R, num_candidates_R)
         if traced is not None:
             traced = dataclasses.replace(traced, features_3C=self._rows.features_at(places_C).stacked())
-        num_passes, self._drafter.num_passes = self._drafter.num_passes, 0
+        pass_sizes, self._drafter.pass_sizes = self._drafter.pass_sizes, []
         return ProposalReply(
             decision_ids_R=self._rows.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
@@ -149,7 +149,7 @@ class DraftModel:
             num_branches_R=num_branches_R,
             num_branch_tokens_R=num_branch_tokens_R,
             branch_ranks_R=branch_ranks_R,
-            num_draft_passes=num_passes,
+            draft_pass_sizes_P=np.array(pass_sizes, np.int64),
             times=RoleTimes(),
             traced=traced,
         )

@@ -107,7 +107,8 @@ class Drafter:
         self._keeps_features = policy.uses_features or is_traced
         # Behind a stop token there is nothing to draft; looking at every token costs nothing only on a host.
         self._watches_stops = runner.device.type == "cpu"
-        self.num_passes = 0
+        # Tokens of every pass, until somebody takes them.
+        self.pass_sizes: list[int] = []
 
     def extend(self, burst: Burst) -> np.ndarray:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
@@ -170,7 +171,7 @@ class Drafter:
     ) -> _Step:
         """One pass, and one draw per row."""
         logits_AV = self._runner.forward(batch, logits_index)[:, : self._vocab_size]
-        self.num_passes += 1
+        self.pass_sizes.append(len(batch))
         laws_A, scores_AV = draft_laws(
             logits_AV,
             self._settings,

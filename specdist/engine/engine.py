@@ -106,9 +106,9 @@ class Engine:
                 reply = self._proposer.propose(request, self._clock)
             blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
             # With nothing to run the page updates are not sent: they are of rows that have just ended.
-            num_target_passes = int(bool(blocks or plan.chunks))
-            if num_target_passes:
-                num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
+            num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
+            num_pass_tokens = num_block_tokens + len(request.context)
+            if num_pass_tokens:
                 with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
                     judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
                 for block, count, acceptance_K in judged.per_block(blocks):
@@ -118,7 +118,7 @@ class Engine:
                 plan,
                 target=TargetTimes(**self._clock.take()),
                 reply=reply,
-                num_target_passes=num_target_passes,
+                num_pass_tokens=num_pass_tokens,
                 target_traffic=self._target.traffic - traffic,
                 target_peak_bytes=peak_memory_bytes(self._target.device),
             )

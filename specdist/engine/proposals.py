@@ -1,7 +1,7 @@
 """What the target's side and the draft's side say to each other, once per round.
 
 R rows that decode, W of them whose decision is drawn from the target's distribution, C candidates of all rows
-one after the other, T context tokens.
+one after the other, T context tokens, P passes of the draft.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class ProposalReply:
     ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
     alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
-    ``num_draft_passes`` (since the last reply), ``times`` and ``traffic`` feed the statistics.
+    ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``times`` and ``traffic`` feed the
+    statistics.
     """
 
     decision_ids_R: np.ndarray
@@ -136,7 +137,7 @@ class ProposalReply:
     num_branches_R: np.ndarray
     num_branch_tokens_R: np.ndarray
     branch_ranks_R: np.ndarray
-    num_draft_passes: int
+    draft_pass_sizes_P: np.ndarray
     times: RoleTimes
     traced: TracedDrafts | None = None
     traffic: Traffic = Traffic()

@@ -24,6 +24,7 @@ from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
+from specdist.job.report import comparison_lines, run_predictions, total_stats
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import (
     Topology,
@@ -31,7 +32,6 @@ from specdist.job.topology import (
     rank_from_environment,
     topology_from_environment,
 )
-from specdist.stats import Stats
 
 Planned = TypeVar("Planned")
 USAGE_ERROR = 2
@@ -157,10 +157,16 @@ def _told_by_lead(topology: Topology, value: Any) -> Any:
 
 
 def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
-    totals = Stats()
-    for shard in folder.shard_stats():
-        totals.add(Stats.from_json(shard))
-    document = {"output": config.output, "exact": True, **totals.summary(topology.world_size)}
+    totals = total_stats(folder)
+    predictions = run_predictions(folder, totals)
+    for line in comparison_lines(predictions, totals.costs()):
+        logger.info(line)
+    document = {
+        "output": config.output,
+        "exact": True,
+        **totals.summary(topology.world_size),
+        "predictions": predictions.to_json(),
+    }
     print(json.dumps(document))  # noqa: T201 (the job's result)
 
 

@@ -141,6 +141,7 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_completions = len(results) - len(errors)
     stats.num_prompt_tokens = sum(result.num_prompt_tokens for result in results)
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
+    stats.close_shard()
     return stats.to_json()
 
 

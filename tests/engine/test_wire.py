@@ -89,7 +89,7 @@ def test_request_and_reply_round_trip() -> None:
         num_branch_tokens_R=np.array([9, 0]),
         branch_ranks_R=np.array([2, 0]),
         is_hit_R=np.array([True, False]),
-        num_draft_passes=3,
+        draft_pass_sizes_P=ints(4, 2, 1),
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )
     traced = TracedDrafts(
