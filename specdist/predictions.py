@@ -143,7 +143,8 @@ def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | Non
 
 
 def _wall_time_factor(stats: Stats, tokens: float) -> Comparison:
-    """Speed-up over plain decoding whose passes take as long as this run's do (Leviathan et al. 2023).
+    """Speed-up over plain decoding if its passes took as long as this run's, as the paper has it (Leviathan
+    et al. 2023, Theorem 3.8): where many rows share a pass they take less.
 
     Measured is that of the wall-clock time without prompts, in which the host, messages and waiting count.
     """

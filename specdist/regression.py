@@ -33,7 +33,8 @@ class CostSums:
         self.vt += num_target_passes * time_ns
 
     def fit(self) -> dict[str, float] | None:
-        """``t_draft_s``, ``t_target_s`` and R²; None where the passes do not tell the two apart.
+        """``t_draft_s``, ``t_target_s`` and R²; None where the passes do not tell the two apart, or what they
+        say explains nothing.
 
         With a fixed draft length N_draft is almost a multiple of N_target, and the solution is arbitrary.
         """
@@ -42,7 +43,10 @@ class CostSums:
             return None
         t_draft = (self.dt * self.vv - self.vt * self.dv) / determinant
         t_target = (self.vt * self.dd - self.dt * self.dv) / determinant
-        return self._result(t_draft, t_target) if min(t_draft, t_target) >= 0 else None
+        found = self._result(t_draft, t_target)
+        # There is no constant term: a fit may be worse than the mean of the times.
+        is_sound = min(t_draft, t_target) >= 0 and found is not None and found["r_squared"] > 0
+        return found if is_sound else None
 
     def explained_by(self, t_draft_ns: float, t_target_ns: float) -> dict[str, float] | None:
         """R² of given costs per pass, such as those measured directly."""

@@ -16,7 +16,7 @@ THEORY = {
     "draft_acceptance_rate": ("draft tokens accepted", "{:.1%}"),
     "verification_rate": ("target passes of a row per token", "{:.3f}"),
     "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
-    "wall_time_factor": ("speed-up over passes of one token", "{:.2f}"),
+    "wall_time_factor": ("wall-time factor", "{:.2f}"),
     "ready_rate": ("passes of a row with candidates", "{:.1%}"),
 }
 DRIFT = {
