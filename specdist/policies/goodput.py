@@ -110,7 +110,7 @@ class Goodput(WithoutHistory):
             rows.round.num_rows + num_rows * np.r_[0.0, self._worth_of_steps(self.max_draft_tokens)]
         )
         ns_D = lengths_D * self._costs.draft(num_rows)
-        ns_D = ns_D + self._costs.target(rows.round.num_pass_tokens + num_rows * lengths_D)
+        ns_D = ns_D + self._costs.target(rows.round.num_rows + num_rows * lengths_D)
         self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
 
     def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
