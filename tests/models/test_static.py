@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.attention import ATTENTION_NAME
+from specdist.models.adapters import use_paged_attention
 from specdist.models.flat import FlatBatch, Segments
 from specdist.models.kernel import SdpaKernel
 from specdist.models.runner import Acceleration, ModelRunner
@@ -29,7 +29,7 @@ STATIC = Acceleration(is_static=True)
 
 def paged_runner(plain: torch.nn.Module, acceleration: Acceleration) -> ModelRunner:
     paged = copy.deepcopy(plain)
-    paged.set_attn_implementation(ATTENTION_NAME)
+    use_paged_attention(paged)
     return ModelRunner(paged, CPU, acceleration)
 
 
