@@ -51,7 +51,7 @@ class PagedGPTNeoAttention(nn.Module):
         super().__init__()
         self.original = original
         window = original.config.window_size if original.attention_type == "local" else None
-        # The scores are not divided by sqrt(D). In half precision they are sums in float32, as in transformers.
+        # The scores are not divided by sqrt(D). Half precision sums them in float32, as transformers does.
         self._rules = AttentionRules(scale=1.0, window=window, softcap=None, extra={})
 
     def forward(
