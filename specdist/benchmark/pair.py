@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from specdist.errors import UserError
 from specdist.job.tokens import check_same_tokenizer, common_vocab_size, load_tokenizer
-from specdist.models.attention import ATTENTION_NAME
+from specdist.models.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
 from specdist.models.loading import load_whole
 
@@ -45,12 +45,12 @@ class Pair:
     def use_specdist_attention(self) -> None:
         """Make the models run in specdist's engine."""
         for model in (self.target, self.draft):
-            model.set_attn_implementation(ATTENTION_NAME)
+            use_paged_attention(model)
 
     def use_transformers_attention(self) -> None:
         """Make the models run in transformers, with the attention that it would choose."""
         for model in (self.target, self.draft):
-            model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+            use_transformers_attention(model)
 
     def tokenizers_for_assistance(self) -> dict[str, object]:
         """transformers takes logits of different widths for different tokenizers, and wants to have them."""

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
 
 from specdist.errors import UserError
+from specdist.models.adapters import can_page_attention
 
 INDEX_NAME = "model.safetensors.index.json"
 # Configurations, tokenizers and chat templates: all that decides a completion beside the weights.
@@ -27,7 +28,7 @@ SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
 FINGERPRINT_BYTES = 2**20
 # DeepSpeed's automatic tensor parallelism refuses these families with an assertion, once all is loaded.
-UNSHARDABLE_FAMILIES = ("gpt2",)
+UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo")
 # Other kinds (chunked, linear, ...) would be run as full attention without an error.
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -112,7 +113,7 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{what} is of the family {family}, which is no causal language model")
     other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
-    if other_layers or not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._can_set_attn_implementation():
+    if other_layers or not can_page_attention(config):
         raise UserError(
             f"{what} is of the family {family}, whose attention "
             + (f"({', '.join(sorted(other_layers))}) " if other_layers else "")

@@ -13,7 +13,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from specdist.errors import UserError
-from specdist.models.attention import ATTENTION_NAME
+from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.head import SlicedHead, find_head, slice_head
 from specdist.sampling.slices import vocabulary_slices
@@ -25,11 +25,11 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         checkpoint.folder,
         dtype=dtype,
         device_map={"": device},
-        attn_implementation=ATTENTION_NAME,
         output_loading_info=True,
     )
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
+    use_paged_attention(model)
     return model.eval()
 
 
@@ -56,7 +56,7 @@ def load_slice(
 
     with deepspeed.OnDevice(dtype=dtype, device="meta"):
         model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype)
-    model.set_attn_implementation(ATTENTION_NAME)
+    use_paged_attention(model)
     # What is computed and not stored (such as the frequencies of rotary embeddings) is real already.
     computed = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
     names = WeightNames(model)

@@ -16,7 +16,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-SLIDING = "sliding_attention"
+from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
+
+# GPT-Neo has a word of its own.
+SLIDING = ("sliding_attention", "local")
 # A sum over ranks ends attention, and another one the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
 # The matrices whose output is such a sum: every rank adds the whole bias once.
@@ -47,7 +50,8 @@ class ModelSize:
             reads (norms, some biases); ``num_embedding``: in tables of which a pass reads single rows.
         num_head: in the output head, cut along the vocabulary. A head tied to the embedding is the same
             memory on one rank, and memory of its own on several.
-        num_query_heads, head_width: of the queries, for the arithmetic of attention.
+        num_query_heads: for the arithmetic of attention.
+        is_shardable: whether DeepSpeed can shard its family.
     """
 
     name: str
@@ -60,6 +64,7 @@ class ModelSize:
     is_tied: bool
     hidden_size: int
     num_query_heads: int
+    is_shardable: bool
     layers: tuple[LayerCache, ...]
     max_positions: int
 
@@ -96,8 +101,9 @@ class ModelSize:
         return read * self.bytes_per_number
 
     def tp_sizes(self, most: int) -> list[int]:
-        """Numbers of ranks up to ``most`` that divide its heads and its key/value heads."""
+        """Numbers of ranks up to ``most`` that can share it, dividing its heads and its key/value heads."""
         heads = (self.num_query_heads, *(layer.num_heads for layer in self.layers))
+        most = most if self.is_shardable else min(most, 1)
         return [size for size in range(1, most + 1) if not any(count % size for count in heads)]
 
 
@@ -133,6 +139,7 @@ def model_size(name: str, config: PretrainedConfig, bytes_per_number: int) -> Mo
         is_tied=is_tied,
         hidden_size=text.hidden_size,
         num_query_heads=text.num_attention_heads,
+        is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=_layers(text),
         max_positions=text.max_position_embeddings,
     )
@@ -141,10 +148,10 @@ def model_size(name: str, config: PretrainedConfig, bytes_per_number: int) -> Mo
 def _layers(text: Any) -> tuple[LayerCache, ...]:
     num_kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None)
+    window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)
+    kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if kinds is None:
         # Without a list every layer slides, if there is a window; Qwen2 names one that it may not use.
         slides = window is not None and getattr(text, "use_sliding_window", True)
-        kinds = [SLIDING if slides else ""] * text.num_hidden_layers
-    return tuple(LayerCache(num_kv_heads, width, window if kind == SLIDING else None) for kind in kinds)
+        kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
+    return tuple(LayerCache(num_kv_heads, width, window if kind in SLIDING else None) for kind in kinds)

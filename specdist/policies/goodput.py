@@ -6,8 +6,9 @@ the batch, g: further steps for some rows pay if the tokens that they add exceed
 add (Dinkelbach's criterion for a ratio), looking ahead as many steps as there may be, for time is no straight
 line and the first token of a block may cost what five do.
 
-- In turns, a round takes its draft steps and the target's pass. Whether to stop is decided before a token is
-  drawn, by the tokens before it; no drawn token is ever left out.
+- In turns, a round takes its draft steps and the target's pass; g is that of a round of equal blocks without
+  any prompt in it, since what a prompt takes is to be paid in any case. Whether to stop is decided before a
+  token is drawn, by the tokens before it; no drawn token is ever left out.
 - A draft that works ahead has the time of the target's pass for nothing, and only what exceeds it costs. What
   is ready need not be verified at once: a token left out stays in the chain as one drafted ahead, and is
   judged by the same rule a round later, so that leaving it out may depend on its value without any bias.
@@ -23,15 +24,24 @@ import numpy as np
 
 from specdist.calibration import AcceptanceModel, token_features
 from specdist.costs import CostModel
-from specdist.policies.base import DraftedRows, DraftFeatures, JudgedTokens, WithoutHistory
+from specdist.policies.base import DraftedRows, DraftFeatures, JudgedTokens, VerifiedBlocks
 
 # What is assumed of the next token before any was judged, and after how many tokens half of it is forgotten.
 PRIOR_ACCEPTANCE = 0.7
 FORECAST_MEMORY = 256
+# The same of rounds that drafted nothing and so teach nothing: where it did not pay, it is tried again.
+IDLE_MEMORY = 2048
+# What the batch tells of a row is worth so many tokens of its own, of which half are forgotten after so many.
+ROW_PRIOR_TOKENS = 32
+ROW_MEMORY = 64
+LARGEST_FORECAST = 0.98
 
 
-class Goodput(WithoutHistory):
-    """Knows the whole batch: block lengths depend on what else is in flight."""
+class Goodput:
+    """Knows the whole batch: block lengths depend on what else is in flight.
+
+    A row's history is how many of its tokens were accepted, and how many judged, both fading.
+    """
 
     uses_features: ClassVar[bool] = True
 
@@ -48,6 +58,16 @@ class Goodput(WithoutHistory):
         self._survival = np.zeros(0)
         self._num_tokens = 0
         self._drafting_ns = 0.0
+
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        return 0.0, 0.0
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        accepted_R = blocks.num_accepted_R
+        judged_R = accepted_R + (accepted_R < blocks.num_drafted_R)
+        kept_R = 0.5 ** (judged_R / ROW_MEMORY)
+        return blocks.histories_RH * kept_R[:, None] + np.stack([accepted_R, judged_R], axis=1)
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         if rows.num_drafted == 0:
@@ -98,6 +118,8 @@ class Goodput(WithoutHistory):
         if size > len(self._survival):
             self._survival = np.zeros(size)
         self._survival[rows.chains_R] = rows.reach_R
+        if not self._num_tokens:
+            self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
         self._num_tokens = 0
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
@@ -106,11 +128,10 @@ class Goodput(WithoutHistory):
             return
         num_rows = len(rows.chains_R)
         lengths_D = np.arange(self.max_draft_tokens + 1)
-        num_tokens_D = (
-            rows.round.num_rows + num_rows * np.r_[0.0, self._worth_of_steps(self.max_draft_tokens)]
-        )
+        worth_D = _worth_of_steps(np.array([[self._forecast]]), self.max_draft_tokens)[0]
+        num_tokens_D = rows.round.num_rows + num_rows * np.r_[0.0, worth_D]
         ns_D = lengths_D * self._costs.draft(num_rows)
-        ns_D = ns_D + self._costs.target(rows.round.num_pass_tokens + num_rows * lengths_D)
+        ns_D = ns_D + self._costs.target(rows.round.num_rows + num_rows * lengths_D)
         self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
 
     def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
@@ -118,11 +139,12 @@ class Goodput(WithoutHistory):
         num_rows, num_steps = len(rows.chains_R), self.max_draft_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
-        survival_R = self._survival[rows.chains_R]
-        order_R = np.argsort(-survival_R, kind="stable")
+        forecast_R = self._row_forecasts(rows.histories_RH)
+        worth_RD = self._survival[rows.chains_R, None] * _worth_of_steps(forecast_R[:, None], num_steps)
+        order_R = np.argsort(-worth_RD[:, 0], kind="stable")
         counts_R = np.arange(1, num_rows + 1)
         steps_D = np.arange(1, num_steps + 1)
-        gain_RD = np.cumsum(survival_R[order_R])[:, None] * self._worth_of_steps(num_steps)
+        gain_RD = np.cumsum(worth_RD[order_R], axis=0)
         drafting_RD = self._costs.draft(counts_R)[:, None] * steps_D
         if rows.round.is_ahead:
             free_ns = float(self._costs.target(rows.round.num_pass_tokens))
@@ -139,12 +161,19 @@ class Goodput(WithoutHistory):
             wants_R[order_R[: best_row + 1]] = True
         return wants_R
 
-    def _worth_of_steps(self, num_steps: int) -> np.ndarray:
-        """[D]: expected accepted tokens among the next 1, 2, .. of a row."""
-        return np.cumsum(self._forecast ** np.arange(1, num_steps + 1))
+    def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
+        """[R]: how likely a token of the row is accepted that is not drawn yet."""
+        accepted_R, judged_R = histories_RH.T
+        forecast_R = (ROW_PRIOR_TOKENS * self._forecast + accepted_R) / (ROW_PRIOR_TOKENS + judged_R)
+        return np.minimum(forecast_R, LARGEST_FORECAST)
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
         return self._acceptance.predict(_known(features, depths_C))
+
+
+def _worth_of_steps(forecast_R1: np.ndarray, num_steps: int) -> np.ndarray:
+    """[R, D]: expected accepted tokens among the next 1, 2, .. of each row."""
+    return np.cumsum(forecast_R1 ** np.arange(1, num_steps + 1), axis=1)
 
 
 def _known(features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:

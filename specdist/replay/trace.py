@@ -84,6 +84,10 @@ class ExhaustiveTrace:
         """D."""
         return self.prompts[0].token_ids_ND.shape[1]
 
+    def repeated(self, times: int) -> ExhaustiveTrace:
+        """All prompts so many times over, to keep a large batch full."""
+        return ExhaustiveTrace(list(self.prompts) * times, self.origin)
+
     @property
     def num_tokens(self) -> int:
         """Completion tokens of all prompts."""

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.files import write_atomically
+from specdist.tuning.fronts import pareto_front
 from specdist.tuning.grid import TARGET_ONLY
 from specdist.tuning.run import TuningResult
 
 MARKERS = "os^vDPXp"
 DOTS_PER_INCH = 150
 
-Point = tuple[float, float]
-
 
 def plot_pareto(result: TuningResult, path: Path) -> None:
     """One curve per policy through its settings that no other of its own beats in both rates."""
     figure = Figure(figsize=(8, 5.5), layout="constrained")
     axes = figure.add_subplot()
-    points: dict[str, list[Point]] = {}
-    for outcome in result.outcomes:
-        if outcome.candidate.policy != TARGET_ONLY:
-            rates = outcome.batched.verification_rate, outcome.batched.discard_rate
-            points.setdefault(outcome.candidate.policy, []).append(rates)
-    for index, (policy, found) in enumerate(sorted(points.items())):
+    outcomes = result.by_policy()
+    outcomes.pop(TARGET_ONLY)
+    for index, policy in enumerate(sorted(outcomes)):
+        found = [outcome.rates for outcome in outcomes[policy]]
         front = pareto_front(found)
         marker, color = MARKERS[index % len(MARKERS)], f"C{index}"
         axes.plot(*zip(*found, strict=True), marker, color=color, alpha=0.25, markersize=4, linestyle="none")
@@ -55,12 +51,3 @@ def plot_pareto(result: TuningResult, path: Path) -> None:
     )
     canvas = FigureCanvasAgg(figure)
     write_atomically(path, lambda file: canvas.print_png(file, metadata={}, pil_kwargs={}))
-
-
-def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other is at or below in both coordinates, from left to right."""
-    front: list[Point] = []
-    for point in sorted(set(points)):
-        if not front or point[1] < front[-1][1]:
-            front.append(point)
-    return front

@@ -10,36 +10,37 @@ from typing import Any
 import yaml
 
 from specdist.costs import CostModel
-from specdist.data.files import write_atomically
+from specdist.data.files import write_atomically, write_json
 from specdist.tuning.config import SHARED_OPTIONS
+from specdist.tuning.fronts import relative_waste
 from specdist.tuning.grid import TARGET_ONLY
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
 
 TABLE_FILE, PLOT_FILE, BEST_FILE = "table.txt", "pareto.png", "best.yaml"
+SUMMARY_FILE = "summary.json"
 
 
 def write_report(result: TuningResult) -> None:
-    """``table.txt`` with every candidate, ``pareto.png`` and ``best.yaml`` in the output folder."""
+    """Into the output folder: all settings, the best of each policy, the plot, the best one as YAML."""
     output = Path(result.config.output)
     table = _conditions(result) + "\n\n" + _table(result, result.outcomes) + "\n"
     write_atomically(output / TABLE_FILE, lambda file: file.write(table.encode()))
     write_atomically(output / BEST_FILE, lambda file: file.write(best_yaml(result).encode()))
+    write_json(output / SUMMARY_FILE, summary(result))
     plot_pareto(result, output / PLOT_FILE)
 
 
 def console_report(result: TuningResult) -> str:
     """The best setting of every policy, and the bound."""
-    best: dict[str, Outcome] = {}
-    for outcome in result.outcomes:
-        best.setdefault(outcome.candidate.policy, outcome)
+    best = [found[0] for found in result.by_policy().values()]
     output = Path(result.config.output)
     files = [
         f"all {len(result.outcomes)} settings: {output / TABLE_FILE}",
         f"plot: {output / PLOT_FILE}",
         f"options of the best: {output / BEST_FILE}",
     ]
-    return "\n\n".join([_conditions(result), _table(result, list(best.values())), "\n".join(files)])
+    return "\n\n".join([_conditions(result), _table(result, best), _waste_line(result), "\n".join(files)])
 
 
 def best_yaml(result: TuningResult) -> str:
@@ -76,9 +77,38 @@ def summary(result: TuningResult) -> dict[str, Any]:
         "predicted_tokens_per_s": best.batched.tokens_per_s,
         "predicted_tokens_per_s_batch_1": best.alone.tokens_per_s,
         "ratio_to_target_only": gain(result, best),
+        "policies": {policy: _best_of(result, found) for policy, found in result.by_policy().items()},
         "oracle_tokens_per_s": result.oracle.batched.tokens_per_s if result.oracle else None,
         "costs": dataclasses.asdict(result.costs),
     }
+
+
+def _best_of(result: TuningResult, found: Sequence[Outcome]) -> dict[str, Any]:
+    """The settings of one policy that predict the most tokens/s, in the batch and for rows by themselves."""
+    best_alone = max(found, key=lambda outcome: outcome.alone.tokens_per_s)
+    return {
+        "options": dict(found[0].candidate.options),
+        "predicted_tokens_per_s": found[0].batched.tokens_per_s,
+        "options_batch_1": dict(best_alone.candidate.options),
+        "predicted_tokens_per_s_batch_1": best_alone.alone.tokens_per_s,
+        "waste_relative_to_fixed": _waste(result, found),
+    }
+
+
+def _waste(result: TuningResult, found: Sequence[Outcome]) -> float | None:
+    """What the policy's Pareto front discards over what that of fixed lengths does; none drafts nothing."""
+    if found[0].candidate.policy == TARGET_ONLY:
+        return None
+    fixed = [outcome.rates for outcome in result.by_policy()["fixed"]]
+    return relative_waste([outcome.rates for outcome in found], fixed)
+
+
+def _waste_line(result: TuningResult) -> str:
+    wastes = {policy: _waste(result, found) for policy, found in result.by_policy().items()}
+    shown = [f"{policy} {waste:.2f}" for policy, waste in wastes.items() if waste is not None]
+    return "draft tokens discarded over those of fixed lengths, at the same verification rate: " + ", ".join(
+        shown
+    )
 
 
 def gain(result: TuningResult, outcome: Outcome) -> float:

@@ -28,11 +28,15 @@ from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySetting
 from specdist.sampling.distributions import SamplingSettings
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
+from specdist.tuning.fronts import Point
 from specdist.tuning.grid import TARGET_ONLY, Candidate, candidates
 
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # What a trace depends on, beside the prompts.
 ORIGIN_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
+
+# Fewer would leave the batch half empty for a large part of the replay, which a run's prompts do not.
+PROMPTS_PER_ROW = 8
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,11 @@ class Outcome:
     candidate: Candidate
     alone: ReplayResult
     batched: ReplayResult
+
+    @property
+    def rates(self) -> Point:
+        """Where the batch stands in the Pareto plot."""
+        return self.batched.verification_rate, self.batched.discard_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,13 @@ class TuningResult:
     def best(self) -> Outcome:
         return self.outcomes[0]
 
+    def by_policy(self) -> dict[str, list[Outcome]]:
+        """Every policy's outcomes, its best first; the best policy first."""
+        found: dict[str, list[Outcome]] = {}
+        for outcome in self.outcomes:
+            found.setdefault(outcome.candidate.policy, []).append(outcome)
+        return found
+
 
 def run_tuning(config: TuneConfig) -> TuningResult:
     """Collect what is not there, replay everything. Raises :class:`UserError` before any model is loaded."""
@@ -74,17 +90,16 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         output.mkdir(parents=True, exist_ok=True)
         trace.write(output / TRACE_FILE)
         write_json(output / COSTS_FILE, costs.to_json())
-    settings = [
-        ReplaySettings(max_batch_rows=num_rows, max_batch_tokens=config.max_batch_tokens, page_size=PAGE_SIZE)
-        for num_rows in (1, config.max_batch_rows)
-    ]
+    batches = [_batch(config, trace, num_rows) for num_rows in (1, config.max_batch_rows)]
     outcomes = []
     for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens)), "replays", disable=None):
         run_config = config.run_config(candidate.policy, **candidate.options)
-        results = [replay(make_policy(run_config, costs), trace, costs, each) for each in settings]
+        results = [
+            replay(make_policy(run_config, costs), each, costs, settings) for each, settings in batches
+        ]
         outcomes.append(Outcome(candidate, *results))
     is_random = config.temperature > 0 and config.acceptance == "rejection"
-    oracle = [replay(Oracle(), trace, costs, each) for each in settings]
+    oracle = [replay(Oracle(), each, costs, settings) for each, settings in batches]
     return TuningResult(
         config=config,
         costs=costs,
@@ -92,6 +107,16 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         num_tokens=trace.num_tokens,
         outcomes=sorted(outcomes, key=lambda outcome: -outcome.batched.tokens_per_s),
         oracle=None if is_random else Outcome(Candidate("oracle", {}), *oracle),
+    )
+
+
+def _batch(
+    config: TuneConfig, trace: ExhaustiveTrace, num_rows: int
+) -> tuple[ExhaustiveTrace, ReplaySettings]:
+    """As many prompts as keep the batch full for most of the time, as a run's do."""
+    times = -(-PROMPTS_PER_ROW * num_rows // len(trace.prompts))
+    return trace.repeated(times), ReplaySettings(
+        max_batch_rows=num_rows, max_batch_tokens=config.max_batch_tokens, page_size=PAGE_SIZE
     )
 
 

@@ -22,7 +22,7 @@ from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget, Target
-from specdist.models.attention import ATTENTION_NAME
+from specdist.models.adapters import use_paged_attention
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
@@ -33,7 +33,7 @@ PAGE_SIZE = 4
 
 def paged_runner(model: PreTrainedModel, acceleration: Acceleration | None = None) -> ModelRunner:
     model = copy.deepcopy(model)
-    model.set_attn_implementation(ATTENTION_NAME)
+    use_paged_attention(model)
     return ModelRunner(model, CPU, acceleration)
 
 

@@ -106,7 +106,7 @@ def ranked_continuation(model: PreTrainedModel, token_ids: list[int]) -> list[in
         return model(torch.tensor([token_ids])).logits[0, -1].argsort(descending=True).tolist()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neo"])
 def test_candidates_are_always_the_continuation_of_what_was_committed(family: str) -> None:
     """Whatever is accepted and decided, and wherever in a page: a stale cache would draft something else."""
     model = tiny_model(family, seed=5)

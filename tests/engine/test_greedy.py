@@ -10,7 +10,7 @@ from tests.engine.harness import Replica, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer
 
-FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "mistral")
+FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox", "gpt2", "gpt_neo", "mistral")
 MAX_NEW_TOKENS = 24
 MODES = ["none", "ahead", "branches"]
 

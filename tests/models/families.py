@@ -41,6 +41,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size": VOCAB_SIZE, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256,
         "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "initializer_range": 0.2,
     },
+    # A global layer between local ones.
+    "gpt_neo": {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 96, "num_layers": 3, "num_heads": 4,
+        "attention_types": [[["local", "global"], 1], [["local"], 1]], "window_size": 16,
+        "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+        "initializer_range": 0.2,
+    },
 }  # fmt: skip
 
 

@@ -6,7 +6,8 @@ import logging
 import pytest
 import torch
 
-from specdist.models.attention import ATTENTION_NAME, AttentionKind, AttentionRules
+from specdist.models.adapters import use_paged_attention
+from specdist.models.attention import AttentionKind, AttentionRules
 from specdist.models.kernel import GatheredVarlenKernel, VarlenKernel
 from specdist.models.probe import probe_kernel
 from specdist.models.runner import Acceleration, ModelRunner
@@ -31,7 +32,7 @@ def test_passes_match_plain_forwards(
     """With all that is on by default; a graph that had to be given up is a failure here."""
     plain = tiny_model(family, initializer_range=0.05)
     paged = copy.deepcopy(plain).to(GPU, dtype)
-    paged.set_attn_implementation(ATTENTION_NAME)
+    use_paged_attention(paged)
     runner = ModelRunner(paged, GPU, Acceleration.of(GPU))
     # float32: sums in another order; bfloat16: eight bits of mantissa through three layers.
     tolerance = 5e-4 if dtype == torch.float32 else 0.1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.models.attention import ATTENTION_NAME
+from specdist.models.adapters import use_paged_attention
 from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs
 from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import STEPS, GrowingRows
@@ -113,7 +113,7 @@ def test_so_many_graphs_and_no_more() -> None:
 
 def static_runner(plain: PreTrainedModel, capturer: Capturer) -> ModelRunner:
     paged = copy.deepcopy(plain)
-    paged.set_attn_implementation(ATTENTION_NAME)
+    use_paged_attention(paged)
     return ModelRunner(paged, torch.device("cpu"), Acceleration(is_static=True, capturer=capturer))
 
 

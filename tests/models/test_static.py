@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.models.attention import ATTENTION_NAME
+from specdist.models.adapters import use_paged_attention
 from specdist.models.flat import FlatBatch, Segments
 from specdist.models.kernel import SdpaKernel
 from specdist.models.runner import Acceleration, ModelRunner
@@ -29,7 +29,7 @@ STATIC = Acceleration(is_static=True)
 
 def paged_runner(plain: torch.nn.Module, acceleration: Acceleration) -> ModelRunner:
     paged = copy.deepcopy(plain)
-    paged.set_attn_implementation(ATTENTION_NAME)
+    use_paged_attention(paged)
     return ModelRunner(paged, CPU, acceleration)
 
 
@@ -67,7 +67,7 @@ def test_static_passes_match_plain_forwards(
         assert 0 < len(buckets) < len(schedule)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
 def test_a_kernel_serves_static_and_ragged_passes(family: str, buckets: list[Bucket]) -> None:
     plain = tiny_model(family)
     kernel = PlainKernel()
@@ -94,7 +94,7 @@ def test_rows_in_parts_and_at_once_are_the_same() -> None:
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
 def test_bfloat16_passes_agree(family: str) -> None:
     """Ragged and static passes of a bfloat16 model, both near the float32 one."""
     plain = tiny_model(family, initializer_range=0.05)

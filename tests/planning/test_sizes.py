@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from specdist.benchmark.random_llama import SHAPES
+from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.planning.sizes import ModelSize, model_size
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import FAMILIES, tiny_model
@@ -59,12 +60,16 @@ def test_a_window_bounds_what_is_read_and_not_what_is_kept() -> None:
     per_layer = size.cache_bytes_per_token(1) / 3
     assert size.cache_read_bytes(1, 100) == per_layer * (16 + 100 + 16)
     assert size.cache_read_bytes(1, 10) == per_layer * 30
+    assert [layer.window for layer in size_of("gpt_neo").layers] == [16, None, 16]
     assert {layer.window for layer in size_of("qwen2").layers} == {None}
     assert size.attention_flops(1, 10) == 4 * 4 * 16 * 30
 
 
 def test_ranks_divide_heads_and_key_value_heads() -> None:
     assert size_of("llama").tp_sizes(8) == [1, 2]
+    # DeepSpeed does not shard them; and where the draft takes the only GPU, none is left.
+    for family in UNSHARDABLE_FAMILIES:
+        assert (size_of(family).tp_sizes(8), size_of(family).tp_sizes(0)) == ([1], [])
     config = SHAPES["70b"].llama_config(num_layers=80, dtype=torch.bfloat16)
     large = model_size("70b", config, 2)
     assert large.tp_sizes(16) == [1, 2, 4, 8]

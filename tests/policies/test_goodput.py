@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from specdist.costs import CostModel, Curve
-from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens, RoundContext
+from specdist.policies import (
+    DraftedRows,
+    DraftFeatures,
+    Goodput,
+    JudgedTokens,
+    RoundContext,
+    VerifiedBlocks,
+)
 
 CAP = 6
 
@@ -21,17 +28,25 @@ def features_of(top: list[float]) -> DraftFeatures:
 
 
 def question(
-    num_rows: int, num_drafted: int, features: DraftFeatures | None = None, *, is_ahead: bool = False
+    num_rows: int,
+    num_drafted: int,
+    features: DraftFeatures | None = None,
+    *,
+    is_ahead: bool = False,
+    num_prompt_tokens: int = 0,
+    histories_RH: np.ndarray | None = None,
 ) -> DraftedRows:
     chains_R = np.arange(num_rows)
     return DraftedRows(
         slots_R=chains_R,
         chains_R=chains_R,
-        histories_RH=np.zeros((num_rows, 0)),
+        histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
         features=features,
         reach_R=np.ones(num_rows),
-        round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=is_ahead),
+        round=RoundContext(
+            num_rows=num_rows, num_pass_tokens=num_rows + num_prompt_tokens, is_ahead=is_ahead
+        ),
     )
 
 
@@ -120,6 +135,40 @@ def test_a_draft_that_is_never_right_is_given_up() -> None:
             )
         )
     assert drafted_length(policy, 0.6) == 0
+
+
+def test_it_is_tried_again_after_a_long_time_without() -> None:
+    policy = goodput(flat_costs(target=100, draft=10, per_token=5))
+    policy._forecast = 0.05
+    rounds = next(round for round in range(20_000) if policy.wants_more(question(1, 0)).any())
+    assert rounds > 100
+
+
+def test_a_prompt_in_the_pass_makes_time_no_cheaper() -> None:
+    """A long pass does not lower what a second is worth: the prompt's time is to be paid in any case."""
+    costs = flat_costs(target=100, draft=10, per_token=30)
+    beside = [goodput(costs).wants_more(question(8, 0, num_prompt_tokens=each)).any() for each in (0, 2000)]
+    assert beside == [False, False]
+
+
+def test_a_row_is_judged_by_its_own_past_too() -> None:
+    """After 0 of 40 and 40 of 40 accepted tokens, when the average is what was assumed."""
+    policy = goodput(flat_costs(target=100, draft=10, per_token=32))
+    histories_RH = np.array([[0.0, 40.0], [40.0, 40.0]])
+    assert policy.wants_more(question(2, 0, histories_RH=histories_RH)).tolist() == [False, True]
+
+
+def test_a_rows_past_is_what_was_judged_of_it() -> None:
+    policy = goodput(flat_costs(target=100, draft=10))
+    blocks = VerifiedBlocks(
+        histories_RH=np.array([[0.0, 0.0], [8.0, 16.0]]),
+        num_drafted_R=np.array([3, 5]),
+        num_accepted_R=np.array([3, 1]),
+    )
+    # The rejected token counts, those behind it do not; two tokens let half of two in 64 fade.
+    kept = 0.5 ** (2 / 64)
+    expected = [[3.0, 3.0], [8 * kept + 1, 16 * kept + 2]]
+    np.testing.assert_allclose(policy.next_histories(blocks), expected)
 
 
 def test_nothing_judged_is_nothing_learned() -> None:

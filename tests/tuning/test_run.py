@@ -14,7 +14,6 @@ from specdist.errors import UserError
 from specdist.policy_options import POLICY_OPTIONS
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
 from specdist.tuning.grid import GRIDS, candidates
-from specdist.tuning.plot import pareto_front
 from specdist.tuning.run import COSTS_FILE, TuningResult
 from tests.job.launching import run_here
 from tests.job.pair import Pair, build_pair, write_arrow
@@ -176,8 +175,3 @@ def test_the_grids_hold_the_defaults() -> None:
     for policy, grid in GRIDS.items():
         for name, values in grid.items():
             assert POLICY_OPTIONS[name].defaults[policy] in values, (policy, name)
-
-
-def test_the_front_holds_what_nothing_beats() -> None:
-    points = [(0.5, 1.0), (0.4, 2.0), (0.6, 1.0), (0.5, 3.0), (0.7, 0.1), (0.4, 2.0)]
-    assert pareto_front(points) == [(0.4, 2.0), (0.5, 1.0), (0.7, 0.1)]

@@ -1,0 +1,92 @@
+"""Attention over pages for any model: through transformers' registry, or through an adapter of its own.
+
+GPT-Neo calls its attention by itself, whatever the registry holds, and would answer wrongly without an error.
+Its local layers see a window of the last tokens, as the sliding windows of other families do.
+
+T flat tokens, H heads, D head width, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoAttention, GPTNeoSelfAttention
+
+from specdist.models.attention import ATTENTION_NAME, AttentionRules, LayerAttention
+
+
+def can_page_attention(config: PretrainedConfig) -> bool:
+    """Whether a causal language model of this configuration can run over pages."""
+    is_registered: bool = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._can_set_attn_implementation()
+    return is_registered or config.model_type in ADAPTERS
+
+
+def use_paged_attention(model: PreTrainedModel) -> None:
+    """Let the model's calls run over the pages that their ``paged_attention`` reads."""
+    _use_attention(model, ATTENTION_NAME)
+
+
+def use_transformers_attention(model: PreTrainedModel) -> None:
+    """Let the model run by itself again, with the attention that transformers would choose."""
+    _use_attention(model, "sdpa" if model._supports_sdpa else "eager")
+
+
+def _use_attention(model: PreTrainedModel, name: str) -> None:
+    adapt = ADAPTERS.get(model.config.model_type)
+    if adapt is None:
+        model.set_attn_implementation(name)
+    else:
+        adapt(model)
+        # As for the families of the registry, this decides, and under our name no mask is built.
+        model.config._attn_implementation = name
+
+
+class PagedGPTNeoAttention(nn.Module):
+    """A layer's attention module with its own projections, and attention over pages between them."""
+
+    def __init__(self, original: GPTNeoSelfAttention) -> None:
+        super().__init__()
+        self.original = original
+        window = original.config.window_size if original.attention_type == "local" else None
+        # The scores are not divided by sqrt(D). Half precision sums them in float32, as transformers does.
+        self._rules = AttentionRules(scale=1.0, window=window, softcap=None, extra={})
+
+    def forward(
+        self, hidden_states: Tensor, layer_past: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [1, T, E] → the same shape. ``layer_past`` is the pass's :class:`LayerAttention`."""
+        layer = self.original
+        if layer.config._attn_implementation != ATTENTION_NAME:
+            output: tuple[Tensor, Tensor] = layer(hidden_states, layer_past=layer_past, **kwargs)
+            return output
+        attention: LayerAttention = layer_past
+        queries_THD, keys_THD, values_THD = (
+            projection(hidden_states[0]).unflatten(-1, (layer.num_heads, layer.head_dim))
+            for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
+        )
+        output_THD = attention.attend(layer.layer_id, queries_THD, keys_THD, values_THD, self._rules)
+        return layer.out_proj(output_THD.flatten(1))[None], None
+
+
+def _adapt_gpt_neo(model: PreTrainedModel) -> None:
+    for module in list(model.modules()):
+        if isinstance(module, GPTNeoAttention):
+            if isinstance(module.attention, PagedGPTNeoAttention):
+                return
+            module.attention = PagedGPTNeoAttention(module.attention)
+    model.register_forward_pre_hook(_put_in_the_caches_place, with_kwargs=True)
+
+
+def _put_in_the_caches_place(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of a call's own arguments the blocks hand on the cache alone."""
+    if "paged_attention" in kwargs:
+        kwargs["past_key_values"] = kwargs.pop("paged_attention")
+    return args, kwargs
+
+
+ADAPTERS: dict[str, Callable[[PreTrainedModel], None]] = {"gpt_neo": _adapt_gpt_neo}

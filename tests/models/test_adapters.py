@@ -1,0 +1,58 @@
+"""Models between transformers and the paged cache, there and back; GPT-Neo's scores in half precision."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.models.adapters import use_paged_attention, use_transformers_attention
+from specdist.models.runner import ModelRunner
+from tests.models.chunks import MIXED, GrowingRows
+from tests.models.families import VOCAB_SIZE, tiny_model
+
+TOLERANCE = 5e-5  # float32 sums in another order
+NUM_SWITCHES = 3
+
+
+@pytest.mark.parametrize("family", ["gpt_neo", "gpt2"])
+def test_the_same_weights_run_in_both_by_turns(family: str) -> None:
+    """As in a benchmark. Rows of transformers' batch are padded, which only its own masks know of."""
+    plain = tiny_model(family)
+    model = copy.deepcopy(plain)
+    token_ids = torch.from_numpy(np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(2, 24)))
+    is_real = torch.ones_like(token_ids)
+    is_real[0, :9] = 0
+    options = {"attention_mask": is_real, "do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
+    with torch.inference_mode():
+        expected = plain.generate(token_ids, **options)
+    for _ in range(NUM_SWITCHES):
+        use_paged_attention(model)
+        use_paged_attention(model)  # once more changes nothing
+        for found, wanted in GrowingRows(plain, MIXED, page_size=4).run(
+            ModelRunner(model, torch.device("cpu"))
+        ):
+            torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+        use_transformers_attention(model)
+        with torch.inference_mode():
+            assert torch.equal(model.generate(token_ids, **options), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_scores_beyond_half_precision(dtype: torch.dtype) -> None:
+    """GPT-Neo does not scale its scores; transformers keeps them in float32, where float16 would overflow."""
+    plain = tiny_model("gpt_neo", initializer_range=0.05)
+    with torch.no_grad():
+        for block in plain.transformer.h:
+            # All scores alike, so that rounding decides nothing: infinities would leave no number.
+            block.ln_1.weight.zero_()
+            block.ln_1.bias[0] = 1
+            for projection in (block.attn.attention.q_proj, block.attn.attention.k_proj):
+                projection.weight[:, 0] = torch.finfo(torch.float16).max ** 0.5
+    half = copy.deepcopy(plain).to(dtype)
+    paged = copy.deepcopy(half)
+    use_paged_attention(paged)
+    for found, wanted in GrowingRows(half, MIXED, page_size=4).run(ModelRunner(paged, torch.device("cpu"))):
+        assert bool(wanted.isfinite().all())
+        # Eight bits of mantissa through three layers; the logits are of order 1.
+        torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.05)
