@@ -13,7 +13,12 @@ import yaml
 
 from specdist.arguments import option, parse_arguments
 from specdist.errors import UserError
-from specdist.policy_options import POLICY_OPTIONS, check_ranges, resolve_policy_options
+from specdist.policy_options import (
+    POLICY_OPTIONS,
+    check_ranges,
+    most_draft_tokens,
+    resolve_policy_options,
+)
 
 BYTES_PER_UNIT = {
     "": 1,
@@ -202,8 +207,7 @@ class GenerateConfig:
     @property
     def block_tokens(self) -> int:
         """Most tokens that one row can add to a target pass after its prompt: the candidates and one more."""
-        options = self.policy_options
-        return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0))) + 1
+        return most_draft_tokens(self.policy_options) + 1
 
     @property
     def num_world_ranks(self) -> int:

@@ -11,8 +11,8 @@ import yaml
 
 from specdist.costs import CostModel
 from specdist.data.files import write_atomically
+from specdist.policy_options import TARGET_ONLY
 from specdist.tuning.config import SHARED_OPTIONS
-from specdist.tuning.grid import TARGET_ONLY
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
 
