@@ -17,6 +17,7 @@ from specdist.policy_options import (
     POLICY_OPTIONS,
     check_ranges,
     most_draft_tokens,
+    needs_costs,
     resolve_policy_options,
 )
 
@@ -197,7 +198,7 @@ class GenerateConfig:
     @property
     def needs_costs(self) -> bool:
         """Whether passes are timed before the run, to decide by."""
-        return self.drafts_ahead or (self.uses_draft and self.policy == "goodput")
+        return self.drafts_ahead or needs_costs(self.policy)
 
     @property
     def policy_options(self) -> dict[str, float]:

@@ -94,6 +94,11 @@ def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str,
     return options
 
 
+def needs_costs(policy: str) -> bool:
+    """Whether it decides by what passes cost, which is then measured before the run."""
+    return policy == "goodput"
+
+
 def most_draft_tokens(options: Mapping[str, float]) -> int:
     """Most tokens of one block under resolved options; 0 for a target alone."""
     return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0)))

@@ -88,9 +88,7 @@ class PagedPair:
         )
         return engine, ledger
 
-    def proposer(
-        self, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None
-    ) -> Proposer:
+    def proposer(self, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None) -> Proposer:
         """The draft in this process, or none if there is nothing to draft.
 
         Args:

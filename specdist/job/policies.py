@@ -17,7 +17,7 @@ from specdist.policies import (
     LengthPolicy,
     Svip,
 )
-from specdist.policy_options import TARGET_ONLY, PolicyChoice
+from specdist.policy_options import TARGET_ONLY, PolicyChoice, needs_costs
 
 # Each takes its options by their names.
 POLICIES: dict[str, Any] = {
@@ -42,7 +42,7 @@ def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: b
     """A new one, which has learned nothing. ``is_coupled``: target and draft draw alike (greedy, gumbel)."""
     if choice.policy == TARGET_ONLY:
         return FixedLength(0)
-    if choice.policy == "goodput":
+    if needs_costs(choice.policy):
         assert costs is not None
         return Goodput(max_draft_tokens=choice.max_draft_tokens, costs=costs, is_coupled=is_coupled)
     policy: LengthPolicy = POLICIES[choice.policy](**choice.options)

@@ -30,6 +30,7 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "goodput": {},
 }
 
+
 @dataclass(frozen=True)
 class Candidate:
     """A policy with the options that a run with it is given."""

@@ -40,7 +40,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
         ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is no placement: choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
-        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 1 .. 12"),
+        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 0 .. 12"),
         ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
         (
             [*SYNTHETIC, "--profile", "p"],
