@@ -38,6 +38,7 @@ def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[Me
             ratio_to_assisted=_ratio_to(assisted, item),
             ratio_to_generate=_ratio_to(plain.get(item.method.batch_size), item),
             ratio_to_target_only=_ratio_to(alone.get(item.method.batch_size), item),
+            decoding_ratio_to_target_only=_decoding_ratio_to(alone.get(item.method.batch_size), item),
             num_rows_differing=None if reference is None else _num_differing(item, reference),
             statistics=None if (stats := item.stats) is None else stats.summary(),
             overlap=_overlap(item, in_turns.get(_key(item))),
@@ -128,6 +129,11 @@ def _groups(item: Measured, alone: Measured | None) -> list[GroupResult]:
 
 def _ratio_to(base: Measured | Timed | None, item: Measured | Timed) -> float | None:
     return None if base is None else item.tokens_per_s / base.tokens_per_s
+
+
+def _decoding_ratio_to(base: Measured | None, item: Measured) -> float | None:
+    rate, base_rate = item.decoding_tokens_per_s, None if base is None else base.decoding_tokens_per_s
+    return None if rate is None or base_rate is None else rate / base_rate
 
 
 def _num_differing(item: Measured, reference: list[list[int]]) -> int:

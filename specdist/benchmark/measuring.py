@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from specdist.benchmark.config import COLOCATED
 from specdist.benchmark.methods import Generated, Method
 from specdist.benchmark.timing import timed
 from specdist.benchmark.workload import Row
-from specdist.stats import Stats
+from specdist.stats import NS_PER_S, Stats
 
 NUM_WARMUP_TOKENS = 8
 
@@ -66,6 +67,23 @@ class Measured:
         return _median_rate(self.num_tokens, self.seconds)
 
     @property
+    def decoding_tokens_per_s(self) -> float | None:
+        """With prompts' passes left out; of two ranks those of the target's. None where it was not specdist.
+
+        On small models prompts take much of a run, and no draft makes them shorter.
+        """
+        rates = []
+        for repeat in range(self.num_repeats):
+            stats = self.stats_of(repeat)
+            if stats is None:
+                return None
+            prompts_ns = stats.target_ns.prefill
+            if self.method.placement == COLOCATED:
+                prompts_ns += stats.draft_ns.prefill
+            rates.append(self.num_tokens[repeat] / (self.seconds[repeat] - prompts_ns / NS_PER_S))
+        return statistics.median(rates)
+
+    @property
     def completions(self) -> list[list[list[int]]]:
         """Per repeat the token ids of every row, group after group."""
         return [
@@ -76,9 +94,13 @@ class Measured:
     @property
     def stats(self) -> Stats | None:
         """Of the last repeat; None where it was not specdist."""
-        found = [group.generated[-1].stats for group in self.groups.values()]
+        return self.stats_of(self.num_repeats - 1)
+
+    def stats_of(self, repeat: int) -> Stats | None:
+        """Of one repeat."""
         total = Stats()
-        for stats in found:
+        for group in self.groups.values():
+            stats = group.generated[repeat].stats
             if stats is None:
                 return None
             total.add(stats)

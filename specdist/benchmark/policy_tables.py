@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
 from specdist.benchmark.results import BenchmarkResult, GroupResult, MethodResult, PolicyResult
 from specdist.benchmark.spread import nearest_first_lengths
 from specdist.benchmark.table import NOTHING, Table, decimals
@@ -21,6 +22,7 @@ def policies_table(result: BenchmarkResult) -> Table:
             "draft",
             "tokens/s",
             "x target alone",
+            "x decoding",
             "N_target/N",
             "N_discarded/N",
             "tokens/row pass",
@@ -34,6 +36,7 @@ def policies_table(result: BenchmarkResult) -> Table:
                 NOTHING if method.policy is None else _draft(method.policy),
                 f"{method.tokens_per_s:.1f}",
                 decimals(method.ratio_to_target_only),
+                decimals(method.decoding_ratio_to_target_only),
                 *_rates(method),
                 NOTHING if method.num_rows_differing is None else str(method.num_rows_differing),
             ]
@@ -73,7 +76,7 @@ def groups_table(result: BenchmarkResult) -> Table:
         for spread in result.spreads
     }
     lines: dict[tuple[str, int, str], list[MethodResult]] = {}
-    for method in sorted(result.methods, key=lambda method: method.batch_size):
+    for method in _in_order(result):
         policy = method.policy
         if policy is None:
             lines.setdefault((method_label(method), method.batch_size, NOTHING), []).append(method)
@@ -137,12 +140,12 @@ def feature_overhead_table(result: BenchmarkResult) -> Table:
 
 
 def shown_methods(result: BenchmarkResult) -> Iterator[MethodResult]:
-    """By batch size; of those that differ in the first length alone the one nearest to the usual length."""
+    """By batch size and placement; of those that differ in the first length alone the one nearest to the usual length."""
     policies = [method.policy for method in result.methods if method.policy is not None]
     shown = nearest_first_lengths(
         ((policy.family, policy.first_length) for policy in policies), result.settings["num_draft_tokens"]
     )
-    for method in sorted(result.methods, key=lambda method: method.batch_size):
+    for method in _in_order(result):
         policy = method.policy
         if policy is None or policy.first_length == shown[policy.family]:
             yield method
@@ -151,7 +154,19 @@ def shown_methods(result: BenchmarkResult) -> Iterator[MethodResult]:
 def method_label(method: MethodResult) -> str:
     """Its name, without what other columns say."""
     name, policy = method.name.removeprefix("specdist, "), method.policy
-    return name if policy is None or policy.placement == "colocated" else name.split(", ")[0]
+    return name if policy is None or policy.placement == COLOCATED else name.split(", ")[0]
+
+
+def _in_order(result: BenchmarkResult) -> list[MethodResult]:
+    """By batch size, then by placement, those without a draft first."""
+    places = (None, COLOCATED, SEPARATE, AHEAD)
+    return sorted(
+        result.methods,
+        key=lambda method: (
+            method.batch_size,
+            places.index(None if method.policy is None else method.policy.placement),
+        ),
+    )
 
 
 def _draft(policy: PolicyResult) -> str:

@@ -118,6 +118,7 @@ class MethodResult:
         ratio_to_assisted, ratio_to_generate: tokens/s over those of transformers' assisted generation (which
             has batch 1 only), and of its plain ``generate`` at the same batch size; None where not measured.
         ratio_to_target_only: over specdist's target alone, in its process, at the same batch size.
+        decoding_ratio_to_target_only: the same of specdist, with prompts' passes left out of both times.
         num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
             batch, or where that was not measured those of the target alone; None where they may differ. In
             float32 only near-ties may.
@@ -139,6 +140,7 @@ class MethodResult:
     statistics: dict[str, Any] | None
     overlap: OverlapResult | None = None
     ratio_to_target_only: float | None = None
+    decoding_ratio_to_target_only: float | None = None
     policy: PolicyResult | None = None
     groups: list[GroupResult] = field(default_factory=list)
 

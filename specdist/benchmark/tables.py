@@ -208,9 +208,10 @@ def _remarks(result: BenchmarkResult) -> list[str]:
 
 def _policy_remarks(result: BenchmarkResult) -> list[str]:
     remarks = [
-        "x target alone: tokens/s over those of specdist without a draft, with all threads; N: completion "
-        "tokens, so that N_target/N are target passes of a row per token and N_discarded/N draft tokens that "
-        "were drawn in vain; accepted: of the draft's tokens."
+        "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
+        "same with prompts' passes left out of both times; N: completion tokens, so that N_target/N are "
+        "target passes of a row per token, and N_discarded/N draft tokens that were drawn in vain; accepted: "
+        "of the draft's tokens."
     ]
     if result.spreads:
         remarks.append(
@@ -220,7 +221,8 @@ def _policy_remarks(result: BenchmarkResult) -> list[str]:
     if result.policy_overhead:
         remarks.append(
             "A round of both models in one process, prompts aside: features are timed behind single passes "
-            "of the draft, policies by a stopwatch around their calls; the pairs of runs draft the same tokens."
+            "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same "
+            "tokens."
         )
     return remarks
 
