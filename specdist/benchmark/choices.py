@@ -93,6 +93,4 @@ def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
     try:
         return name, kind(value)
     except ValueError as error:
-        raise UserError(
-            f"--policies {entry}: {value!r} is not a value of {name} ({kind.__name__})"
-        ) from error
+        raise UserError(f"--policies {entry}: {name} takes {kind.__name__}, not {value!r}") from error

@@ -138,11 +138,9 @@ def measure_whole(
     paged: PagedPair, batch_size: int, rows: Sequence[Row], num_draft_tokens: int, num_pairs: int
 ) -> FeaturesResult:
     """Runs with and without features, in turn, each first every other time."""
-    # An infinite threshold, which is never reached, is no option of the main job.
-    endless = PolicyChoice("svip", {"stop_root_entropy": math.inf, "max_draft_tokens": num_draft_tokens})
     pair = [
         SpecdistColocated(paged, DraftOrder(num_slots=batch_size, choice=choice))
-        for choice in (fixed_length(num_draft_tokens), endless)
+        for choice in (fixed_length(num_draft_tokens), fixed_length_told(num_draft_tokens))
     ]
     some_rows = _short(rows, pair[0])
     rounds_s: list[list[float]] = [[], []]
@@ -162,6 +160,11 @@ def measure_whole(
         lower_s=lower,
         upper_s=upper,
     )
+
+
+def fixed_length_told(num_draft_tokens: int) -> PolicyChoice:
+    """Always so many draft tokens, with features: no entropy reaches this threshold, which is no option."""
+    return PolicyChoice("svip", {"stop_root_entropy": math.inf, "max_draft_tokens": num_draft_tokens})
 
 
 def _parts(

@@ -140,7 +140,8 @@ def feature_overhead_table(result: BenchmarkResult) -> Table:
 
 
 def shown_methods(result: BenchmarkResult) -> Iterator[MethodResult]:
-    """By batch size and placement; of those that differ in the first length alone the one nearest to the usual length."""
+    """By batch size and placement; of those that differ in the first length alone the one nearest to
+    ``--num_draft_tokens``."""
     policies = [method.policy for method in result.methods if method.policy is not None]
     shown = nearest_first_lengths(
         ((policy.family, policy.first_length) for policy in policies), result.settings["num_draft_tokens"]
