@@ -31,7 +31,7 @@ LAYERS = [
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning"},
+    {"demo", "benchmark", "tuning", "collecting"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
