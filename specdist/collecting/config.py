@@ -53,8 +53,8 @@ class CollectConfig:
     # What is collected
     token_mixing: float | None = option(
         None,
-        help="acceptance: share of the target's tokens in the contexts of drafted ones; the others are drafted "
-        f"ones too (r, default {TOKEN_MIXING}); 1 = the target's alone",
+        help="acceptance: share of the target's own tokens in the contexts, the others are drafted ones "
+        f"(r, default {TOKEN_MIXING}); 1 = the target's alone",
     )
     hidden_dtype: Literal["float16", "float32"] = option(
         "float16", help="of the stored hidden states, the bulk of a collection"

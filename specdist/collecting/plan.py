@@ -86,12 +86,12 @@ def _check_reference(config: CollectConfig, prompts: Prompts) -> None:
 def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> None:
     """The most that will be written, and whether the disk has room for it."""
     assert models.draft is not None
-    num_bytes = bytes_per_example(identify_hidden_size(models), config.hidden_dtype)
+    num_bytes = bytes_per_example(draft_hidden_size(models), config.hidden_dtype)
     num_rows = sum(end - first for first, end in map(plan.shards.bounds, plan.pending_shards))
     num_examples = num_rows * config.max_new_tokens * _share_of_tokens(config)
     logger.info(
-        "an example takes %s bytes, a million of them %.2f GB; at most %s are left to collect from %s rows: "
-        "%.1f MB, of which a shard of %s rows in memory %.1f MB",
+        "an example takes %s bytes, a million of them %.2f GB; up to about %s come from %s rows: "
+        "%.1f MB, a shard of %s rows in memory %.1f MB",
         f"{num_bytes:,}",
         num_bytes * MILLION / GB,
         f"{num_examples:,.0f}",
@@ -103,15 +103,15 @@ def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> N
     free = shutil.disk_usage(plan.folder.path).free
     if num_examples * num_bytes > free:
         logger.warning(
-            "--output %s has %.2f GB free, too little if responses are as long as --max_new_tokens %s allows: "
-            "lower it, or --limit",
+            "--output %s has %.2f GB free, too little if all responses have --max_new_tokens %s: lower it, or "
+            "--limit",
             config.output,
             free / GB,
             config.max_new_tokens,
         )
 
 
-def identify_hidden_size(models: ModelPlan) -> int:
+def draft_hidden_size(models: ModelPlan) -> int:
     """Width of the draft's hidden states."""
     assert models.draft is not None
     return int(models.draft.config.get_text_config().hidden_size)

@@ -23,7 +23,7 @@ import tqdm
 from specdist.arguments import parse_arguments
 from specdist.collecting.config import CollectConfig
 from specdist.collecting.draft_side import NUM_BRANCHES, Drafted, DraftSide
-from specdist.collecting.plan import CollectPlan, identify_hidden_size, plan_collection
+from specdist.collecting.plan import CollectPlan, draft_hidden_size, plan_collection
 from specdist.collecting.ranks import Conductor, follow_conductor
 from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
@@ -137,7 +137,7 @@ class Collection:
         ]
         table = example_table(
             blocks,
-            hidden_size=identify_hidden_size(self._models),
+            hidden_size=draft_hidden_size(self._models),
             hidden_dtype=self._config.hidden_dtype,
         )
         self._plan.folder.finish_shard(shard, table, self._stats(shard, table, begin))
