@@ -103,8 +103,8 @@ def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> N
     free = shutil.disk_usage(plan.folder.path).free
     if num_examples * num_bytes > free:
         logger.warning(
-            "--output %s has %.2f GB free, too little if all responses have --max_new_tokens %s: lower it, or "
-            "--limit",
+            "--output %s has %.2f GB free, too little if all responses have --max_new_tokens %s: lower that, "
+            "or --limit",
             config.output,
             free / GB,
             config.max_new_tokens,

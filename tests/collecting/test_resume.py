@@ -63,9 +63,7 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
-def test_a_complete_collection_is_left_alone(
-    acceptance: Path, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_complete_one_is_left_alone(acceptance: Path, options: dict[str, Any], tmp_path: Path) -> None:
     output = shutil.copytree(acceptance, tmp_path / "data")
     before = shard_bytes(output)
     totals = run_here(main, **options, kind="acceptance", output=output).totals
@@ -88,6 +86,7 @@ def test_three_ranks_collect_what_one_does(
     output = tmp_path / "data"
     try:
         wait_until(lambda: num_complete(output) >= 1, lambda: process.poll() is None)
+        assert process.poll() is None, "the job ended before it could be killed"
     finally:
         kill_tree(process)
     ended = run_process(3, JOB, **options)

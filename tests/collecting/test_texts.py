@@ -75,9 +75,4 @@ def test_stretches_add_up_and_differ() -> None:
     # Each of the four is as long as any other, up to rounding down the cuts.
     assert np.allclose(lengths.mean(0), 10, atol=1.7)
     assert stretch_lengths(3, seed=0, max_new_tokens=40) == lengths[3].tolist()
-    assert stretch_lengths(3, seed=0, max_new_tokens=1) in (
-        [1, 0, 0, 0],
-        [0, 1, 0, 0],
-        [0, 0, 1, 0],
-        [0, 0, 0, 1],
-    )
+    assert sorted(stretch_lengths(3, seed=0, max_new_tokens=1)) == [0, 0, 0, 1]
