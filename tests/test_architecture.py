@@ -31,7 +31,7 @@ LAYERS = [
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning", "collecting"},
+    {"demo", "benchmark", "tuning", "collecting", "training"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,6 +39,7 @@ TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
     "policies", "cache", "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping", "replay",
     "engine.timeline", "planning.hardware", "planning.simulate", "planning.events", "heads.info",
+    "heads.examples", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 
