@@ -29,10 +29,11 @@ LAYERS = [
     {"predictions"},
     {"data", "sampling", "policies", "cache"},
     {"models"},
+    {"heads"},
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning"},
+    {"demo", "benchmark", "tuning", "collecting", "training"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -41,6 +42,7 @@ TORCH_FREE = [
     "theory", "predictions", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "planning.hardware", "planning.simulate", "planning.events",
+    "heads.info", "heads.examples", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 
