@@ -64,8 +64,9 @@ def measure_curve(
     *,
     num_rows: int,
     num_tokens_per_row: int,
+    num_context_tokens: int = 0,
 ) -> Curve:
-    """Times of passes of up to so many tokens for each of up to so many rows.
+    """Times of passes of up to so many tokens for each of up to so many rows, behind so long a context.
 
     Every rank of a sharded model must call it at the same time. It overwrites the cache.
 
@@ -77,7 +78,7 @@ def measure_curve(
     # Size after size, and again: what disturbs the machine for a while meets all of them.
     for _ in range(NUM_WARMUPS + NUM_PASSES):
         for size, found in zip(sizes, times, strict=True):
-            found.append(_pass_ns(runner, finish, min(size, num_rows), size))
+            found.append(_pass_ns(runner, finish, min(size, num_rows), size, num_context_tokens))
     medians = [statistics.median(found[NUM_WARMUPS:]) for found in times]
     # A pass of more tokens does all that one of fewer does, and more: a time above its is a disturbance.
     bounded = np.minimum.accumulate(medians[::-1])[::-1]
@@ -111,13 +112,19 @@ def _doubling(largest: int) -> list[int]:
     return [1 << power for power in range((largest - 1).bit_length())] + [largest]
 
 
-def _pass_ns(runner: ModelRunner, finish: Callable[[Tensor], object], num_rows: int, num_tokens: int) -> int:
-    """Time of a pass of so many tokens, spread over the rows, at short contexts."""
+def _pass_ns(
+    runner: ModelRunner,
+    finish: Callable[[Tensor], object],
+    num_rows: int,
+    num_tokens: int,
+    num_context_tokens: int,
+) -> int:
+    """Time of a pass of so many tokens, spread over the rows; what the cache holds there does not matter."""
     lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
     batch = FlatBatch(
         np.zeros(num_tokens, np.int64),
         np.repeat(np.arange(num_rows), lengths),
-        np.concatenate([np.arange(length) for length in lengths]),
+        num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
     )
     begin = time.perf_counter_ns()
     finish(runner.forward(batch, np.arange(len(batch))))

@@ -50,7 +50,16 @@ def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, 
             _print_totals(config, run.folder, topology)
         return 0
     frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
-    replica = Replica(config, models, topology, CostModel.from_json(frozen) if frozen else None)
+    num_context_tokens = told_by_lead(
+        topology, None if run is None else _middle_of_a_row(config, models, run)
+    )
+    replica = Replica(
+        config,
+        models,
+        topology,
+        CostModel.from_json(frozen) if frozen else None,
+        num_context_tokens=num_context_tokens,
+    )
     if run is None:
         replica.serve()
     else:
@@ -59,6 +68,14 @@ def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, 
         generate_rows(config, models, run, replica)
         _print_totals(config, run.folder, topology)
     return 0
+
+
+def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:
+    """About how many tokens stand before a pass: a prompt, and half of the longest completion."""
+    if not config.needs_costs:
+        return 0
+    encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+    return encoder.typical_length(run.prompts) + config.max_new_tokens // 2
 
 
 def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: Replica) -> None:

@@ -57,16 +57,20 @@ class Replica:
         topology: Topology,
         frozen_costs: CostModel | None = None,
         *,
+        num_context_tokens: int = 0,
         num_spare_branches: int = 0,
     ) -> None:
         """
         Args:
             frozen_costs: those of the run that is resumed, the same on every rank.
+            num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
+                of passes depend; the same on every rank.
             num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
         """
         self._config = config
         self._models = models
         self._topology = topology
+        self._num_context_tokens = num_context_tokens
         self._num_spare_branches = num_spare_branches
         self._group: dist.ProcessGroup | None = None
         self._settings = SamplingSettings(
@@ -260,20 +264,23 @@ class Replica:
         run: the smallest passes are the ones that wait for it.
         """
         settings, vocab_size = self._settings, self._models.vocab_size
+        num_block_tokens = self._scheduling.max_draft_tokens + 1
+        room = max(0, self._models.max_seq_len - num_block_tokens)
+        measure = partial(measure_curve, num_context_tokens=min(self._num_context_tokens, room))
         target: Curve | None = None
         draft: Curve | None = None
         if self._target is not None:
-            target = measure_curve(
+            target = measure(
                 self._target,
                 partial(judge_logits, settings=settings, vocab_size=vocab_size),
                 num_rows=self.num_slots,
-                num_tokens_per_row=self._scheduling.max_draft_tokens + 1,
+                num_tokens_per_row=num_block_tokens,
             )
         if dist.is_initialized():
             dist.barrier()
         if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
-            draft = measure_curve(
+            draft = measure(
                 self._draft,
                 partial(
                     draw_from_logits,

@@ -2,10 +2,13 @@
 
 import time
 
+import numpy as np
+import pytest
 from torch import Tensor
 
 from specdist.costs import CostModel, Curve
 from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.models.flat import FlatBatch
 from specdist.theory import caught_share
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import tiny_model
@@ -53,6 +56,22 @@ def test_every_size_up_to_the_largest_block_is_measured() -> None:
     assert set(seen) == {1, 2, 4, 8, 12}
     assert curve.sizes == [1, 2, 4, 8, 12]
     assert min(curve.ns) > 0
+
+
+def test_passes_are_measured_behind_a_context() -> None:
+    runner = paged_runner(tiny_model("llama"))
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
+    last_positions: set[int] = set()
+    forward = runner.forward
+
+    def watched(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
+        last_positions.add(int(np.max(batch.positions_T)))
+        return forward(batch, logits_index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "forward", watched)
+        measure_curve(runner, len, num_rows=3, num_tokens_per_row=4, num_context_tokens=9)
+    assert last_positions == {9, 10, 11, 12}
 
 
 def test_a_disturbed_pass_is_not_taken_for_dear() -> None:
