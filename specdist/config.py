@@ -7,13 +7,16 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
 from specdist.arguments import option, parse_arguments
 from specdist.errors import UserError
 from specdist.policy_options import POLICY_OPTIONS, check_ranges, resolve_policy_options
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 BYTES_PER_UNIT = {
     "": 1,
@@ -268,6 +271,6 @@ def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateCon
     return parse_arguments(GenerateConfig, arguments)
 
 
-def resolved_yaml(config: GenerateConfig) -> str:
+def resolved_yaml(config: DataclassInstance) -> str:
     """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
     return yaml.safe_dump({**dataclasses.asdict(config), "overwrite": False}, sort_keys=False)

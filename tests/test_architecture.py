@@ -27,17 +27,18 @@ LAYERS = [
     {"calibration", "costs", "theory"},
     {"data", "sampling", "policies", "cache"},
     {"models"},
+    {"heads"},
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning"},
+    {"demo", "benchmark", "tuning", "collecting"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
     "policies", "cache", "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping", "replay",
-    "engine.timeline", "planning.hardware", "planning.simulate", "planning.events",
+    "engine.timeline", "planning.hardware", "planning.simulate", "planning.events", "heads.info",
 ]  # fmt: skip
 MAX_LINES = 400
 

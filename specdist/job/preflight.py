@@ -69,24 +69,42 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
 
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
-    prompts = open_prompts(
+    prompts = open_run_prompts(config)
+    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
+    folder, lock = open_locked(
+        Path(config.output),
+        run_manifest(config, models, prompts, topology),
+        resolved_yaml(config),
+        overwrite=config.overwrite,
+    )
+    return RunPlan(prompts=prompts, shards=shards, folder=folder, lock=lock)
+
+
+def open_run_prompts(config: GenerateConfig) -> Prompts:
+    """Raises :class:`UserError` for a file that cannot be used."""
+    return open_prompts(
         config.prompts,
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
         limit=config.limit,
     )
-    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
-    manifest = Manifest(
-        fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology)
-    )
-    path = Path(config.output)
+
+
+def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, topology: Topology) -> Manifest:
+    """What decides a run's rows, and what is good to know of it."""
+    return Manifest(fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology))
+
+
+def open_locked(
+    path: Path, manifest: Manifest, config_yaml: str, *, overwrite: bool
+) -> tuple[RunFolder, FolderLock]:
+    """A folder, new or resumed, for this process alone. Raises :class:`UserError`."""
     lock = FolderLock(path)
     try:
-        folder = RunFolder.open(path, manifest, resolved_yaml(config), config.overwrite)
+        return RunFolder.open(path, manifest, config_yaml, overwrite), lock
     except UserError:
         lock.withdraw()
         raise
-    return RunPlan(prompts=prompts, shards=shards, folder=folder, lock=lock)
 
 
 def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:

@@ -56,11 +56,18 @@ class Replica:
         models: ModelPlan,
         topology: Topology,
         frozen_costs: CostModel | None = None,
+        *,
+        num_spare_branches: int = 0,
     ) -> None:
-        """``frozen_costs``: those of the run that is resumed, the same on every rank."""
+        """
+        Args:
+            frozen_costs: those of the run that is resumed, the same on every rank.
+            num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
+        """
         self._config = config
         self._models = models
         self._topology = topology
+        self._num_spare_branches = num_spare_branches
         self._group: dist.ProcessGroup | None = None
         self._settings = SamplingSettings(
             temperature=config.temperature,
@@ -102,8 +109,14 @@ class Replica:
     @property
     def runners(self) -> tuple[ModelRunner, ModelRunner]:
         """Target and draft of the colocated placement, for what needs no engine."""
-        assert self._target is not None and self._draft is not None
-        return self._target, self._draft
+        assert self._target is not None
+        return self._target, self.draft_runner
+
+    @property
+    def draft_runner(self) -> ModelRunner:
+        """On the rank that holds the draft."""
+        assert self._draft is not None
+        return self._draft
 
     def serve(self) -> None:
         """The loop of every rank but the lead."""
@@ -125,11 +138,27 @@ class Replica:
         """The lead rank's engine over these requests."""
         pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
         return Engine(
-            target=self._lead_target(),
+            target=self.lead_target(),
             proposer=self._proposer(),
             scheduler=Scheduler(self._scheduling, pages, requests),
             stop_rules=stop_rules,
             ledger=ledger,
+        )
+
+    def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
+        """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""
+        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
+        scheduling = dataclasses.replace(
+            self._scheduling, max_batch_rows=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
+        )
+        return Engine(
+            target=LocalTarget(
+                self.draft_runner, settings=self._settings, vocab_size=self._models.vocab_size
+            ),
+            proposer=NoDraft(self.num_slots),
+            scheduler=Scheduler(scheduling, pages, requests),
+            stop_rules=stop_rules,
+            ledger=Ledger(),
         )
 
     def _load_everywhere(self) -> None:
@@ -215,9 +244,11 @@ class Replica:
 
     def _room_for_branches(self) -> tuple[int, int]:
         """Rows behind the slots in this rank's memory, and the most tokens of each: of a draft that works
-        ahead, whose costs are yet to be measured."""
-        if not self._config.drafts_ahead or self._draft is None:
+        ahead, whose costs are yet to be measured, or what was asked for."""
+        if self._draft is None:
             return 0, 0
+        if not self._config.drafts_ahead:
+            return self._num_spare_branches, 1
         asked = self._config.num_branches
         most = BRANCH_COUNTS[-1] if asked is None else asked
         return self.num_slots * most, self._scheduling.max_draft_tokens + 1
@@ -261,7 +292,8 @@ class Replica:
         assert target is not None and draft is not None
         return CostModel(target, draft)
 
-    def _lead_target(self) -> Target:
+    def lead_target(self) -> Target:
+        """On the lead, for passes that the other target ranks follow in :meth:`serve`."""
         assert self._target is not None
         settings, vocab_size = self._settings, self._models.vocab_size
         if self._group is None:

@@ -83,6 +83,10 @@ class PromptEncoder:
         except Exception as error:  # a template can raise anything, and speaks of this row alone
             raise RowError(f"the chat template refuses the messages: {error}") from error
 
+    def prompt_ids(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """The prompt's tokens. Raises :class:`RowError` as the two steps do."""
+        return self.token_ids(self.text(prompt), is_chat=not isinstance(prompt, str))
+
     def token_ids(self, text: str, *, is_chat: bool) -> list[int]:
         """Raises :class:`RowError` for a prompt of no tokens, or of too many. A chat template has written the
         special tokens already."""
@@ -94,6 +98,11 @@ class PromptEncoder:
                 f"the prompt has {len(token_ids)} tokens; with --max_seq_len {self._max_prompt_tokens + 1} "
                 f"at most {self._max_prompt_tokens} leave room for a completion"
             )
+        return token_ids
+
+    def continuation_ids(self, text: str) -> list[int]:
+        """Tokens of text that stands behind a prompt: no special ones."""
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
 
     def decode(self, token_ids: list[int]) -> str:

@@ -23,6 +23,7 @@ from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
 from specdist.models.graphs import Capturer, CudaGraphs
+from specdist.models.hidden import LastHiddenStates
 from specdist.models.kernel import (
     GatheredVarlenKernel,
     KernelAttention,
@@ -181,6 +182,20 @@ class ModelRunner:
             logits = self._static.forward(batch, asked_N, self._table.pages)
             if logits is not None:
                 return logits
+        return self._forward_ragged(batch, asked_N)
+
+    def forward_with_hidden(
+        self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
+        the final norm. Always a ragged pass: a recorded one runs no hook.
+        """
+        with LastHiddenStates(self.model) as caught:
+            logits_NV = self._forward_ragged(batch, np.asarray(logits_index, np.int64))
+        return logits_NV, caught.hidden_NH[: len(logits_NV)]
+
+    def _forward_ragged(self, batch: FlatBatch, asked_N: np.ndarray) -> Tensor:
+        assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         attention: LayerAttention
         if self._kernel is None:
             plan = plan_attention(batch, self._table.pages, self._cache.page_size, self.device)

@@ -178,8 +178,7 @@ def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
     for first, end in pairwise(bounds):
         for row_id in range(first, end):
             try:
-                prompt = prompts.prompt(row_id)
-                prompt_ids = encoder.token_ids(encoder.text(prompt), is_chat=not isinstance(prompt, str))
+                prompt_ids = encoder.prompt_ids(prompts.prompt(row_id))
             except RowError as error:
                 logger.warning("row %d is left out: %s", row_id, error.reason)
                 continue
