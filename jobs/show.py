@@ -1,4 +1,4 @@
-"""Print what a run's finished shards hold: totals, and some prompts with their completions.
+"""Print what a run's finished shards hold: totals, theory beside practice, and some completions.
 
 python jobs/show.py runs/demo/output --rows 2
 """
@@ -12,7 +12,8 @@ from datasets import load_dataset
 from datasets.utils.logging import disable_progress_bar
 
 from specdist.data import RunFolder
-from specdist.stats import Stats
+from specdist.errors import UserError
+from specdist.job.report import comparison_lines, run_predictions, total_stats
 
 WIDTH = 100
 TOTALS = (
@@ -26,13 +27,14 @@ TOTALS = (
 
 
 def print_totals(folder: RunFolder) -> None:
-    total = Stats()
-    for shard_stats in folder.shard_stats():
-        total.add(Stats.from_json(shard_stats))
+    total = total_stats(folder)
     figures = total.summary()
     for label, name, style in TOTALS:
         value = figures.get(name)
         print(f"{label:<32} {'-' if value is None else style.format(value)}")
+    lines = comparison_lines(run_predictions(folder, total), total.costs())
+    if lines:
+        print("", *lines, sep="\n")
 
 
 def print_rows(data_paths: list[Path], num_rows: int) -> None:
@@ -57,7 +59,10 @@ def main() -> None:
     data_paths = sorted((arguments.output / "shards").glob("*.arrow"))
     if not data_paths:
         sys.exit(f"error: {arguments.output} holds no finished shard: name the --output folder of a run")
-    print_totals(RunFolder(arguments.output))
+    try:
+        print_totals(RunFolder(arguments.output))
+    except UserError as error:
+        sys.exit(f"error: {error}")
     print_rows(data_paths, arguments.rows)
 
 

@@ -41,6 +41,7 @@ class GenerateConfig:
     messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
     limit: int | None = option(None, help="take only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
+    trace: bool = option(False, help="write what became of every drafted token beside the statistics")
     overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
 
     # Models
@@ -188,6 +189,10 @@ class GenerateConfig:
         return self.policy != "none"
 
     @property
+    def is_traced(self) -> bool:
+        return self.uses_draft and self.trace
+
+    @property
     def drafts_ahead(self) -> bool:
         """Whether the draft works while the target does, which takes a rank of its own."""
         return self.uses_draft and self.overlap == "ahead"
@@ -234,6 +239,8 @@ class GenerateConfig:
             ]
         if self.overlap == "ahead" and not self.uses_draft:
             found.append("--overlap ahead has no effect without a draft")
+        if self.trace and not self.uses_draft:
+            found.append("--trace has no effect without a draft, or with --policy none: nothing is drafted")
         if self.num_branches is not None and not self.drafts_ahead:
             found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):

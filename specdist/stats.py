@@ -7,14 +7,13 @@ to the wall time of the rounds that it served.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from specdist.regression import NS_PER_S, CostSums
+
 Key = TypeVar("Key", bound=Hashable)
-NS_PER_S = 1_000_000_000
-# Two regressors are told apart if the squared sine of the angle between them exceeds this.
-INDEPENDENT = 1e-3
 
 
 @dataclass
@@ -44,67 +43,6 @@ class DraftTimes:
     @property
     def total(self) -> int:
         return self.prefill + self.draft + self.transfer + self.idle
-
-
-@dataclass
-class CostSums:
-    """Sums for the least-squares fit T = t_draft N_draft + t_target N_target over completions (SpecDec++ §2).
-
-    From a completion's first round to its last, T is the time that both models spent drafting and verifying
-    (prompts aside), N the passes of each.
-    """
-
-    num: int = 0
-    t: int = 0
-    tt: int = 0
-    dd: int = 0
-    dv: int = 0
-    vv: int = 0
-    dt: int = 0
-    vt: int = 0
-
-    def observe(self, *, time_ns: int, num_draft_passes: int, num_target_passes: int) -> None:
-        self.num += 1
-        self.t += time_ns
-        self.tt += time_ns * time_ns
-        self.dd += num_draft_passes * num_draft_passes
-        self.dv += num_draft_passes * num_target_passes
-        self.vv += num_target_passes * num_target_passes
-        self.dt += num_draft_passes * time_ns
-        self.vt += num_target_passes * time_ns
-
-    def fit(self) -> dict[str, float] | None:
-        """``t_draft_s``, ``t_target_s`` and R²; None where the passes do not tell the two apart.
-
-        With a fixed draft length N_draft is almost a multiple of N_target, and the solution is arbitrary.
-        """
-        determinant = self.dd * self.vv - self.dv**2
-        if self.num < 3 or determinant <= INDEPENDENT * self.dd * self.vv:
-            return None
-        t_draft = (self.dt * self.vv - self.vt * self.dv) / determinant
-        t_target = (self.vt * self.dd - self.dt * self.dv) / determinant
-        return self._result(t_draft, t_target) if min(t_draft, t_target) >= 0 else None
-
-    def explained_by(self, t_draft_ns: float, t_target_ns: float) -> dict[str, float] | None:
-        """R² of given costs per pass, such as those measured directly."""
-        return self._result(t_draft_ns, t_target_ns) if self.num >= 3 else None
-
-    def _result(self, t_draft: float, t_target: float) -> dict[str, float] | None:
-        total = self.tt - self.t**2 / self.num
-        if total <= 0:
-            return None
-        unexplained = (
-            self.tt
-            - 2 * (t_draft * self.dt + t_target * self.vt)
-            + t_draft**2 * self.dd
-            + 2 * t_draft * t_target * self.dv
-            + t_target**2 * self.vv
-        )
-        return {
-            "t_draft_s": t_draft / NS_PER_S,
-            "t_target_s": t_target / NS_PER_S,
-            "r_squared": 1 - unexplained / total,
-        }
 
 
 @dataclass
@@ -144,6 +82,13 @@ class Stats:
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
     by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
     Messages travel between the target's lead and the draft, target messages among the target's ranks.
+
+    Passes and their times are also counted by size: the tokens that they run, prompts' too. A draft step has
+    a token per row, and those that the cache lacks before it.
+
+    The regressions of time on passes have the time that both models spent drafting and verifying, prompts
+    aside: an observation of ``cost_sums`` is a completion, from its first round to its last, and one of
+    ``shard_cost_sums`` a shard.
     """
 
     num_rows: int = 0
@@ -154,6 +99,9 @@ class Stats:
     num_completion_tokens: int = 0
     num_target_passes: int = 0
     num_draft_passes: int = 0
+    num_target_passes_per_size: dict[int, int] = field(default_factory=dict)
+    target_pass_ns_per_size: dict[int, int] = field(default_factory=dict)
+    num_draft_passes_per_size: dict[int, int] = field(default_factory=dict)
     num_row_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -179,6 +127,7 @@ class Stats:
     target_ns: TargetTimes = field(default_factory=TargetTimes)
     draft_ns: DraftTimes = field(default_factory=DraftTimes)
     cost_sums: CostSums = field(default_factory=CostSums)
+    shard_cost_sums: CostSums = field(default_factory=CostSums)
     peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
 
     def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
@@ -212,6 +161,59 @@ class Stats:
         for position in range(num_accepted):
             _add_to(self.num_accepted_tokens_per_pos, position, 1)
 
+    def observe_target_pass(self, *, num_tokens: int, time_ns: int) -> None:
+        """The target has run a pass."""
+        self.num_target_passes += 1
+        _count(self.num_target_passes_per_size, num_tokens, 1)
+        _count(self.target_pass_ns_per_size, num_tokens, time_ns)
+
+    def observe_draft_passes(self, sizes: Iterable[int]) -> None:
+        """The draft has run steps of so many tokens each."""
+        for num_tokens in sizes:
+            self.num_draft_passes += 1
+            _count(self.num_draft_passes_per_size, num_tokens, 1)
+
+    def close_shard(self) -> None:
+        """A shard is whole: it is one observation of the regression over shards."""
+        self.shard_cost_sums = CostSums()
+        self.shard_cost_sums.observe(
+            time_ns=self.target_ns.verify + self.draft_ns.draft,
+            num_draft_passes=self.num_draft_passes,
+            num_target_passes=self.num_target_passes,
+        )
+
+    @property
+    def judged_acceptance_rate(self) -> float | None:
+        """The chance that a judged token is accepted, candidates and first tokens ahead alike.
+
+        Judging ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
+        behind it as not accepted.)
+        """
+        num_accepted = self.num_accepted_tokens + self.num_ahead_hits
+        return _ratio(num_accepted, num_accepted + self.num_misses)
+
+    @property
+    def discard_rate(self) -> float | None:
+        """Draft tokens that came to nothing, candidates or not, per token of the completions (SpecDec++)."""
+        num_discarded = (
+            self.num_draft_tokens
+            - self.num_accepted_tokens
+            + self.num_ahead_tokens
+            - self.num_ahead_hits
+            + self.num_branch_tokens
+        )
+        return _ratio(num_discarded, self.num_completion_tokens)
+
+    @property
+    def verification_rate(self) -> float | None:
+        """Target passes of a row per token of its completion (SpecDec++)."""
+        return _ratio(self.num_row_steps, self.num_completion_tokens)
+
+    @property
+    def works_ahead(self) -> bool:
+        """The draft worked while the target did."""
+        return self.num_ahead_chains > 0
+
     def add(self, other: Stats) -> None:
         """Merge another shard's into this one."""
         _merge(self, other)
@@ -225,16 +227,18 @@ class Stats:
             "target_ns": TargetTimes,
             "draft_ns": DraftTimes,
             "cost_sums": CostSums,
+            "shard_cost_sums": CostSums,
             "peak_memory_bytes": PeakMemory,
         }
         known = {item.name for item in dataclasses.fields(Stats)}
-        return Stats(
-            **{
-                name: nested[name](**value) if name in nested else value
-                for name, value in values.items()
-                if name in known
-            }
-        )
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in nested:
+                found[name] = nested[name](**value)
+            elif name in known:
+                # JSON has no numbers as keys.
+                found[name] = _with_int_keys(value) if isinstance(value, dict) else value
+        return Stats(**found)
 
     def summary(self, num_devices: int = 1) -> dict[str, Any]:
         """The figures that people read, derived from the counts; a ratio of nothing is None."""
@@ -250,33 +254,27 @@ class Stats:
             "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
             "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
             "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
-            "discard_rate": _ratio(
-                self.num_draft_tokens
-                - self.num_accepted_tokens
-                + self.num_ahead_tokens
-                - self.num_ahead_hits
-                + self.num_branch_tokens,
-                self.num_completion_tokens,
-            ),
+            "discard_rate": self.discard_rate,
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
             "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
             "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
             "ready_rate": _ratio(self.num_drafts, self.num_row_steps),
-            "verification_rate": _ratio(self.num_row_steps, self.num_completion_tokens),
+            "verification_rate": self.verification_rate,
             "target_s": _seconds(self.target_ns),
             "draft_s": _seconds(self.draft_ns),
-            "costs": self._costs(),
+            "costs": self.costs(),
             "peak_memory_bytes": dataclasses.asdict(self.peak_memory_bytes),
         }
 
-    def _costs(self) -> dict[str, Any]:
-        """Time per pass, measured directly and by the regression over completions."""
+    def costs(self) -> dict[str, Any]:
+        """Time per pass, measured directly and by regression, over completions and over shards."""
         t_draft = _ratio(self.draft_ns.draft, self.num_draft_passes) or 0.0
         t_target = _ratio(self.target_ns.verify, self.num_target_passes) or 0.0
         return {
             "measured": self.cost_sums.explained_by(t_draft, t_target),
             "fitted": self.cost_sums.fit(),
+            "fitted_over_shards": self.shard_cost_sums.fit(),
         }
 
 
@@ -293,6 +291,14 @@ def _add_to(counts: list[int], index: int, amount: int) -> None:
     counts[index] += amount
 
 
+def _count(counts: dict[int, int], key: int, amount: int) -> None:
+    counts[key] = counts.get(key, 0) + amount
+
+
+def _with_int_keys(counts: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): amount for key, amount in counts.items()}
+
+
 def _merge(into: Any, other: Any) -> None:
     for item in dataclasses.fields(into):
         mine, theirs = getattr(into, item.name), getattr(other, item.name)
@@ -303,6 +309,9 @@ def _merge(into: Any, other: Any) -> None:
         elif isinstance(mine, list):
             for index, amount in enumerate(theirs):
                 _add_to(mine, index, amount)
+        elif isinstance(mine, dict):
+            for key, amount in theirs.items():
+                _count(mine, key, amount)
         else:
             _merge(mine, theirs)
 

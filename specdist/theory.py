@@ -15,7 +15,16 @@ def tokens_per_call(acceptance: float, num_draft_tokens: int) -> float:
 def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float) -> float:
     """Expected speed-up over plain decoding, (1 - a^(K+1)) / ((1 - a)(K c + 1)) (Leviathan et al. 2023,
     Theorem 3.8)."""
-    return tokens_per_call(acceptance, num_draft_tokens) / (num_draft_tokens * cost_ratio + 1)
+    return round_factor(tokens_per_call(acceptance, num_draft_tokens), num_draft_tokens * cost_ratio)
+
+
+def round_factor(tokens_per_pass: float, drafting: float, *, works_ahead: bool = False) -> float:
+    """Expected speed-up over plain decoding of rounds that give so many tokens per target pass.
+
+    ``drafting`` is the time of a round's draft steps over that of its target pass. In turns a round takes
+    both; a draft that works ahead makes it as long as the slower of the two.
+    """
+    return tokens_per_pass / (max(1.0, drafting) if works_ahead else 1.0 + drafting)
 
 
 def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> int:
@@ -35,7 +44,7 @@ def stopping_threshold(t_draft: float, t_target: float, delta: float) -> float:
     return (t_target - t_draft + delta) / (t_target + delta)
 
 
-def ready_share(acceptance: float, num_candidates: int, caught: float) -> float:
+def ready_share(acceptance: float, num_candidates: float, caught: float) -> float:
     """The share of row-rounds that find candidates ready when the draft works ahead.
 
     ``caught`` is the share of misses for which a branch was prepared. A row is *ready* when it has its n

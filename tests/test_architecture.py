@@ -23,8 +23,10 @@ LAYERS = [
     {"errors"},
     {"arguments", "policy_options"},
     {"config"},
+    {"regression"},
     {"stats"},
     {"calibration", "costs", "theory"},
+    {"predictions"},
     {"data", "sampling", "policies", "cache"},
     {"models"},
     {"heads"},
@@ -36,9 +38,10 @@ LAYERS = [
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "arguments", "policy_options", "config", "stats", "calibration", "costs", "theory", "data",
-    "policies", "cache", "sampling.keys", "engine.sequence", "engine.scheduler", "engine.stopping", "replay",
-    "engine.timeline", "planning.hardware", "planning.simulate", "planning.events", "heads.info",
+    "errors", "arguments", "policy_options", "config", "regression", "stats", "calibration", "costs",
+    "theory", "predictions", "data", "policies", "cache", "sampling.keys", "engine.sequence",
+    "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
+    "planning.hardware", "planning.simulate", "planning.events", "heads.info",
 ]  # fmt: skip
 MAX_LINES = 400
 

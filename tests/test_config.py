@@ -189,6 +189,8 @@ def test_without_a_draft_nothing_is_drafted(draft: str | None) -> None:
         ({}, []),
         ({"draft": "small"}, []),
         ({"draft": "small", "policy": "none"}, ["--draft small"]),
+        ({"draft": "small", "trace": True}, []),
+        ({"trace": True}, ["--trace"]),
         ({"num_draft_tokens": 4}, ["--num_draft_tokens 4"]),
         ({"draft": "small", "policy": "none", "stop_bound": 0.5}, ["--draft small", "--stop_bound 0.5"]),
         ({"temperature": 0, "top_k": 5}, ["--top_k"]),

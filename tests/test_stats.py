@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from specdist.stats import CostSums, Stats, split_proportionally
+from specdist.regression import CostSums
+from specdist.stats import Stats, split_proportionally
 
 
 def some_stats(seed: int) -> Stats:
@@ -24,6 +25,9 @@ def some_stats(seed: int) -> Stats:
             time_ns=generator.randrange(10**13), num_draft_passes=generator.randrange(900),
             num_target_passes=generator.randrange(300),
         )  # fmt: skip
+        stats.observe_target_pass(num_tokens=generator.randrange(1, 40), time_ns=generator.randrange(10**9))
+    stats.observe_draft_passes([generator.randrange(1, 9) for _ in range(10)])
+    stats.close_shard()
     return stats
 
 
@@ -40,6 +44,9 @@ def test_a_sum_does_not_depend_on_the_order_and_survives_json() -> None:
     through_json = [Stats.from_json(json.loads(json.dumps(part.to_json()))) for part in reversed(parts)]
     assert total(through_json) == expected
     assert expected.num_rows == 18
+    assert expected.num_target_passes == sum(expected.num_target_passes_per_size.values()) == 30
+    assert expected.num_draft_passes == sum(expected.num_draft_passes_per_size.values()) == 60
+    assert expected.shard_cost_sums.num == 6
     assert expected.peak_memory_bytes.target == max(part.peak_memory_bytes.target for part in parts)
 
 
@@ -84,6 +91,33 @@ def test_the_fit_recovers_the_costs_that_made_the_times() -> None:
     assert measured is not None and measured["r_squared"] == pytest.approx(fit["r_squared"], abs=1e-3)
     wrong = sums.explained_by(112e6, 23.4e6)
     assert wrong is not None and wrong["r_squared"] < 0.5
+
+
+def test_shards_are_observations_of_a_regression_of_their_own() -> None:
+    shards = []
+    for num_draft, num_target in ((500, 100), (300, 100), (800, 90), (200, 120)):
+        shard = Stats(num_draft_passes=num_draft, num_target_passes=num_target)
+        shard.draft_ns.draft, shard.target_ns.verify = 2_000_000 * num_draft, 9_000_000 * num_target
+        # Read back after a crash and closed again, it is still one.
+        shard.close_shard()
+        shard.close_shard()
+        shards.append(shard)
+    fit = total(shards).costs()["fitted_over_shards"]
+    assert fit["t_draft_s"] == pytest.approx(0.002) and fit["t_target_s"] == pytest.approx(0.009)
+    assert fit["r_squared"] == pytest.approx(1)
+    assert total(shards[:2]).costs()["fitted_over_shards"] is None
+
+
+def test_a_fit_that_explains_nothing_is_none() -> None:
+    """Times that fall where passes grow, about a large constant that the model does not have."""
+    sums = CostSums()
+    for num_draft, num_target, time_ns in (
+        (100, 50, 10**9),
+        (120, 40, 10**9 + 10**6),
+        (140, 60, 10**9 - 10**6),
+    ):
+        sums.observe(time_ns=time_ns, num_draft_passes=num_draft, num_target_passes=num_target)
+    assert sums.fit() is None
 
 
 def test_a_fixed_length_says_that_it_cannot_tell_the_costs_apart() -> None:

@@ -19,7 +19,6 @@ class OverlapResult:
         num_ahead_tokens, num_branches: what the draft does per row while the target verifies.
         tokens_per_row_pass: what a row gets from a target pass, with or without candidates.
         acceptance: the chance that a judged token is accepted, candidates and first tokens ahead alike.
-            Judging ends with the first rejection, which is a miss, so it is accepted / (accepted + misses).
         ready_share: of the row-rounds, those that found candidates.
         predicted_ready_share: by :func:`specdist.theory.ready_share`, for this acceptance and the measured
             share of misses caught. It takes rows without end; here a row begins without candidates, and near
@@ -45,8 +44,7 @@ class OverlapResult:
 
 def overlap_of(stats: Stats, order: DraftOrder, ratio_to_separate: float | None) -> OverlapResult:
     """Read it from a run's statistics."""
-    num_accepted = stats.num_accepted_tokens + stats.num_ahead_hits
-    acceptance = _ratio(num_accepted, num_accepted + stats.num_misses)
+    acceptance = stats.judged_acceptance_rate
     caught = _ratio(sum(stats.num_branch_hits_per_rank), stats.num_misses)
     predicted = None
     if order.ahead.num_tokens and acceptance is not None:

@@ -6,6 +6,7 @@ from specdist.data.parts import PartLog
 from specdist.data.prompts import Prompts, RowError, open_prompts
 from specdist.data.rows import RowResult, output_schema, shard_table
 from specdist.data.run_folder import RunFolder
+from specdist.data.traces import TracedToken, trace_table
 
 __all__ = [
     "FolderLock",
@@ -16,8 +17,10 @@ __all__ = [
     "RowResult",
     "RunFolder",
     "ShardPlan",
+    "TracedToken",
     "check_same",
     "open_prompts",
     "output_schema",
     "shard_table",
+    "trace_table",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from specdist.data.text import readable, without_lone_surrogates
+from specdist.data.traces import TracedToken
 
 OUTPUT_COLUMNS = {
     "row_id": pa.int64(),
@@ -37,7 +38,8 @@ class RowResult:
     """One finished completion of one input row.
 
     ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None
-    where the row has none. ``error`` is the reason of ``finish_reason="error"``.
+    where the row has none. ``error`` is the reason of ``finish_reason="error"``. ``trace`` holds the drafted
+    tokens of a run with ``--trace``.
     """
 
     row_id: int
@@ -52,6 +54,7 @@ class RowResult:
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    trace: tuple[TracedToken, ...] = ()
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -69,6 +72,7 @@ class RowResult:
     def from_json(line: bytes) -> RowResult:
         values = json.loads(line.decode("utf-8", "surrogatepass"))
         values["completion_ids"] = tuple(values["completion_ids"])
+        values["trace"] = tuple(TracedToken(*token) for token in values.get("trace", ()))
         return RowResult(**values)
 
 

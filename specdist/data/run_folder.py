@@ -1,6 +1,6 @@
 """The folder of a run: what is finished, what is half done, and how a shard goes from one to the other.
 
-Order of truth of a shard: data file, statistics, completion record, each durable before the next; only
+Order of truth of a shard: data file, statistics, trace, completion record, each durable before the next; only
 then does its part log go. So after a crash at any moment a shard is complete, or redone from its part log.
 """
 
@@ -30,7 +30,7 @@ from specdist.errors import UserError
 
 ROWS_PER_BATCH = 1024
 SHARD_FOLDERS = ("shards", "stats", "parts")
-SHARD_FILE = re.compile(r"shard-(\d{5})\.(arrow|json|jsonl)(\.tmp)?")
+SHARD_FILE = re.compile(r"shard-(\d{5})\.(arrow|trace\.arrow|json|jsonl)(\.tmp)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,10 @@ class RunFolder:
     def stats_path(self, shard: int) -> Path:
         return self.path / "stats" / f"shard-{shard:05d}.json"
 
+    def trace_path(self, shard: int) -> Path:
+        """Of a run with ``--trace``."""
+        return self.path / "stats" / f"shard-{shard:05d}.trace.arrow"
+
     def parts_path(self, shard: int) -> Path:
         return self.path / "parts" / f"shard-{shard:05d}.jsonl"
 
@@ -112,13 +116,17 @@ class RunFolder:
         """The log of the shard's finished rows, open for appending; close it before :meth:`finish_shard`."""
         return PartLog(self.parts_path(shard))
 
-    def finish_shard(self, shard: int, table: pa.Table, stats: dict[str, Any]) -> None:
-        """Write a shard's output and statistics, record that it is complete, and drop its part log.
+    def finish_shard(
+        self, shard: int, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None = None
+    ) -> None:
+        """Write a shard's output, statistics and trace, record that it is complete, and drop its part log.
 
-        The same table and statistics give the same bytes, so it can be called again after a crash.
+        The same tables and statistics give the same bytes, so it can be called again after a crash.
         """
         self._write_data(shard, table)
         self._write_stats(shard, stats)
+        if trace is not None:
+            self._write_trace(shard, trace)
         self._write_record(shard, table.num_rows)
         self._remove_parts(shard)
 
@@ -130,6 +138,13 @@ class RunFolder:
         ]
 
     def _write_data(self, shard: int, table: pa.Table) -> None:
+        self._write_table(self.data_path(shard), table)
+
+    def _write_trace(self, shard: int, trace: pa.Table) -> None:
+        self._write_table(self.trace_path(shard), trace)
+
+    @staticmethod
+    def _write_table(path: Path, table: pa.Table) -> None:
         # The file format allows one dictionary per column.
         options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 
@@ -137,7 +152,7 @@ class RunFolder:
             with pa.ipc.new_file(file, table.schema, options=options) as writer:
                 writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
 
-        write_atomically(self.data_path(shard), write)
+        write_atomically(path, write)
 
     def _write_stats(self, shard: int, stats: dict[str, Any]) -> None:
         write_json(self.stats_path(shard), stats)

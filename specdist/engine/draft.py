@@ -28,7 +28,14 @@ from specdist.engine.branches import NO_BRANCHES, BranchBook, Branches
 from specdist.engine.chains import NOWHERE, ChainRows
 from specdist.engine.drafting import Burst, Drafter
 from specdist.engine.histories import Histories
-from specdist.engine.proposals import DRAW, DraftAhead, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.proposals import (
+    DRAW,
+    DraftAhead,
+    ProposalReply,
+    ProposalRequest,
+    RoleTimes,
+    TracedDrafts,
+)
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes
@@ -54,6 +61,7 @@ class DraftModel:
         num_slots: int,
         max_seq_len: int,
         ahead: DraftAhead | None = None,
+        is_traced: bool = False,
         clock: Timeline | None = None,
     ) -> None:
         """With branches the runner must have been given room for them.
@@ -83,7 +91,9 @@ class DraftModel:
             vocab_size=vocab_size,
             stop_token_ids=stop_token_ids,
             keeps_scores=num_branches > 0,
+            is_traced=is_traced,
         )
+        self._is_traced = is_traced
         self._num_committed = np.zeros(num_slots, np.int64)
         self._num_candidates = np.zeros(num_slots, np.int64)
         self._num_ahead = np.zeros(num_slots, np.int64)
@@ -104,7 +114,7 @@ class DraftModel:
         num_ahead_R = self._num_ahead[slots_R]
         num_branches_R = self._branches.num_open(slots_R)
         num_branch_tokens_R = self._branches.num_tokens(slots_R)
-        is_hit_R = self._settle(request)
+        is_hit_R, traced = self._settle(request)
         branch_ranks_R = self._adopt_branches(slots_R, is_hit_R)
         tails_R = self._num_committed[slots_R] + self._num_candidates[slots_R]
         # Ahead only a resumed row is drafted for now: as long a block as before, which is behind what its
@@ -126,7 +136,9 @@ class DraftModel:
         num_candidates_R = self._num_candidates[slots_R]
         first_R = self._num_committed[slots_R]
         places_C = self._places(slots_R, first_R, num_candidates_R)
-        num_passes, self._drafter.num_passes = self._drafter.num_passes, 0
+        if traced is not None:
+            traced = dataclasses.replace(traced, features_3C=self._rows.features_at(places_C).stacked())
+        pass_sizes, self._drafter.pass_sizes = self._drafter.pass_sizes, []
         return ProposalReply(
             decision_ids_R=self._rows.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
@@ -137,8 +149,9 @@ class DraftModel:
             num_branches_R=num_branches_R,
             num_branch_tokens_R=num_branch_tokens_R,
             branch_ranks_R=branch_ranks_R,
-            num_draft_passes=num_passes,
+            draft_pass_sizes_P=np.array(pass_sizes, np.int64),
             times=RoleTimes(),
+            traced=traced,
         )
 
     def follow(self, request: ProposalRequest) -> None:
@@ -178,8 +191,9 @@ class DraftModel:
         self._rows.num_computed[context.slots_T] = context.positions_T + 1
         self._num_committed[context.slots_T] = context.positions_T + 1
 
-    def _settle(self, request: ProposalRequest) -> np.ndarray:
-        """Commit the accepted candidates and the decision behind them. True for rows whose ``a_1`` was it."""
+    def _settle(self, request: ProposalRequest) -> tuple[np.ndarray, TracedDrafts | None]:
+        """Commit the accepted candidates and the decision behind them. True for rows whose ``a_1`` was it;
+        and what a trace tells of ``a_1``."""
         rows = self._rows
         slots_R, num_accepted_R = request.slots_R, request.num_accepted_R
         begins_R = self._num_committed[slots_R]
@@ -192,6 +206,7 @@ class DraftModel:
         is_known_R = decision_ids_R != DRAW
         drafted_R = rows.token_ids[slots_R, positions_R]
         is_hit_R = is_judged_R & is_known_R & (decision_ids_R == drafted_R)
+        acceptance_R = is_hit_R.astype(np.float64)
         drawn = np.flatnonzero(~is_known_R)
         if len(drawn):
             target_W = request.decisions_W
@@ -203,6 +218,9 @@ class DraftModel:
             draft_probabilities_W = torch.from_numpy(rows.probabilities[slots_W, positions_W])
             flags_W = accepted_flags(target_probabilities_W, draft_probabilities_W, uniforms_W)
             is_hit_R[drawn] = is_judged_R[drawn] & flags_W.numpy()
+            # Where nothing is judged there may be nothing to divide by, and nothing is read.
+            nonzero_W = np.where(is_judged_R[drawn], draft_probabilities_W.numpy(), 1.0)
+            acceptance_R[drawn] = np.minimum(1.0, target_probabilities_W.numpy() / nonzero_W)
             is_rejected_W = (is_rejected_R | is_judged_R)[drawn] & ~is_hit_R[drawn]
             # Where nothing was rejected the residual of the target's law and zeros is that law: the bonus.
             draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))
@@ -230,7 +248,16 @@ class DraftModel:
             )
         kept_R = np.where(is_hit_R, rows.num_computed[slots_R], positions_R)
         rows.num_computed[slots_R] = np.minimum(rows.num_computed[slots_R], kept_R)
-        return is_hit_R
+        if not self._is_traced:
+            return is_hit_R, None
+        return is_hit_R, TracedDrafts(
+            features_3C=np.zeros((3, 0)),
+            is_judged_R=is_judged_R,
+            is_hit_R=is_hit_R,
+            token_ids_R=drafted_R,
+            features_3R=rows.features_at((slots_R, positions_R)).stacked(),
+            acceptance_R=acceptance_R,
+        )
 
     def _adopt_branches(self, slots_R: np.ndarray, is_hit_R: np.ndarray) -> np.ndarray:
         """Let the branches of this round's decisions become their rows' chains, and close all others.

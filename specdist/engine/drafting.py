@@ -93,6 +93,7 @@ class Drafter:
         vocab_size: int,
         stop_token_ids: Collection[int],
         keeps_scores: bool,
+        is_traced: bool = False,
     ) -> None:
         self._runner = runner
         self._policy = policy
@@ -103,9 +104,11 @@ class Drafter:
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self._keeps_scores = keeps_scores or settings.is_random
+        self._keeps_features = policy.uses_features or is_traced
         # Behind a stop token there is nothing to draft; looking at every token costs nothing only on a host.
         self._watches_stops = runner.device.type == "cpu"
-        self.num_passes = 0
+        # Tokens of every pass, until somebody takes them.
+        self.pass_sizes: list[int] = []
 
     def extend(self, burst: Burst) -> np.ndarray:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
@@ -168,7 +171,7 @@ class Drafter:
     ) -> _Step:
         """One pass, and one draw per row."""
         logits_AV = self._runner.forward(batch, logits_index)[:, : self._vocab_size]
-        self.num_passes += 1
+        self.pass_sizes.append(len(batch))
         laws_A, scores_AV = draft_laws(
             logits_AV,
             self._settings,
@@ -179,10 +182,11 @@ class Drafter:
         if self._keeps_scores:
             self._rows.keep_scores(rows_A, positions_A, scores_AV)
         features = None
-        if self._policy.uses_features:
+        if self._keeps_features:
             found_3A = draft_features(logits_AV, laws_A, drawn_A, self._settings).cpu().numpy()
-            features = DraftFeatures(*found_3A)
             self._rows.keep_features((rows_A, positions_A), found_3A)
+            if self._policy.uses_features:
+                features = DraftFeatures(*found_3A)
         return _Step(active_A, drawn_A, laws_A.probabilities_of(drawn_A), features)
 
     def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:

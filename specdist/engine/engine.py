@@ -22,6 +22,7 @@ from specdist.engine.sequence import Completion, FinishReason, Sequence
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import Target
 from specdist.engine.timeline import Timeline
+from specdist.engine.tracing import note_block, note_decision
 from specdist.engine.verdicts import Questions, Verdicts
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes
@@ -37,6 +38,32 @@ class _Block:
 
     sequence: Sequence
     candidate_ids: list[int]
+    features_3K: np.ndarray | None
+
+    def note(self, acceptance_K: np.ndarray | None, *, num_judged: int, num_accepted: int) -> None:
+        """Write its candidates into the row's trace, if the run has one."""
+        if self.features_3K is not None:
+            note_block(
+                self.sequence,
+                self.candidate_ids,
+                self.features_3K,
+                acceptance_K=acceptance_K,
+                num_judged=num_judged,
+                num_accepted=num_accepted,
+            )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """How many candidates each block keeps, and with what probability each candidate is accepted."""
+
+    num_accepted_R: np.ndarray
+    acceptance_C: np.ndarray
+
+    def per_block(self, blocks: list[_Block]) -> Iterator[tuple[_Block, int, np.ndarray]]:
+        ends = np.cumsum([len(block.candidate_ids) for block in blocks])
+        acceptances = np.split(self.acceptance_C, ends)[: len(blocks)]
+        return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
 
 
 class Engine:
@@ -79,19 +106,19 @@ class Engine:
                 reply = self._proposer.propose(request, self._clock)
             blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
             # With nothing to run the page updates are not sent: they are of rows that have just ended.
-            num_target_passes = int(bool(blocks or plan.chunks))
-            if num_target_passes:
-                num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
+            num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
+            num_pass_tokens = num_block_tokens + len(request.context)
+            if num_pass_tokens:
                 with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
-                    accepted_R = self._verify(plan, request.context, blocks, draft_probabilities_C)
-                for block, count in zip(blocks, accepted_R.tolist(), strict=True):
-                    self._commit_block(block, count, finished)
+                    judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
+                for block, count, acceptance_K in judged.per_block(blocks):
+                    self._commit_block(block, count, acceptance_K, finished)
 
             self._ledger.book_round(
                 plan,
                 target=TargetTimes(**self._clock.take()),
                 reply=reply,
-                num_target_passes=num_target_passes,
+                num_pass_tokens=num_pass_tokens,
                 target_traffic=self._target.traffic - traffic,
                 target_peak_bytes=peak_memory_bytes(self._target.device),
             )
@@ -155,14 +182,20 @@ class Engine:
         blocks, kept_C = [], []
         bounds = np.cumsum(reply.num_drafted_R).tolist()
         candidate_ids = reply.candidate_ids_C.tolist()
-        for sequence, decision, num_drafted, outcome, end in zip(
-            plan.decoding,
-            reply.decision_ids_R.tolist(),
-            reply.num_drafted_R.tolist(),
-            reply.ahead_outcomes(),
-            bounds,
-            strict=True,
+        for row, (sequence, decision, num_drafted, outcome, end) in enumerate(
+            zip(
+                plan.decoding,
+                reply.decision_ids_R.tolist(),
+                reply.num_drafted_R.tolist(),
+                reply.ahead_outcomes(),
+                bounds,
+                strict=True,
+            )
         ):
+            features_3K = None
+            if reply.traced is not None:
+                note_decision(sequence, reply.traced, row)
+                features_3K = reply.traced.features_3C[:, end - num_drafted : end]
             _, reason = self._stop_rules.examine(sequence, [decision])
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)
@@ -170,9 +203,11 @@ class Engine:
                 outcome, is_reached=was_full, is_miss=missed
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
+            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_3K)
             if reason is None:
-                blocks.append(_Block(sequence, candidate_ids[end - num_drafted : end]))
+                blocks.append(block)
             else:
+                block.note(None, num_judged=0, num_accepted=0)
                 sequence.drop_candidates(num_drafted)
                 self._ledger.shard(sequence.request.shard).num_draft_tokens += num_drafted
                 self._finish(sequence, reason, finished)
@@ -185,8 +220,8 @@ class Engine:
         context: FlatBatch,
         blocks: list[_Block],
         draft_probabilities_C: np.ndarray,
-    ) -> np.ndarray:
-        """One target pass over the blocks and the prompt chunks; how many candidates each block keeps."""
+    ) -> _Judged:
+        """One target pass over the blocks and the prompt chunks; what it says of their candidates."""
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
         block_batch = _block_batch(blocks, lengths_R)
         batch = FlatBatch(
@@ -208,17 +243,24 @@ class Engine:
             judges_C=np.repeat(starts_R, lengths_R - 1) + arange_segments(lengths_R - 1),
         )
         verdicts = self._target.forward(plan.page_updates, batch, questions)
-        accepted_R = _num_accepted(blocks, lengths_R - 1, questions, verdicts, draft_probabilities_C)
-        index_W = np.r_[starts_R + accepted_R, len(block_batch) + np.arange(len(ready))].astype(np.int64)
+        judged = _judge(blocks, lengths_R - 1, questions, verdicts, draft_probabilities_C)
+        index_W = np.r_[starts_R + judged.num_accepted_R, len(block_batch) + np.arange(len(ready))].astype(
+            np.int64
+        )
         self._decisions = verdicts.decisions(index_W) if len(index_W) else None
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
         self._decision_of = {number: index for index, number in enumerate(order)}
-        return accepted_R
+        return judged
 
-    def _commit_block(self, block: _Block, count: int, finished: list[Sequence]) -> None:
+    def _commit_block(
+        self, block: _Block, count: int, acceptance_K: np.ndarray, finished: list[Sequence]
+    ) -> None:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
         num_kept, reason = self._stop_rules.examine(sequence, accepted_ids)
         num_drafted = len(block.candidate_ids)
+        # Behind a stop nothing counts as judged; else the first rejected candidate does.
+        num_judged = min(num_kept + (reason is None), num_drafted)
+        block.note(acceptance_K, num_judged=num_judged, num_accepted=num_kept)
         sequence.end_block(accepted_ids[:num_kept], num_drafted)
         self._ledger.shard(sequence.request.shard).observe_block(
             num_drafted=num_drafted, num_accepted=num_kept
@@ -233,16 +275,16 @@ class Engine:
         finished.append(sequence)
 
 
-def _num_accepted(
+def _judge(
     blocks: list[_Block],
     num_candidates_R: np.ndarray,
     questions: Questions,
     verdicts: Verdicts,
     draft_probabilities_C: np.ndarray,
-) -> np.ndarray:
-    """How many candidates each block keeps, by the rejection rule."""
+) -> _Judged:
+    """By the rejection rule."""
     if not num_candidates_R.sum():
-        return np.zeros(len(blocks), np.int64)
+        return _Judged(np.zeros(len(blocks), np.int64), np.zeros(0))
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     uniforms_C = uniforms(
         torch.from_numpy(questions.stream_keys_N[questions.judges_C]),
@@ -250,10 +292,12 @@ def _num_accepted(
         torch.from_numpy(np.repeat(num_misses_R, num_candidates_R)),
         Purpose.ACCEPT,
     )
-    flags_C = accepted_flags(
-        verdicts.candidate_probabilities(), torch.from_numpy(draft_probabilities_C), uniforms_C
+    target_C = verdicts.candidate_probabilities()
+    flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
+    return _Judged(
+        num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy(),
+        np.minimum(1.0, target_C.numpy() / draft_probabilities_C),
     )
-    return num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy()
 
 
 def _context_batch(plan: RoundPlan) -> FlatBatch:

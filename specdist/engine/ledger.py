@@ -53,16 +53,17 @@ class Ledger:
         *,
         target: TargetTimes,
         reply: ProposalReply,
-        num_target_passes: int,
+        num_pass_tokens: int,
         target_traffic: Traffic,
         target_peak_bytes: int,
     ) -> None:
-        """Split a finished round over the shards of its rows."""
+        """Split a finished round over the shards of its rows. Without tokens there was no target pass."""
         sequences = plan.decoding + [chunk.sequence for chunk in plan.chunks]
         rows_per_shard = Counter(sequence.request.shard for sequence in sequences)
         first = self._shards[sequences[0].request.shard]
-        first.num_target_passes += num_target_passes
-        first.num_draft_passes += reply.num_draft_passes
+        if num_pass_tokens:
+            first.observe_target_pass(num_tokens=num_pass_tokens, time_ns=target.prefill + target.verify)
+        first.observe_draft_passes(reply.draft_pass_sizes_P.tolist())
         first.num_rounds += 1
         first.num_messages += reply.traffic.num_messages
         first.num_message_bytes += reply.traffic.num_bytes
@@ -71,8 +72,8 @@ class Ledger:
         first.num_preemptions += plan.num_preempted
         self._now = _Mark(
             self._now.decoding_ns + target.verify + reply.times.draft,
-            self._now.num_draft_passes + reply.num_draft_passes,
-            self._now.num_target_passes + num_target_passes,
+            self._now.num_draft_passes + len(reply.draft_pass_sizes_P),
+            self._now.num_target_passes + bool(num_pass_tokens),
         )
         for shard, part in split_proportionally(target.total, rows_per_shard).items():
             self._shards[shard].wall_ns += part

@@ -1,7 +1,7 @@
 """What the target's side and the draft's side say to each other, once per round.
 
 R rows that decode, W of them whose decision is drawn from the target's distribution, C candidates of all rows
-one after the other, T context tokens.
+one after the other, T context tokens, P passes of the draft.
 """
 
 from __future__ import annotations
@@ -95,6 +95,27 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TracedDrafts:
+    """What a trace must know of drafted tokens: the three features of the candidates, and of the token that
+    was drafted ahead in a decision's place.
+
+    Attributes:
+        features_3C: of the candidates of this reply.
+        is_judged_R, is_hit_R: whether a token stood in the place of each row's decision and was judged, and
+            whether it was accepted.
+        token_ids_R, features_3R, acceptance_R: of that token; the probability with which the target accepts
+            it.
+    """
+
+    features_3C: np.ndarray
+    is_judged_R: np.ndarray
+    is_hit_R: np.ndarray
+    token_ids_R: np.ndarray
+    features_3R: np.ndarray
+    acceptance_R: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each row's decision, and the candidates behind it with the probability of each.
 
@@ -103,7 +124,8 @@ class ProposalReply:
     ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
     alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
-    ``num_draft_passes`` (since the last reply), ``times`` and ``traffic`` feed the statistics.
+    ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``times`` and ``traffic`` feed the
+    statistics.
     """
 
     decision_ids_R: np.ndarray
@@ -115,8 +137,9 @@ class ProposalReply:
     num_branches_R: np.ndarray
     num_branch_tokens_R: np.ndarray
     branch_ranks_R: np.ndarray
-    num_draft_passes: int
+    draft_pass_sizes_P: np.ndarray
     times: RoleTimes
+    traced: TracedDrafts | None = None
     traffic: Traffic = Traffic()
 
     def ahead_outcomes(self) -> list[AheadOutcome]:

@@ -65,7 +65,7 @@ class NoDraft:
             num_branches_R=np.zeros(len(slots_R), np.int64),
             num_branch_tokens_R=np.zeros(len(slots_R), np.int64),
             branch_ranks_R=np.zeros(len(slots_R), np.int64),
-            num_draft_passes=0,
+            draft_pass_sizes_P=nothing,
             times=RoleTimes(),
         )
 

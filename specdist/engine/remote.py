@@ -15,7 +15,15 @@ import torch
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.draft import DraftModel
-from specdist.engine.proposals import DRAW, OpenedRows, ProposalReply, ProposalRequest, RoleTimes, Traffic
+from specdist.engine.proposals import (
+    DRAW,
+    OpenedRows,
+    ProposalReply,
+    ProposalRequest,
+    RoleTimes,
+    TracedDrafts,
+    Traffic,
+)
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import as_ints, wire_from, wire_to
 from specdist.models.flat import FlatBatch
@@ -142,14 +150,15 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
         reply.num_branches_R,
         reply.num_branch_tokens_R,
         reply.branch_ranks_R,
-        np.array([reply.num_draft_passes]),
+        reply.draft_pass_sizes_P,
         as_ints(times),
+        *(_traced_arrays(reply.traced) if reply.traced is not None else []),
     ]
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
     (decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
-     branch_ranks, num_passes, times) = arrays  # fmt: skip
+     branch_ranks, pass_sizes, times, *traced) = arrays  # fmt: skip
     return ProposalReply(
         decision_ids_R=decisions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
@@ -160,6 +169,27 @@ def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
         num_branches_R=num_branches.astype(np.int64),
         num_branch_tokens_R=num_branch_tokens.astype(np.int64),
         branch_ranks_R=branch_ranks.astype(np.int64),
-        num_draft_passes=int(num_passes[0]),
+        draft_pass_sizes_P=pass_sizes.astype(np.int64),
         times=RoleTimes(*times.view(np.int64).tolist()),
+        traced=_traced_from_arrays(traced, is_hit.astype(bool)) if traced else None,
+    )
+
+
+def _traced_arrays(traced: TracedDrafts) -> list[np.ndarray]:
+    """Features are single precision where they are kept."""
+    floats = traced.features_3C, traced.features_3R, traced.acceptance_R
+    packed = [as_ints(values.astype(np.float32).ravel()) for values in floats]
+    return [traced.is_judged_R, traced.token_ids_R, *packed]
+
+
+def _traced_from_arrays(arrays: list[np.ndarray], is_hit_R: np.ndarray) -> TracedDrafts:
+    is_judged, token_ids, *floats = arrays
+    features_C, features_R, acceptance_R = (values.view(np.float32).astype(np.float64) for values in floats)
+    return TracedDrafts(
+        features_3C=features_C.reshape(3, -1),
+        is_judged_R=is_judged.astype(bool),
+        is_hit_R=is_hit_R,
+        token_ids_R=token_ids.astype(np.int64),
+        features_3R=features_R.reshape(3, -1),
+        acceptance_R=acceptance_R,
     )

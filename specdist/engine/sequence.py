@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from specdist.data.traces import TracedToken
 
 FinishReason = Literal["stop", "length"]
 
@@ -33,6 +35,7 @@ class Completion:
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
+    trace: tuple[TracedToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Sequence:
         num_candidates, num_accepted: of the last pass, whose decision is still to be drawn.
         forced_decision, num_redraft: the decision of a preempted sequence, which was drawn before, and how
             many candidates it had then.
+        num_blocks: blocks so far; trace: their drafted tokens, where the run is traced.
     """
 
     request: Request
@@ -87,9 +91,11 @@ class Sequence:
     num_redraft: int = 0
     finish_reason: FinishReason | None = None
     text: str = ""
+    num_blocks: int = 0
+    trace: list[TracedToken] = field(default_factory=list)
     # Where the current block began. A preempted sequence goes back there and repeats the block exactly,
     # because its random numbers depend on position and misses alone.
-    _block: tuple[int, int, Counters] | None = None
+    _block: tuple[int, int, Counters, int] | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -121,7 +127,8 @@ class Sequence:
         self.num_candidates = num_candidates
         self.token_ids.append(decision)
         self.counters = replace(self.counters, num_misses=self.counters.num_misses + missed)
-        self._block = (len(self.token_ids), num_candidates, self.counters)
+        self.num_blocks += 1
+        self._block = (len(self.token_ids), num_candidates, self.counters, len(self.trace))
 
     def drop_candidates(self, num_draft_tokens: int) -> None:
         """The decision ended the sequence: what was drafted behind it is discarded, but was drafted."""
@@ -140,8 +147,9 @@ class Sequence:
     def rewind(self) -> None:
         """Give up the slot: forget the current block and what the models have seen."""
         if self._block is not None:
-            length, self.num_redraft, self.counters = self._block
-            del self.token_ids[length:]
+            length, self.num_redraft, self.counters, num_traced = self._block
+            del self.token_ids[length:], self.trace[num_traced:]
+            self.num_blocks -= 1
             self.forced_decision = self.token_ids.pop()
         self._block = None
         self.slot = -1
@@ -157,4 +165,5 @@ class Sequence:
             num_spec_steps=self.counters.num_drafts,
             num_draft_tokens=self.counters.num_draft_tokens,
             num_accepted_draft_tokens=self.counters.num_accepted,
+            trace=tuple(self.trace),
         )

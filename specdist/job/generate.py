@@ -17,9 +17,9 @@ from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
+from specdist.job.report import comparison_lines, run_predictions, total_stats
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology
-from specdist.stats import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -87,15 +87,23 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
     ledger = Ledger()
-    recorder = Recorder(run, encoder, ledger, num_samples=config.num_samples, progress=progress)
+    recorder = Recorder(
+        run, encoder, ledger, num_samples=config.num_samples, progress=progress, is_traced=config.is_traced
+    )
     for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
         recorder.record(completion)
     progress.close()
 
 
 def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
-    totals = Stats()
-    for shard in folder.shard_stats():
-        totals.add(Stats.from_json(shard))
-    document = {"output": config.output, "exact": True, **totals.summary(topology.world_size)}
+    totals = total_stats(folder)
+    predictions = run_predictions(folder, totals)
+    for line in comparison_lines(predictions, totals.costs()):
+        logger.info(line)
+    document = {
+        "output": config.output,
+        "exact": True,
+        **totals.summary(topology.world_size),
+        "predictions": predictions.to_json(),
+    }
     print(json.dumps(document))  # noqa: T201 (the job's result)

@@ -45,4 +45,4 @@ def make_policy(config: GenerateConfig, costs: CostModel | None) -> LengthPolicy
 
 def uses_features(config: GenerateConfig) -> bool:
     """Whether the draft has to work out the features of every token."""
-    return bool(config.uses_draft and POLICIES[config.policy].uses_features)
+    return config.is_traced or bool(config.uses_draft and POLICIES[config.policy].uses_features)

@@ -133,6 +133,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "stop": config.stop,
         "num_samples": config.num_samples,
         "seed": config.seed,
+        # Rows of an earlier run would have none.
+        **({"trace": True} if config.is_traced else {}),
     }
 
 

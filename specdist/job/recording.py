@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.data import PartLog, RowError, RowResult, shard_table
+from specdist.data import PartLog, RowError, RowResult, shard_table, trace_table
 from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.job.preflight import RunPlan
@@ -36,12 +36,14 @@ class Recorder:
         *,
         num_samples: int,
         progress: Progress,
+        is_traced: bool = False,
     ) -> None:
         self._plan = plan
         self._encoder = encoder
         self._ledger = ledger
         self._num_samples = num_samples
         self._progress = progress
+        self._is_traced = is_traced
         self._open: dict[int, _OpenShard] = {}
         self._texts: dict[int, str] = {}
 
@@ -82,6 +84,7 @@ class Recorder:
                 num_spec_steps=completion.num_spec_steps,
                 num_draft_tokens=completion.num_draft_tokens,
                 num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+                trace=completion.trace,
             ),
         )
         self._finish_if_complete(request.shard)
@@ -121,7 +124,10 @@ class Recorder:
         )
         stats = count_rows(self._ledger.close_shard(shard), results)
         open_shard.log.close()
-        self._plan.folder.finish_shard(shard, table, stats)
+        trace = None
+        if self._is_traced:
+            trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
+        self._plan.folder.finish_shard(shard, table, stats, trace)
         for row_id in range(first, end):
             self._texts.pop(row_id, None)
 
@@ -135,6 +141,7 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_completions = len(results) - len(errors)
     stats.num_prompt_tokens = sum(result.num_prompt_tokens for result in results)
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
+    stats.close_shard()
     return stats.to_json()
 
 

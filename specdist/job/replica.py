@@ -318,6 +318,7 @@ class Replica:
             num_slots=self.num_slots,
             max_seq_len=self._models.max_seq_len,
             ahead=self.ahead,
+            is_traced=self._config.is_traced,
             clock=clock,
         )
 

@@ -34,6 +34,10 @@ class DraftFeatures:
     probabilities_R: np.ndarray
     top_probabilities_R: np.ndarray
 
+    def stacked(self) -> np.ndarray:
+        """[3, R], in the order of the attributes."""
+        return np.stack([self.entropies_R, self.probabilities_R, self.top_probabilities_R])
+
     def select(self, index: np.ndarray) -> DraftFeatures:
         """Those of some of the rows."""
         return DraftFeatures(

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data import FolderLock, Manifest, RunFolder, run_folder, shard_table
+from specdist.data import FolderLock, Manifest, RunFolder, TracedToken, run_folder, shard_table, trace_table
 from specdist.data import files as files_module
 from specdist.errors import UserError
 from tests.data.samples import row_result
@@ -17,7 +17,8 @@ MANIFEST = Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 1.5})
 INPUTS = pa.table({"ref": [f"reference {row}" for row in range(5)]})
 TABLE = shard_table(INPUTS, [row_result(row) for row in range(5)], first_row=0, num_samples=1)
 STATS = {"num_drafts": 3, "wall_ns": 7}
-STEPS = ["_write_data", "_write_stats", "_write_record", "_remove_parts"]
+TRACE = trace_table([(0, 0, (TracedToken(1, 0, 1, 9, 0.5, 0.25, 0.75, None, False, False),))])
+STEPS = ["_write_data", "_write_stats", "_write_trace", "_write_record", "_remove_parts"]
 
 
 class Crash(BaseException):
@@ -36,7 +37,7 @@ def finish(folder, shard=0):
     with folder.parts(shard) as log:
         for row in range(5):
             log.append(row_result(row))
-    folder.finish_shard(shard, TABLE, STATS)
+    folder.finish_shard(shard, TABLE, STATS, TRACE)
 
 
 def contents(path):
@@ -53,7 +54,7 @@ def whole(tmp_path):
 def test_the_layout_of_a_run(tmp_path, whole):
     assert sorted(whole) == [
         "config.yaml", "manifest.json", "shards/shard-00000.arrow", "shards/shard-00000.json",
-        "stats/shard-00000.json",
+        "stats/shard-00000.json", "stats/shard-00000.trace.arrow",
     ]  # fmt: skip
     assert {path.name for path in (tmp_path / "whole").iterdir() if path.is_dir()} == {
         "logs", "parts", "shards", "stats",
@@ -74,7 +75,7 @@ def test_a_second_run_writes_the_same_bytes(tmp_path, whole):
 
 def test_the_bytes_do_not_depend_on_how_the_table_is_chunked(tmp_path, whole):
     folder = open_(tmp_path / "chunked")
-    folder.finish_shard(0, pa.concat_tables([TABLE.slice(0, 2), TABLE.slice(2)]), STATS)
+    folder.finish_shard(0, pa.concat_tables([TABLE.slice(0, 2), TABLE.slice(2)]), STATS, TRACE)
     assert contents(tmp_path / "chunked") == whole
 
 
@@ -90,7 +91,7 @@ def crash_points():
     for step in STEPS:
         for when in ("before", "after"):
             yield f"{when} {step}", lambda patch, step=step, when=when: patch_step(patch, step, when)
-    for call in range(3):
+    for call in range(4):
         for name in ("replace", "fsync_folder"):
             yield f"{name} {call}", lambda patch, name=name, call=call: patch_call(patch, name, call)
 
@@ -133,7 +134,7 @@ def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(tmp_path, monkeypa
     with monkeypatch.context() as patch:
         crash_at(patch)
         with pytest.raises(Crash):
-            folder.finish_shard(0, TABLE, STATS)
+            folder.finish_shard(0, TABLE, STATS, TRACE)
     for name in set(contents(path)) & set(whole):
         assert contents(path)[name] == whole[name], "a half-written file has its final name"
 
@@ -146,7 +147,7 @@ def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(tmp_path, monkeypa
         assert not resumed.record_path(0).exists()
         with resumed.parts(0) as log:
             assert list(log.results.values()) == [row_result(row) for row in range(5)]
-        resumed.finish_shard(0, TABLE, STATS)
+        resumed.finish_shard(0, TABLE, STATS, TRACE)
     assert contents(path) == whole
     assert resumed.shard_stats() == [STATS]
 
@@ -162,7 +163,10 @@ def test_each_step_is_durable_before_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(files_module, "write_atomically", write)
     monkeypatch.setattr(run_folder, "write_atomically", write)
     finish(folder)
-    assert events == ["shards/shard-00000.arrow", "stats/shard-00000.json", "shards/shard-00000.json"]
+    assert events == [
+        "shards/shard-00000.arrow", "stats/shard-00000.json", "stats/shard-00000.trace.arrow",
+        "shards/shard-00000.json",
+    ]  # fmt: skip
 
 
 def test_a_shard_without_its_files_is_not_complete_and_its_record_goes(tmp_path):

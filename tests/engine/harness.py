@@ -64,6 +64,7 @@ class Replica:
         num_pages: int = 512,
         seed: int = 0,
         acceleration: Acceleration | None = None,
+        is_traced: bool = False,
     ) -> None:
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
@@ -92,6 +93,7 @@ class Replica:
                 max_branch_tokens=num_ahead_tokens,
             )
         self.ledger = Ledger()
+        self.is_traced = is_traced
 
     def target(self) -> Target:
         return LocalTarget(self.runners[0], settings=self.settings, vocab_size=self.vocab_size)
@@ -109,6 +111,7 @@ class Replica:
                 num_slots=self.scheduling.num_slots,
                 max_seq_len=self.max_seq_len,
                 ahead=self.ahead,
+                is_traced=self.is_traced,
             )
         )
 

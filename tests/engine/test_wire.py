@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine import remote
-from specdist.engine.proposals import OpenedRows, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.proposals import OpenedRows, ProposalReply, ProposalRequest, RoleTimes, TracedDrafts
 from specdist.engine.wire import FRAME_INTS, Wire
 from specdist.models.flat import FlatBatch
 
@@ -89,8 +89,17 @@ def test_request_and_reply_round_trip() -> None:
         num_branch_tokens_R=np.array([9, 0]),
         branch_ranks_R=np.array([2, 0]),
         is_hit_R=np.array([True, False]),
-        num_draft_passes=3,
+        draft_pass_sizes_P=ints(4, 2, 1),
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )
-    line.near.send(remote._reply_arrays(reply))
-    assert_same(reply, remote._reply_from_arrays(line.far.receive()))
+    traced = TracedDrafts(
+        features_3C=np.float32(np.arange(9) / 7).astype(float).reshape(3, 3),
+        is_judged_R=np.array([True, True]),
+        is_hit_R=np.array([True, False]),
+        token_ids_R=ints(4, 70_000),
+        features_3R=np.float32(np.arange(6) / 11).astype(float).reshape(3, 2),
+        acceptance_R=np.array([1.0, 0.25]),
+    )
+    for each in (reply, dataclasses.replace(reply, traced=traced)):
+        line.near.send(remote._reply_arrays(each))
+        assert_same(each, remote._reply_from_arrays(line.far.receive()))

@@ -181,7 +181,7 @@ def kill_ranks_and_relaunch(output: Path, **options: Any) -> None:
 def unfinish(output: Path, shard: int, num_kept: int) -> None:
     """Turn a finished shard back into one whose first rows are in a part log, marked, behind a torn line."""
     rows = read_output(output).to_pylist()[10 * shard :][:num_kept]
-    names = RowResult.__dataclass_fields__
+    names = RowResult.__dataclass_fields__.keys() - {"trace"}
     log_path = output / "parts" / f"shard-{shard:05d}.jsonl"
     with PartLog(log_path) as log:
         for row in rows:

@@ -1,0 +1,65 @@
+"""The trace of a run: one record per drafted token that reached the target's side, as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+
+
+class TracedToken(NamedTuple):
+    """What was known of a drafted token, and what became of it.
+
+    Attributes:
+        round: of its row, from 1; 0 is the pass over the prompt.
+        depth: tokens of its block before it.
+        position: in the completion, from 0.
+        token_id: which token it was.
+        entropy, draft_probability, top_probability: the draft's features, see
+            :class:`specdist.policies.DraftFeatures`.
+        acceptance_probability: min(1, P/Q), given the drafted tokens before it; None where no target pass had
+            the token.
+        is_judged: all before it were accepted, and none of them ended the row.
+        is_accepted: so was it; it is a token of the completion.
+    """
+
+    round: int
+    depth: int
+    position: int
+    token_id: int
+    entropy: float
+    draft_probability: float
+    top_probability: float
+    acceptance_probability: float | None
+    is_judged: bool
+    is_accepted: bool
+
+
+TRACE_SCHEMA = pa.schema(
+    {
+        "row_id": pa.int64(),
+        "sample_index": pa.int32(),
+        "round": pa.int32(),
+        "depth": pa.int32(),
+        "position": pa.int32(),
+        "token_id": pa.int32(),
+        "entropy": pa.float32(),
+        "draft_probability": pa.float32(),
+        "top_probability": pa.float32(),
+        "acceptance_probability": pa.float32(),
+        "is_judged": pa.bool_(),
+        "is_accepted": pa.bool_(),
+    }
+)
+
+
+def trace_table(rows: Iterable[tuple[int, int, tuple[TracedToken, ...]]]) -> pa.Table:
+    """The tokens of rows given as (row_id, sample_index, tokens), in this order whatever theirs."""
+    ordered = sorted(rows, key=lambda row: row[:2])
+    records = [(row_id, sample, *token) for row_id, sample, tokens in ordered for token in tokens]
+    columns = zip(*records, strict=True) if records else [()] * len(TRACE_SCHEMA)
+    return pa.table(
+        [pa.array(values, field.type) for values, field in zip(columns, TRACE_SCHEMA, strict=True)],
+        schema=TRACE_SCHEMA,
+    )

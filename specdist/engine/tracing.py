@@ -1,0 +1,63 @@
+"""Writes down what becomes of every drafted token, row by row. No tensors.
+
+R rows that decode, K candidates of a block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdist.data.traces import TracedToken
+from specdist.engine.proposals import TracedDrafts
+from specdist.engine.sequence import Sequence
+
+
+def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
+    """Before the decision is committed: if a token was drafted ahead in its place, it has been judged."""
+    if not drafts.is_judged_R[row]:
+        return
+    entropy, probability, top_probability = drafts.features_3R[:, row].tolist()
+    sequence.trace.append(
+        TracedToken(
+            round=sequence.num_blocks,
+            depth=sequence.num_accepted,
+            position=sequence.num_completion_tokens,
+            token_id=int(drafts.token_ids_R[row]),
+            entropy=entropy,
+            draft_probability=probability,
+            top_probability=top_probability,
+            acceptance_probability=float(drafts.acceptance_R[row]),
+            is_judged=True,
+            is_accepted=bool(drafts.is_hit_R[row]),
+        )
+    )
+
+
+def note_block(
+    sequence: Sequence,
+    candidate_ids: list[int],
+    features_3K: np.ndarray,
+    *,
+    acceptance_K: np.ndarray | None,
+    num_judged: int,
+    num_accepted: int,
+) -> None:
+    """Behind the decision, before the accepted candidates are committed. ``acceptance`` is None for a block
+    that no target pass has seen."""
+    begin = sequence.num_completion_tokens
+    features = zip(candidate_ids, *features_3K.tolist(), strict=True)
+    for depth, (token_id, entropy, probability, top_probability) in enumerate(features):
+        sequence.trace.append(
+            TracedToken(
+                round=sequence.num_blocks,
+                depth=depth,
+                position=begin + depth,
+                token_id=token_id,
+                entropy=entropy,
+                draft_probability=probability,
+                top_probability=top_probability,
+                acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
+                is_judged=depth < num_judged,
+                is_accepted=depth < num_accepted,
+            )
+        )

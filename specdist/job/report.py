@@ -1,0 +1,87 @@
+"""What a run's finished shards add up to, and theory beside practice in lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdist.costs import CostModel
+from specdist.data import RunFolder
+from specdist.predictions import Comparison, Predictions, predictions_of
+from specdist.stats import Stats
+
+# Label and format, by name.
+THEORY = {
+    "tokens_per_row_pass": ("tokens of a row per target pass", "{:.2f}"),
+    "draft_acceptance_rate": ("draft tokens accepted", "{:.1%}"),
+    "verification_rate": ("target passes of a row per token", "{:.3f}"),
+    "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
+    "wall_time_factor": ("wall-time factor", "{:.2f}"),
+    "ready_rate": ("passes of a row with candidates", "{:.1%}"),
+}
+DRIFT = {
+    "target_pass_s": ("seconds of a target pass", "{:.5f}"),
+    "draft_step_s": ("seconds of a draft step", "{:.5f}"),
+    "rounds_s": ("seconds of all rounds", "{:.2f}"),
+}
+REGRESSIONS = {
+    "measured": "timed",
+    "fitted": "fitted to completions",
+    "fitted_over_shards": "fitted to shards",
+}
+
+
+def total_stats(folder: RunFolder) -> Stats:
+    """The statistics of all complete shards."""
+    total = Stats()
+    for shard in folder.shard_stats():
+        total.add(Stats.from_json(shard))
+    return total
+
+
+def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
+    """Beside the run's total, with the costs that the manifest has frozen."""
+    costs = folder.manifest.info.get("costs")
+    return predictions_of(total, CostModel.from_json(costs) if costs else None)
+
+
+def comparison_lines(predictions: Predictions, costs: Mapping[str, Any]) -> list[str]:
+    """A table of what was predicted and measured; nothing where nothing was drafted.
+
+    ``costs``: those of :meth:`specdist.stats.Stats.costs`.
+    """
+    lines = []
+    if predictions.theory:
+        lines += _table("theory beside practice", predictions.theory, THEORY)
+        acceptance, ratio = _shown(predictions.acceptance, "{:.3f}"), _shown(predictions.cost_ratio, "{:.3f}")
+        best = _shown(predictions.best_num_draft_tokens, "{}")
+        lines.append(f"  acceptance {acceptance}, cost ratio {ratio}: best fixed length {best}")
+    if predictions.drift:
+        lines += _table("frozen costs beside this run", predictions.drift, DRIFT)
+        share = _shown(predictions.target_share_in_curve, "{:.0%}")
+        lines.append(f"  target passes of measured sizes, {share} of the time of all")
+    if predictions.theory:
+        lines += [_regression(label, costs.get(name)) for name, label in REGRESSIONS.items()]
+    return lines
+
+
+def _table(title: str, figures: Mapping[str, Comparison], labels: Mapping[str, tuple[str, str]]) -> list[str]:
+    lines = [f"{title:<36} {'predicted':>10} {'measured':>10} {'ratio':>7}"]
+    for name, figure in figures.items():
+        label, style = labels[name]
+        predicted, measured = _shown(figure.predicted, style), _shown(figure.measured, style)
+        lines.append(f"  {label:<34} {predicted:>10} {measured:>10} {_shown(figure.ratio, '{:.3f}'):>7}")
+    return lines
+
+
+def _regression(label: str, fit: Mapping[str, float] | None) -> str:
+    if fit is None:
+        return f"{f'time per pass, {label}':<36} too few, or too much alike, to tell"
+    return (
+        f"{f'time per pass, {label}':<36} draft {fit['t_draft_s']:.5f} s, target {fit['t_target_s']:.5f} s, "
+        f"R2 {fit['r_squared']:.3f}"
+    )
+
+
+def _shown(value: float | None, style: str) -> str:
+    return "-" if value is None else style.format(value)

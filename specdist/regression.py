@@ -1,0 +1,70 @@
+"""The least-squares fit T = t_draft N_draft + t_target N_target (SpecDec++ §2), from integers that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NS_PER_S = 1_000_000_000
+# Two regressors are told apart if the squared sine of the angle between them exceeds this.
+INDEPENDENT = 1e-3
+
+
+@dataclass
+class CostSums:
+    """Sums over observations of a time T and of both models' passes in it, N_draft and N_target."""
+
+    num: int = 0
+    t: int = 0
+    tt: int = 0
+    dd: int = 0
+    dv: int = 0
+    vv: int = 0
+    dt: int = 0
+    vt: int = 0
+
+    def observe(self, *, time_ns: int, num_draft_passes: int, num_target_passes: int) -> None:
+        self.num += 1
+        self.t += time_ns
+        self.tt += time_ns * time_ns
+        self.dd += num_draft_passes * num_draft_passes
+        self.dv += num_draft_passes * num_target_passes
+        self.vv += num_target_passes * num_target_passes
+        self.dt += num_draft_passes * time_ns
+        self.vt += num_target_passes * time_ns
+
+    def fit(self) -> dict[str, float] | None:
+        """``t_draft_s``, ``t_target_s`` and R²; None where the passes do not tell the two apart, or what they
+        say explains nothing.
+
+        With a fixed draft length N_draft is almost a multiple of N_target, and the solution is arbitrary.
+        """
+        determinant = self.dd * self.vv - self.dv**2
+        if self.num < 3 or determinant <= INDEPENDENT * self.dd * self.vv:
+            return None
+        t_draft = (self.dt * self.vv - self.vt * self.dv) / determinant
+        t_target = (self.vt * self.dd - self.dt * self.dv) / determinant
+        found = self._result(t_draft, t_target)
+        # There is no constant term: a fit may be worse than the mean of the times.
+        is_sound = min(t_draft, t_target) >= 0 and found is not None and found["r_squared"] > 0
+        return found if is_sound else None
+
+    def explained_by(self, t_draft_ns: float, t_target_ns: float) -> dict[str, float] | None:
+        """R² of given costs per pass, such as those measured directly."""
+        return self._result(t_draft_ns, t_target_ns) if self.num >= 3 else None
+
+    def _result(self, t_draft: float, t_target: float) -> dict[str, float] | None:
+        total = self.tt - self.t**2 / self.num
+        if total <= 0:
+            return None
+        unexplained = (
+            self.tt
+            - 2 * (t_draft * self.dt + t_target * self.vt)
+            + t_draft**2 * self.dd
+            + 2 * t_draft * t_target * self.dv
+            + t_target**2 * self.vv
+        )
+        return {
+            "t_draft_s": t_draft / NS_PER_S,
+            "t_target_s": t_target / NS_PER_S,
+            "r_squared": 1 - unexplained / total,
+        }

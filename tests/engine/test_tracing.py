@@ -1,0 +1,190 @@
+"""The trace of a live run says of every drafted token what the statistics count, in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from specdist.data import TracedToken
+from specdist.engine.sequence import Completion
+from specdist.policies import FixedLength, LengthPolicy
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Replica, decode, requests_for
+from tests.engine.test_goodput import goodput
+from tests.engine.test_greedy import MODES, prompts_of_lengths
+from tests.engine.traced_rows import check_acceptance
+from tests.models.families import noisy_copy, tiny_model
+from tests.replay.traced import CAP, EOS, MAX_NEW_TOKENS, trace_of
+
+AHEAD = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 2}]
+SETTINGS = {
+    "greedy": SamplingSettings(temperature=0.0),
+    "gumbel": SamplingSettings(temperature=0.7, is_coupled=True),
+    "rejection": SamplingSettings(temperature=0.7, top_p=0.95),
+}
+PROMPTS = prompts_of_lengths(5, 23, 40, 2, 11, 17)
+TARGET = tiny_model("llama", seed=3)
+DRAFT = noisy_copy(TARGET)
+
+
+def replica(
+    sampling: str,
+    *,
+    is_traced: bool = True,
+    policy: str = "fixed",
+    same_model: bool = False,
+    stop: Sequence[str] = (),
+    **options: int,
+) -> Replica:
+    made: LengthPolicy = FixedLength(4) if policy == "fixed" else goodput(SETTINGS[sampling])
+    return Replica(
+        TARGET,
+        TARGET if same_model else DRAFT,
+        policy=made,
+        settings=SETTINGS[sampling],
+        eos=[EOS],
+        stop=stop,
+        max_new_tokens=MAX_NEW_TOKENS,
+        is_traced=is_traced,
+        **options,
+    )
+
+
+def check_row(completion: Completion, sampling: str) -> None:
+    tokens, num_tokens = completion.trace, len(completion.token_ids)
+    accepted = [token.position for token in tokens if token.is_accepted]
+    # A place is filled once, and in order.
+    assert accepted == sorted(set(accepted)) and all(position < num_tokens for position in accepted)
+    by_round: dict[int, list[TracedToken]] = {}
+    for token in tokens:
+        by_round.setdefault(token.round, []).append(token)
+        assert 0 < token.draft_probability <= token.top_probability <= 1 + 1e-6 and token.entropy >= 0
+        if token.is_accepted:
+            assert completion.token_ids[token.position] == token.token_id
+        if token.is_judged:
+            assert token.acceptance_probability is not None
+            assert token.acceptance_probability > 0 or not token.is_accepted
+            if sampling != "rejection":
+                assert token.acceptance_probability == float(token.is_accepted)
+    assert list(by_round) == sorted(by_round)
+    for block in by_round.values():
+        assert [token.depth for token in block] == list(range(len(block)))
+        judged = [token for token in block if token.is_judged]
+        assert judged == block[: len(judged)]
+        assert all(token.is_accepted for token in judged[:-1])
+        assert not any(token.is_accepted for token in block[len(judged) :])
+
+
+def check_against_statistics(traced: Replica, completions: list[Completion]) -> None:
+    stats = traced.ledger.close_shard(0)
+    tokens = [token for each in completions for token in each.trace]
+    assert len(tokens) == stats.num_draft_tokens + stats.num_ahead_judged
+    num_accepted = sum(token.is_accepted for token in tokens)
+    assert num_accepted == stats.num_accepted_tokens + stats.num_ahead_hits > 0
+    assert sum(token.is_judged for token in tokens) == num_accepted + stats.num_misses
+
+
+@pytest.mark.parametrize("policy", ["fixed", "goodput"])
+@pytest.mark.parametrize("sampling", list(SETTINGS))
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_it_changes_nothing_and_agrees_with_the_statistics(
+    ahead: dict[str, int], sampling: str, policy: str
+) -> None:
+    traced = replica(sampling, policy=policy, **ahead)
+    completions = traced.generate(requests_for(PROMPTS))
+    plain = replica(sampling, policy=policy, is_traced=False, **ahead).generate(requests_for(PROMPTS))
+    assert [each.token_ids for each in completions] == [each.token_ids for each in plain]
+    assert not any(each.trace for each in plain)
+    for completion in completions:
+        check_row(completion, sampling)
+    rounds = {token.round for each in completions for token in each.trace}
+    assert (0 in rounds) == bool(ahead)
+    check_against_statistics(traced, completions)
+
+
+@pytest.mark.parametrize("sampling", list(SETTINGS))
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_acceptance_is_the_ratio_of_what_both_models_say(ahead: dict[str, int], sampling: str) -> None:
+    probabilities = set()
+    for completion in replica(sampling, **ahead).generate(requests_for(PROMPTS, num_samples=2)):
+        check_acceptance(
+            TARGET,
+            DRAFT,
+            completion.trace,
+            prompt_ids=completion.request.prompt_ids,
+            completion_ids=completion.token_ids,
+            settings=SETTINGS[sampling],
+            row_key=(0, completion.request.row_id, completion.request.sample_index),
+        )
+        probabilities |= {token.acceptance_probability for token in completion.trace}
+    # None: behind a decision that ended its row.
+    assert len(probabilities - {None}) > 20 if sampling == "rejection" else {0, 1} <= probabilities
+
+
+@pytest.mark.parametrize("sampling", list(SETTINGS))
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_a_draft_that_is_the_target_is_always_accepted(ahead: dict[str, int], sampling: str) -> None:
+    tokens = [
+        token
+        for completion in replica(sampling, same_model=True, **ahead).generate(requests_for(PROMPTS))
+        for token in completion.trace
+        if token.acceptance_probability is not None
+    ]
+    assert len(tokens) > 50
+    assert all(token.acceptance_probability == pytest.approx(1, abs=1e-4) for token in tokens)
+    assert all(token.is_accepted == token.is_judged for token in tokens)
+    assert all(token.is_judged for token in tokens)
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_nothing_behind_a_stop_counts(ahead: dict[str, int]) -> None:
+    """A stop string in the middle of accepted candidates: those behind it are no tokens of the row."""
+    free = replica("greedy", **ahead).generate(requests_for(PROMPTS))
+    stop_ids = {
+        one.token_id
+        for completion in free
+        for one, next_one in zip(completion.trace, completion.trace[1:], strict=False)
+        if one.is_accepted and next_one.is_accepted and one.round == next_one.round
+    }
+    stop = [decode([token_id]) for token_id in sorted(stop_ids)[::5]]
+    stopped = replica("greedy", stop=stop, **ahead)
+    completions = stopped.generate(requests_for(PROMPTS))
+    assert any(completion.finish_reason == "stop" for completion in completions)
+    tokens = [token for completion in completions for token in completion.trace]
+    # The target would have accepted them.
+    assert any(token.acceptance_probability == 1 and not token.is_judged for token in tokens)
+    for completion in completions:
+        check_row(completion, "greedy")
+    check_against_statistics(stopped, completions)
+
+
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_a_preempted_row_is_traced_as_if_nothing_had_happened(ahead: dict[str, int]) -> None:
+    found = []
+    for num_pages in (512, 22):
+        traced = replica("greedy", num_pages=num_pages, **ahead)
+        completions = traced.generate(requests_for(PROMPTS))
+        found.append([completion.trace for completion in completions])
+        assert (traced.ledger.close_shard(0).num_preemptions > 0) == (num_pages < 512)
+    for whole, interrupted in zip(*found, strict=True):
+        assert [kept(token) for token in whole] == [kept(token) for token in interrupted]
+        for one, other in zip(whole, interrupted, strict=True):
+            assert other.entropy == pytest.approx(one.entropy, rel=1e-3, abs=1e-5)
+
+
+def kept(token: TracedToken) -> tuple[int | bool, ...]:
+    return token.round, token.depth, token.position, token.token_id, token.is_judged, token.is_accepted
+
+
+def test_it_is_a_part_of_the_exhaustive_trace() -> None:
+    """A greedy run's tokens are those that the exhaustive trace has behind the same decision."""
+    completions = replica("greedy").generate(requests_for(PROMPTS))
+    whole = trace_of(TARGET, DRAFT, completions, settings=SETTINGS["greedy"])
+    assert CAP >= 4
+    for completion, prompt in zip(completions, whole.prompts, strict=True):
+        for token in completion.trace:
+            place = token.position - token.depth, token.depth
+            assert token.is_accepted == (token.depth < prompt.num_accepted_N[place[0]])
+            assert token.entropy == pytest.approx(prompt.entropies_ND[place], rel=1e-3, abs=1e-5)
+            assert token.draft_probability == pytest.approx(prompt.probabilities_ND[place], rel=1e-3)

@@ -1,0 +1,100 @@
+"""Theory beside practice at the end of a run: fields that add up, and a table for people."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.costs import CostModel, Curve
+from specdist.data import RunFolder
+from specdist.job.report import comparison_lines, run_predictions, total_stats
+from specdist.predictions import predictions_of
+from tests.job.launching import Ended, run_here, run_process
+from tests.ranks import REPOSITORY
+
+FORMULAS = {
+    "tokens_per_row_pass", "draft_acceptance_rate", "verification_rate", "discard_rate", "wall_time_factor",
+}  # fmt: skip
+MS = 1_000_000
+TIMES = {"target_pass_s", "draft_step_s", "rounds_s"}
+
+
+def check_drift(output: Path, predictions: dict[str, Any]) -> None:
+    """Every pass is there, with its size and its time, and the manifest's costs give what they say."""
+    total = total_stats(RunFolder(output))
+    assert sum(total.num_target_passes_per_size.values()) == total.num_target_passes > 0
+    assert sum(total.num_draft_passes_per_size.values()) == total.num_draft_passes > 0
+    assert sum(total.target_pass_ns_per_size.values()) == total.target_ns.prefill + total.target_ns.verify
+    info = json.loads((output / "manifest.json").read_text())["info"]
+    assert predictions == predictions_of(total, CostModel.from_json(info["costs"])).to_json()
+    assert set(predictions["drift"]) == TIMES
+    for figure in predictions["drift"].values():
+        # Of the same order of magnitude, or of one that is not far.
+        assert 1e-3 < figure["ratio"] < 1e3
+    assert 0 < predictions["target_share_in_curve"] <= 1
+
+
+def test_the_document_and_the_folder_say_the_same(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under costs with which drafting pays: the pair's two models are equally large."""
+
+    def curve(*_: object, num_rows: int, num_tokens_per_row: int) -> Curve:
+        is_draft = num_tokens_per_row == 1
+        return Curve([1, num_rows * num_tokens_per_row], [20_000, 40_000] if is_draft else [2 * MS, 4 * MS])
+
+    monkeypatch.setattr("specdist.job.replica.measure_curve", curve)
+    output = tmp_path / "run"
+    ended = run_here(**options, policy="goodput", output=output)
+    predictions = ended.totals["predictions"]
+    assert set(predictions["theory"]) == FORMULAS
+    check_drift(output, predictions)
+    shown = show(output)
+    for line in ("theory beside practice", "frozen costs beside this run", "time per pass, timed"):
+        assert line in shown and line in ended.stderr
+    # Nothing is left to do; the same is said again.
+    assert run_here(**options, policy="goodput", output=output).totals["predictions"] == predictions
+
+
+def show(output: Path) -> str:
+    ended = subprocess.run(
+        [sys.executable, str(REPOSITORY / "jobs" / "show.py"), str(output), "--rows", "1"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return ended.stdout
+
+
+def test_without_frozen_costs_nothing_drifts(greedy: tuple[Path, Ended]) -> None:
+    output, ended = greedy
+    predictions = ended.totals["predictions"]
+    assert not predictions["drift"] and predictions["target_share_in_curve"] is None
+    # A noisy copy of its target, of which tokens are accepted about alike everywhere.
+    figure = predictions["theory"]["tokens_per_row_pass"]
+    assert figure["measured"] > 1.5 and 0.7 < figure["ratio"] < 1.3
+    total = total_stats(RunFolder(output))
+    lines = comparison_lines(run_predictions(RunFolder(output), total), total.costs())
+    assert not any("frozen" in line for line in lines)
+    # A table's columns are below one another.
+    rows = [line for line in lines if line.startswith("  ") and ":" not in line]
+    assert len(rows) == len(FORMULAS) and len({len(line) for line in rows}) == 1
+
+
+def test_a_target_alone_has_nothing_to_predict(options: dict[str, Any], tmp_path: Path) -> None:
+    ended = run_here(**(options | {"draft": None}), output=tmp_path / "run")
+    predictions = ended.totals["predictions"]
+    assert predictions["acceptance"] is None and not predictions["theory"] and not predictions["drift"]
+    assert "theory" not in ended.stderr and "theory" not in show(tmp_path / "run")
+
+
+@pytest.mark.ranks
+def test_work_ahead_is_predicted_too(options: dict[str, Any], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    ended = run_process(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
+    predictions = ended.totals["predictions"]
+    assert set(predictions["theory"]) == FORMULAS | {"ready_rate"}
+    check_drift(output, predictions)

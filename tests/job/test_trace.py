@@ -1,0 +1,117 @@
+"""--trace: a file per shard beside its statistics, complete whatever happened to the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from specdist.data import TracedToken
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.traced_rows import check_acceptance
+from tests.job.launching import Ended, read_output, run_here, run_process, shard_bytes
+from tests.job.pair import Pair
+from tests.job.test_crash import fork_and_kill, num_logged
+
+# Ranks decide these from slices of the vocabulary.
+SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
+SLOW = {"max_batch_rows": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
+
+
+def read_traces(output: Path) -> pa.Table:
+    files = sorted(output.glob("stats/*.trace.arrow"))
+    return pa.concat_tables(pa.ipc.open_file(file.read_bytes()).read_all() for file in files)
+
+
+def check_against_models(pair: Pair, output: Path) -> None:
+    """A sampled run's acceptance probabilities are those of both models' plain forward passes."""
+    target, draft = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (pair.target, pair.draft))
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    traces = read_traces(output).to_pylist()
+    assert traces
+    for row in read_output(output).to_pylist():
+        key = row["row_id"], row["sample_index"]
+        check_acceptance(
+            target,
+            draft,
+            [
+                TracedToken(**{name: token[name] for name in TracedToken._fields})
+                for token in traces
+                if (token["row_id"], token["sample_index"]) == key
+            ],
+            prompt_ids=tokenizer(row["prompt"])["input_ids"],
+            completion_ids=row["completion_ids"],
+            settings=SamplingSettings(temperature=SAMPLED["temperature"], top_k=SAMPLED["top_k"]),
+            row_key=(SAMPLED["seed"], *key),
+        )
+
+
+def test_it_holds_every_drafted_token_and_changes_none(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    ended = run_here(**options, trace=True, output=tmp_path / "run")
+    assert ended.code == 0
+    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
+    traces = read_traces(tmp_path / "run")
+    totals = ended.totals
+    drafted = traces.num_rows
+    accepted = sum(traces.column("is_accepted").to_pylist())
+    assert drafted > accepted > 0
+    assert accepted / drafted == pytest.approx(totals["draft_acceptance_rate"])
+    row_ids = traces.column("row_id").to_pylist()
+    assert row_ids == sorted(row_ids)
+
+
+@pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(
+    options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    slow = options | SLOW | settings
+    assert run_here(**slow, output=tmp_path / "whole").code == 0
+    output = tmp_path / "killed"
+    code = fork_and_kill(
+        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4, **slow, output=output
+    )
+    assert code is not None and code < 0
+    assert not list(output.glob("stats/shard-00001*"))
+    assert run_here(**slow, output=output).code == 0
+    assert_same(read_traces(tmp_path / "whole"), read_traces(output))
+
+
+def assert_same(one: pa.Table, other: pa.Table) -> None:
+    exact = ["row_id", "sample_index", "round", "depth", "position", "token_id", "is_judged", "is_accepted"]
+    assert one.select(exact).equals(other.select(exact))
+    # Another batch, or a sliced model, rounds otherwise.
+    for name in ("entropy", "draft_probability", "top_probability", "acceptance_probability"):
+        pairs = zip(one.column(name).to_pylist(), other.column(name).to_pylist(), strict=True)
+        assert all(left == pytest.approx(right, rel=1e-3, abs=1e-5) for left, right in pairs)
+
+
+def test_a_traced_run_cannot_go_on_without(options: dict[str, Any], tmp_path: Path) -> None:
+    assert run_here(**options, trace=True, output=tmp_path / "run").code == 0
+    refused = run_here(**options, output=tmp_path / "run")
+    assert refused.code != 0 and "trace" in refused.stderr
+
+
+def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_path: Path) -> None:
+    ended = run_here(**(options | {"draft": None}), trace=True, output=tmp_path / "run")
+    assert ended.code == 0 and not list(tmp_path.glob("run/stats/*.arrow"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("overlap", ["none", "ahead"])
+def test_ranks_trace_too(options: dict[str, Any], pair: Pair, overlap: str, tmp_path: Path) -> None:
+    """The draft's features travel, and the acceptance of what was drafted ahead; the target is sliced."""
+    sampled, output = options | SAMPLED | {"trace": True}, tmp_path / "ranks"
+    ended = run_process(3, **sampled, tp_size=2, overlap=overlap, output=output)
+    assert ended.code == 0, ended.stderr
+    found = read_traces(output)
+    assert (0 in found.column("round").to_pylist()) == (overlap == "ahead")
+    check_against_models(pair, output)
+    if overlap == "none":
+        assert run_here(**sampled, output=tmp_path / "alone").code == 0
+        assert_same(found, read_traces(tmp_path / "alone"))
