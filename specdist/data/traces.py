@@ -22,6 +22,7 @@ class TracedToken(NamedTuple):
             the token.
         is_judged: all before it were accepted, and none of them ended the row.
         is_accepted: so was it; it is a token of the completion.
+        head_probability: a trained head's estimate; None without one, or where no pass has given it.
     """
 
     round: int
@@ -34,6 +35,7 @@ class TracedToken(NamedTuple):
     acceptance_probability: float | None
     is_judged: bool
     is_accepted: bool
+    head_probability: float | None = None
 
 
 TRACE_SCHEMA = pa.schema(
@@ -50,6 +52,7 @@ TRACE_SCHEMA = pa.schema(
         "acceptance_probability": pa.float32(),
         "is_judged": pa.bool_(),
         "is_accepted": pa.bool_(),
+        "head_probability": pa.float32(),
     }
 )
 

@@ -38,15 +38,15 @@ class _Block:
 
     sequence: Sequence
     candidate_ids: list[int]
-    features_3K: np.ndarray | None
+    features_4K: np.ndarray | None
 
     def note(self, acceptance_K: np.ndarray | None, *, num_judged: int, num_accepted: int) -> None:
         """Write its candidates into the row's trace, if the run has one."""
-        if self.features_3K is not None:
+        if self.features_4K is not None:
             note_block(
                 self.sequence,
                 self.candidate_ids,
-                self.features_3K,
+                self.features_4K,
                 acceptance_K=acceptance_K,
                 num_judged=num_judged,
                 num_accepted=num_accepted,
@@ -192,10 +192,10 @@ class Engine:
                 strict=True,
             )
         ):
-            features_3K = None
+            features_4K = None
             if reply.traced is not None:
                 note_decision(sequence, reply.traced, row)
-                features_3K = reply.traced.features_3C[:, end - num_drafted : end]
+                features_4K = reply.traced.features_4C[:, end - num_drafted : end]
             _, reason = self._stop_rules.examine(sequence, [decision])
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)
@@ -203,7 +203,7 @@ class Engine:
                 outcome, is_reached=was_full, is_miss=missed
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
-            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_3K)
+            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_4K)
             if reason is None:
                 blocks.append(block)
             else:

@@ -96,22 +96,22 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedDrafts:
-    """What a trace must know of drafted tokens: the three features of the candidates, and of the token that
-    was drafted ahead in a decision's place.
+    """What a trace must know of drafted tokens: the four features of the candidates, and of the token that
+    was drafted ahead in a decision's place; NaN for an estimate that no pass has given yet.
 
     Attributes:
-        features_3C: of the candidates of this reply.
+        features_4C: of the candidates of this reply.
         is_judged_R, is_hit_R: whether a token stood in the place of each row's decision and was judged, and
             whether it was accepted.
-        token_ids_R, features_3R, acceptance_R: of that token; the probability with which the target accepts
+        token_ids_R, features_4R, acceptance_R: of that token; the probability with which the target accepts
             it.
     """
 
-    features_3C: np.ndarray
+    features_4C: np.ndarray
     is_judged_R: np.ndarray
     is_hit_R: np.ndarray
     token_ids_R: np.ndarray
-    features_3R: np.ndarray
+    features_4R: np.ndarray
     acceptance_R: np.ndarray
 
 

@@ -177,7 +177,7 @@ def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
 
 def _traced_arrays(traced: TracedDrafts) -> list[np.ndarray]:
     """Features are single precision where they are kept."""
-    floats = traced.features_3C, traced.features_3R, traced.acceptance_R
+    floats = traced.features_4C, traced.features_4R, traced.acceptance_R
     packed = [as_ints(values.astype(np.float32).ravel()) for values in floats]
     return [traced.is_judged_R, traced.token_ids_R, *packed]
 
@@ -186,10 +186,10 @@ def _traced_from_arrays(arrays: list[np.ndarray], is_hit_R: np.ndarray) -> Trace
     is_judged, token_ids, *floats = arrays
     features_C, features_R, acceptance_R = (values.view(np.float32).astype(np.float64) for values in floats)
     return TracedDrafts(
-        features_3C=features_C.reshape(3, -1),
+        features_4C=features_C.reshape(4, -1),
         is_judged_R=is_judged.astype(bool),
         is_hit_R=is_hit_R,
         token_ids_R=token_ids.astype(np.int64),
-        features_3R=features_R.reshape(3, -1),
+        features_4R=features_R.reshape(4, -1),
         acceptance_R=acceptance_R,
     )
