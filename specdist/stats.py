@@ -76,7 +76,8 @@ class Stats:
     """Statistics of a shard, or the sum of several.
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
-    position, or by length. Discarded = drafted - accepted. With draft-ahead, chains are row-rounds with
+    position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the accepted
+    ones were committed without the target's judgement. With draft-ahead, chains are row-rounds with
     tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
     first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
@@ -106,6 +107,7 @@ class Stats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_trusted_tokens: int = 0
     num_preemptions: int = 0
     num_rounds: int = 0
     num_messages: int = 0
@@ -148,12 +150,13 @@ class Stats:
         self.num_ahead_hits += outcome.is_hit
         self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens
 
-    def observe_block(self, *, num_drafted: int, num_accepted: int) -> None:
-        """One row's verified block."""
+    def observe_block(self, *, num_drafted: int, num_accepted: int, num_trusted: int = 0) -> None:
+        """One row's block that the target has seen; ``num_trusted`` of the accepted ones it did not judge."""
         self.num_row_steps += 1
         if num_drafted == 0:
             return
         self.num_drafts += 1
+        self.num_trusted_tokens += num_trusted
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         _add_to(self.draft_length_histogram, num_drafted, 1)
@@ -187,9 +190,9 @@ class Stats:
         """The chance that a judged token is accepted, candidates and first tokens ahead alike.
 
         Judging ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
-        behind it as not accepted.)
+        behind it as not accepted.) What a lossy run commits without the target's judgement is not judged.
         """
-        num_accepted = self.num_accepted_tokens + self.num_ahead_hits
+        num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
         return _ratio(num_accepted, num_accepted + self.num_misses)
 
     @property

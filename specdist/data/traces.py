@@ -20,8 +20,9 @@ class TracedToken(NamedTuple):
             :class:`specdist.policies.DraftFeatures`.
         acceptance_probability: min(1, P/Q), given the drafted tokens before it; None where no target pass had
             the token.
-        is_judged: all before it were accepted, and none of them ended the row.
-        is_accepted: so was it; it is a token of the completion.
+        is_judged: all before it were accepted, and none of them ended the row; and the target's verdict
+            counted, which it does not for what a lossy run commits unverified.
+        is_accepted: it is a token of the completion.
         head_probability: a trained head's estimate; None without one, or where no pass has given it.
     """
 

@@ -42,11 +42,12 @@ def note_block(
     features_4K: np.ndarray,
     *,
     acceptance_K: np.ndarray | None,
+    num_trusted: int,
     num_judged: int,
     num_accepted: int,
 ) -> None:
     """Behind the decision, before the accepted candidates are committed. ``acceptance`` is None for a block
-    that no target pass has seen."""
+    that no target pass has seen. Of the ``num_judged`` first, those that are trusted were only looked at."""
     begin = sequence.num_completion_tokens
     features = zip(candidate_ids, *features_4K.tolist(), strict=True)
     for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):
@@ -60,7 +61,7 @@ def note_block(
                 draft_probability=probability,
                 top_probability=top_probability,
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
-                is_judged=depth < num_judged,
+                is_judged=num_trusted <= depth < num_judged,
                 is_accepted=depth < num_accepted,
                 head_probability=_known(estimate),
             )

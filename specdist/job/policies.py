@@ -15,6 +15,8 @@ from specdist.policies import (
     Goodput,
     HfHeuristic,
     LengthPolicy,
+    SpecDecPlusPlus,
+    Sprinter,
     Svip,
 )
 
@@ -27,6 +29,8 @@ POLICIES: dict[str, Any] = {
     "adaedl": AdaEdl,
     "gammatune": GammaTune,
     "gammatune_plus": GammaTunePlus,
+    "specdecpp": SpecDecPlusPlus,
+    "sprinter": Sprinter,
     "goodput": Goodput,
 }
 

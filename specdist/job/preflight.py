@@ -11,6 +11,7 @@ from typing import Any
 from specdist.config import GenerateConfig, resolved_yaml
 from specdist.data import FolderLock, Manifest, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
+from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
@@ -26,6 +27,7 @@ class ModelPlan:
     draft: Checkpoint | None
     vocab_size: int
     max_seq_len: int
+    head: DraftHead | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +48,13 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
     target = open_checkpoint("--target", config.target)
     check_family(target, config.tp_size)
-    draft = None
+    draft = head = None
     if config.uses_draft:
         assert config.draft is not None
         draft = open_checkpoint("--draft", config.draft)
         check_family(draft, 1)
         check_same_tokenizer(target, draft)
+        head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
     longest = min(model.max_positions for model in (target, draft) if model is not None)
     if config.max_seq_len is not None and config.max_seq_len > longest:
@@ -64,6 +67,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
         draft=draft,
         vocab_size=common_vocab_size(target, draft),
         max_seq_len=config.max_seq_len or longest,
+        head=head,
     )
 
 
@@ -122,6 +126,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "policy": config.policy,
         "num_draft_tokens": None,
         **config.policy_options,
+        **_head_fingerprint(config, models),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
         "num_branches": config.num_branches if config.drafts_ahead else None,
@@ -136,6 +141,14 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         # Rows of an earlier run would have none.
         **({"trace": True} if config.is_traced else {}),
     }
+
+
+def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, Any]:
+    """Of the policies that read a head; a copy of it elsewhere is the same one."""
+    if models.head is None:
+        return {}
+    found = {"head": models.head.info.weights_sha256}
+    return found if config.verify is None else {**found, "verify": config.verify}
 
 
 def _reproducibility(config: GenerateConfig) -> str:
@@ -153,10 +166,11 @@ def _reproducibility(config: GenerateConfig) -> str:
 
 def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
     return {
-        "exact": True,
+        "exact": config.is_exact,
         "reproducibility": _reproducibility(config),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
+        "head": models.head.description() if models.head else None,
         "prompts": config.prompts,
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
