@@ -198,8 +198,8 @@ class GenerateConfig:
         needs_head = self.policy in HEAD_POLICIES
         if needs_head and not self.head:
             raise UserError(
-                f"--policy {self.policy} reads a trained head, and there is none: name its folder with --head, "
-                "or train one with jobs/collect.py and jobs/train_head.py"
+                f"--policy {self.policy} reads a trained head, and there is none: name its folder with "
+                "--head, or train one with jobs/collect.py and jobs/train_head.py"
             )
         if self.head and not needs_head and self.uses_draft:
             raise UserError(
@@ -228,7 +228,7 @@ class GenerateConfig:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the completions follow the target's own distribution; sprinter alone may trust its draft."""
+        """Whether the completions follow the target's own law; sprinter alone may trust its draft."""
         return not (self.policy == "sprinter" and self.verify == "doubted")
 
     @property

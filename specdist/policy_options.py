@@ -1,8 +1,9 @@
 """The options of the length policies: which policy takes which, its defaults, and what a value may be.
 
 An option of another policy is refused: it would have no effect. The defaults are the papers' where they name
-one; SpecDec++'s threshold is the one that was best for it over all. GammaTune's names none: its threshold is that of the heuristic which it says it takes over, its bonus the
-growth of transformers' heuristic, its rate half way. Of AdaEDL the first threshold is ours.
+one; SpecDec++'s threshold is the one that was best over all of its sets. GammaTune's paper names none: its
+threshold is that of the heuristic which it says it takes over, its bonus the growth of transformers'
+heuristic, its rate half way. Of AdaEDL the first threshold is ours.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class Stats:
     """Statistics of a shard, or the sum of several.
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
-    position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the accepted
-    ones were committed without the target's judgement. With draft-ahead, chains are row-rounds with
+    position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
+    accepted ones were committed without the target's judgement. With draft-ahead, chains are row-rounds with
     tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
     first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,

@@ -84,10 +84,11 @@ def branches_for(caught: float) -> int:
 
 
 def sprinter_run_length(*, num_acceptable: int, true_positive: float, false_positive: float) -> float:
-    """Expected tokens in a row that SPRINTER's verifier lets pass, (t - t^r)/(1 - t) + t^r/(1 - f) (Theorem 2).
+    """Expected tokens in a row that the verifier lets pass, (t - t^r)/(1 - t) + t^r/(1 - f) (SPRINTER,
+    Theorem 2).
 
-    The next r = ``num_acceptable`` tokens of the draft are acceptable (Q <= P), those behind them are not; the
-    verifier lets an acceptable one pass with probability t and another one with f, independently.
+    The next r = ``num_acceptable`` tokens of the draft are acceptable (Q <= P), those behind them are not.
+    The verifier lets an acceptable one pass with probability t and another one with f, independently.
     """
     t, f, r = true_positive, false_positive, num_acceptable
     return (t - t**r) / (1 - t) + t**r / (1 - f)

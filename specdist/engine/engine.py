@@ -4,8 +4,9 @@ Every round commits (accepted + 1) tokens per row. A row without candidates is a
 target-only and speculative rounds are the same round.
 
 With ``trusts_draft`` (SPRINTER, lossy) only the last candidate of a block is judged: drafting went on behind
-the others, since the verifier did not doubt them, and they are committed as they are. The pass runs them all
-the same, for what the target remembers of them. Its last token's law gives the bonus token, as in every round.
+the others, since the verifier did not doubt them, and they are committed as they are. The pass runs them
+nevertheless, for what the target remembers of them. The law behind an accepted last one gives the bonus
+token, as in every round.
 
 R rows that decode, C candidates of all rows one after the other, T flat tokens, N tokens whose successor is
 asked for, W places whose decision is drawn.

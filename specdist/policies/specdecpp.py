@@ -1,7 +1,7 @@
 """SpecDec++ (Huang, Guo, Wang 2024): stop once some token of the block is likely to be rejected.
 
-The best moment to stop is a threshold on that probability (Theorem 3.2); the acceptance head estimates of every
-token the chance that it is accepted behind those before it (section 4.1), and the block ends where
+The best moment to stop is a threshold on that probability (Theorem 3.2); the acceptance head estimates of
+every token the chance that it is accepted behind those before it (section 4.1), and the block ends where
 
     1 - prod_i sigmoid(f(e_i)) > h
 

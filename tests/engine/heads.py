@@ -9,7 +9,9 @@ from transformers import PreTrainedModel
 from specdist.heads.head import TokenHead
 
 
-def random_head(model: PreTrainedModel, *, spread: float = 2.0, offset: float = 0.0, seed: int = 5) -> TokenHead:
+def random_head(
+    model: PreTrainedModel, *, spread: float = 2.0, offset: float = 0.0, seed: int = 5
+) -> TokenHead:
     """Its logits depend on the hidden state, with about this spread around the offset."""
     generator = torch.Generator().manual_seed(seed)
     hidden_size = model.config.hidden_size

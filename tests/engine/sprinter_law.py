@@ -1,7 +1,7 @@
 """What a lossy run must emit: the law of whole completions, from both models and the verifier.
 
-Per prefix and token x: drafting goes on behind x if the verifier does not doubt it and the block has room; x is
-then emitted with the draft's own probability Q(x). Else x ends the block and is judged: it is emitted with
+Per prefix and token x: drafting goes on behind x if the verifier does not doubt it and the block has room;
+x is then emitted with the draft's own probability Q(x). Else x ends the block and is judged: it is emitted with
 min(P, Q)(x), and what is lost of it goes to the residual max(0, P - Q), normalised.
 
 U prefixes of one length, V vocabulary.
@@ -53,7 +53,9 @@ def sprinter_law(
         found: dict[State, Tensor] = {}
 
         def add(state: State, mass_UV: Tensor, found: dict[State, Tensor] = found) -> None:
-            found[state] = found.get(state, torch.zeros(mass_UV.numel(), dtype=torch.float64)) + mass_UV.flatten()
+            found[state] = (
+                found.get(state, torch.zeros(mass_UV.numel(), dtype=torch.float64)) + mass_UV.flatten()
+            )
 
         for state, mass_U in masses.items():
             mass_U1 = mass_U[:, None]
@@ -91,7 +93,8 @@ def _next_laws(model: PreTrainedModel, prefixes: Tensor, settings: SamplingSetti
 def _estimates(draft: PreTrainedModel, head: nn.Module, prefixes: Tensor, vocab_size: int) -> Tensor:
     """[U, V]: of each token behind each prefix, from the pass over it."""
     longer = torch.cat(
-        [prefixes.repeat_interleave(vocab_size, 0), torch.arange(vocab_size).repeat(len(prefixes))[:, None]], 1
+        [prefixes.repeat_interleave(vocab_size, 0), torch.arange(vocab_size).repeat(len(prefixes))[:, None]],
+        1,
     )
     with torch.inference_mode():
         hidden = torch.cat([draft.model(part).last_hidden_state[:, -1] for part in longer.split(4096)])

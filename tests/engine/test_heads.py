@@ -80,7 +80,12 @@ def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int
     target = tiny_model("llama", seed=3)
     prompts = prompts_of_lengths(5, 23, 12, 2)
     replica = Replica(
-        target, noisy_copy(target), max_new_tokens=MAX_NEW_TOKENS, max_batch_rows=3, **with_head(name), **ahead
+        target,
+        noisy_copy(target),
+        max_new_tokens=MAX_NEW_TOKENS,
+        max_batch_rows=3,
+        **with_head(name),
+        **ahead,
     )
     completions = replica.generate(requests_for(prompts))
     assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
@@ -165,7 +170,9 @@ def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
     with torch.inference_mode():
-        hidden = target.model(torch.tensor([prompt + completion.token_ids])).last_hidden_state[0, len(prompt) :]
+        hidden = target.model(torch.tensor([prompt + completion.token_ids])).last_hidden_state[
+            0, len(prompt) :
+        ]
         expected = head(hidden).sigmoid()
     told = [rows for rows in spy.asked if rows.features is not None]
     assert [rows.num_drafted for rows in told[:3]] == [1, 2, 3]

@@ -40,13 +40,17 @@ def sprinter(cap: int = CAP) -> Sprinter:
     return Sprinter(max_draft_tokens=cap, verifier_threshold=THRESHOLD)
 
 
-def lossy_replica(settings: SamplingSettings, head: torch.nn.Module, cap: int = CAP, **options: Any) -> Replica:
+def lossy_replica(
+    settings: SamplingSettings, head: torch.nn.Module, cap: int = CAP, **options: Any
+) -> Replica:
     return small_replica(cap, settings, policy=sprinter(cap), head=head, trusts_draft=True, **options)
 
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES[:2])
-def test_the_output_follows_the_law_of_the_mechanism(ahead: dict[str, int], settings: SamplingSettings) -> None:
+def test_the_output_follows_the_law_of_the_mechanism(
+    ahead: dict[str, int], settings: SamplingSettings
+) -> None:
     target, draft = small_pair()
     head = random_head(draft, spread=4.0)
     replica = lossy_replica(settings, head, **ahead)
@@ -120,7 +124,9 @@ def test_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
     assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
     tokens = [token for completion in completions for token in completion.trace]
     # Some would not have been accepted.
-    assert any(t.is_accepted and not t.is_judged and t.acceptance_probability == 0 for t in tokens) == is_traced
+    assert (
+        any(t.is_accepted and not t.is_judged and t.acceptance_probability == 0 for t in tokens) == is_traced
+    )
 
 
 def greedy_mechanism(target: Any, draft: Any, head: Any, prompt: list[int], num_tokens: int) -> list[int]:
