@@ -208,7 +208,7 @@ class GenerateConfig:
             )
         if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
             raise UserError(
-                f"--verify {self.verify} has no effect with --policy {self.policy}, which verifies everything: "
+                f"--verify {self.verify} has no effect with --policy {self.policy}, which verifies all: "
                 "leave it out, or choose --policy sprinter"
             )
         if self.policy == "sprinter":

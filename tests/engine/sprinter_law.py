@@ -1,8 +1,8 @@
 """What a lossy run must emit: the law of whole completions, from both models and the verifier.
 
 Per prefix and token x: drafting goes on behind x if the verifier does not doubt it and the block has room;
-x is then emitted with the draft's own probability Q(x). Else x ends the block and is judged: it is emitted with
-min(P, Q)(x), and what is lost of it goes to the residual max(0, P - Q), normalised.
+x is then emitted with the draft's own probability Q(x). Else x ends the block and is judged: it is emitted
+with min(P, Q)(x), and what is lost of it goes to the residual max(0, P - Q), normalised.
 
 U prefixes of one length, V vocabulary.
 """
