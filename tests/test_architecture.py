@@ -33,7 +33,7 @@ LAYERS = [
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning", "collecting"},
+    {"demo", "benchmark", "tuning", "collecting", "training"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -42,6 +42,7 @@ TORCH_FREE = [
     "theory", "predictions", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "planning.hardware", "planning.simulate", "planning.events", "heads.info",
+    "heads.examples", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 

@@ -11,8 +11,8 @@ from specdist.models.checkpoint import Checkpoint
 
 HUB_SNAPSHOTS = "snapshots"
 # Of each weight file so many blocks, spread evenly from its first byte to its last.
-NUM_BLOCKS = 64
-BLOCK_BYTES = 2**14
+NUM_BLOCKS = 256
+BLOCK_BYTES = 2**12
 
 
 def identify_draft(draft: Checkpoint) -> DraftIdentity:

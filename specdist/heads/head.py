@@ -25,8 +25,6 @@ from specdist.data.files import sha256_of, write_atomically
 from specdist.errors import UserError
 from specdist.heads.info import WEIGHTS_NAME, DraftIdentity, HeadKind, read_head_info
 
-MAX_DEPTH = 4
-
 
 class TokenHead(nn.Module):
     """ResNet of ``depth`` residual layers x + SiLU(Wx + b) and a linear one to a single logit (SpecDec++,

@@ -68,7 +68,7 @@ class PlainPair:
 
     def check_laws(self, examples: pa.Table, token_ids: list[int]) -> None:
         """Ratio, acceptance and features of examples behind prefixes of one sequence."""
-        places, drawn = examples["position"].to_numpy().copy(), examples["token_id"].to_numpy()
+        places, drawn = examples["position"].to_numpy().copy(), examples["token_id"].to_numpy().copy()
         draft_MV, target_MV = (self.laws(model, token_ids)[places - 1] for model in (self.draft, self.target))
         rows = np.arange(len(places))
         draft_M, target_M = draft_MV[rows, drawn].numpy(), target_MV[rows, drawn].numpy()
