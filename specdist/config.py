@@ -13,7 +13,14 @@ import yaml
 
 from specdist.arguments import option, parse_arguments
 from specdist.errors import UserError
-from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS, check_ranges, resolve_policy_options
+from specdist.policy_options import (
+    HEAD_POLICIES,
+    POLICY_OPTIONS,
+    check_ranges,
+    most_draft_tokens,
+    needs_costs,
+    resolve_policy_options,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -243,7 +250,7 @@ class GenerateConfig:
     @property
     def needs_costs(self) -> bool:
         """Whether passes are timed before the run, to decide by."""
-        return self.drafts_ahead or (self.uses_draft and self.policy == "goodput")
+        return self.drafts_ahead or needs_costs(self.policy)
 
     @property
     def policy_options(self) -> dict[str, float]:
@@ -253,8 +260,7 @@ class GenerateConfig:
     @property
     def block_tokens(self) -> int:
         """Most tokens that one row can add to a target pass after its prompt: the candidates and one more."""
-        options = self.policy_options
-        return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0))) + 1
+        return most_draft_tokens(self.policy_options) + 1
 
     @property
     def num_world_ranks(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdist.errors import UserError
 
@@ -36,6 +36,7 @@ def _amount(defaults: Mapping[str, float]) -> PolicyOption:
     return PolicyOption(defaults, lambda value: 0 <= value < math.inf, "must be 0 or a number above")
 
 
+TARGET_ONLY = "none"
 GAMMATUNES = ("gammatune", "gammatune_plus")
 FIRST_LENGTHS = dict.fromkeys(("hf_heuristic", *GAMMATUNES), 5)
 # They read a trained head, which --head names.
@@ -74,7 +75,7 @@ def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str,
     """The options in force. Raises :class:`UserError` for one of another policy, or two that exclude each
     other. A default that the given limits exclude is moved to the nearer limit.
     """
-    if policy == "none":
+    if policy == TARGET_ONLY:
         return {}
     for name, value in given.items():
         owners = POLICY_OPTIONS[name].defaults
@@ -98,3 +99,57 @@ def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str,
                 "other"
             )
     return options
+
+
+def needs_costs(policy: str) -> bool:
+    """Whether it decides by what passes cost, which is then measured before the run."""
+    return policy == "goodput"
+
+
+def most_draft_tokens(options: Mapping[str, float]) -> int:
+    """Most tokens of one block under resolved options; 0 for a target alone."""
+    return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0)))
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy with all of its options in force; by default no draft at all."""
+
+    policy: str = TARGET_ONLY
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(policy: str, **given: float) -> PolicyChoice:
+        """With defaults for what is not given. Raises :class:`UserError` as the main job does."""
+        check_ranges(given)
+        return PolicyChoice(policy, resolve_policy_options(policy, given))
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return most_draft_tokens(self.options)
+
+    @property
+    def first_length(self) -> int | None:
+        """Tokens of a row's first block where the options say them; of ``fixed``, of every block."""
+        length = self.options.get("num_draft_tokens")
+        return None if length is None else int(length)
+
+    @property
+    def family(self) -> str:
+        """The policy, and what is not default in it but lengths."""
+        lengths = ("num_draft_tokens", "max_draft_tokens")
+        changed = [
+            f"{name}={value:g}"
+            for name, value in self.options.items()
+            if name not in lengths and value != POLICY_OPTIONS[name].defaults[self.policy]
+        ]
+        return " ".join([self.policy, *changed])
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        if self.policy == TARGET_ONLY:
+            return "target only"
+        if self.policy == "fixed":
+            return f"K = {self.first_length}"
+        return self.family if self.first_length is None else f"{self.family} from {self.first_length}"

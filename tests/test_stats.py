@@ -111,11 +111,7 @@ def test_shards_are_observations_of_a_regression_of_their_own() -> None:
 def test_a_fit_that_explains_nothing_is_none() -> None:
     """Times that fall where passes grow, about a large constant that the model does not have."""
     sums = CostSums()
-    for num_draft, num_target, time_ns in (
-        (100, 50, 10**9),
-        (120, 40, 10**9 + 10**6),
-        (140, 60, 10**9 - 10**6),
-    ):
+    for num_draft, num_target, time_ns in ((100, 50, 1000), (120, 40, 1001), (140, 60, 999)):
         sums.observe(time_ns=time_ns, num_draft_passes=num_draft, num_target_passes=num_target)
     assert sums.fit() is None
 

@@ -9,12 +9,17 @@ from typing import Any, Literal
 import torch
 
 from specdist.arguments import option
+from specdist.benchmark.choices import INITIAL_LENGTHS, policy_choices
 from specdist.benchmark.random_llama import SHAPES
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
+from specdist.policy_options import PolicyChoice
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
 COLOCATED, SEPARATE = "colocated", "separate"
+# What a draft on a rank of its own does while the target verifies.
+IN_TURNS, AHEAD = "none", "ahead"
+OVERLAPS = (IN_TURNS, AHEAD)
 
 
 @dataclass(kw_only=True)
@@ -45,7 +50,11 @@ class BenchmarkConfig:
     )
     prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
     messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
-    num_prompts: int = option(32, help="rows to generate in every measurement")
+    group_column: str | None = option(
+        None,
+        help="column of --prompts that names groups, which are timed one by one, with equally many rows each",
+    )
+    num_prompts: int = option(32, help="rows to generate in every measurement, of all groups together")
     max_prompt_tokens: int = option(64, help="longest random prompt; the shortest has a quarter of it")
     max_new_tokens: int = option(64, help="longest completion; every row has a limit from a quarter of it up")
     temperature: float = option(0.0, help="0 = greedy")
@@ -55,19 +64,47 @@ class BenchmarkConfig:
     seed: int = option(0, help="seed of the random pair, prompts, limits and samples")
 
     # Methods and measurement
+    policies: list[str] | None = option(
+        None,
+        help="instead of transformers compare these length policies with the target alone: all, or names, "
+        "which may have options: svip:stop_root_entropy=0.5",
+        action="extend",
+    )
+    initial_lengths: list[int] | None = option(
+        None,
+        help="draft tokens of the first round, for policies that take --num_draft_tokens (default: "
+        f"{' '.join(map(str, INITIAL_LENGTHS))})",
+        action="extend",
+    )
+    max_draft_tokens: int | None = option(
+        None,
+        help="most draft tokens of a round, but of fixed (default: 20, or more for a longer first round)",
+    )
     batch_sizes: list[int] | None = option(None, help="rows at a time (default: 1 8 32)", action="extend")
-    num_draft_tokens: int = option(5, help="draft tokens per round, for both systems")
+    num_draft_tokens: int = option(
+        5, help="draft tokens per round, for both systems; with --policies the length that tables show first"
+    )
     placements: list[str] | None = option(
         None,
         help="specdist's draft: colocated = in the target's process; separate = in its own (default: "
         "colocated; separate for a profile)",
         action="extend",
     )
+    overlaps: list[str] | None = option(
+        None,
+        help="a separate draft: none = in turns with the target; ahead = drafts on meanwhile (default: both)",
+        action="extend",
+    )
     num_branches: int | None = option(
-        None, help="likely misses that a separate draft prepares per row (default: from measured times)"
+        None,
+        help="likely misses that a draft ahead prepares per row, 0 = none (default: from its times)",
     )
     repeats: int = option(3, help="measurements of every method, in turn")
-    overhead_repeats: int = option(20, help="single passes timed per case, against transformers; 0 = none")
+    overhead_repeats: int = option(
+        20,
+        help="single passes timed per case, against transformers; with --policies pairs of runs that show "
+        "what features and policies take; 0 = none",
+    )
 
     # The other mode: results into the README
     update_readme: str | None = option(
@@ -91,6 +128,7 @@ class BenchmarkConfig:
             )
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
         self._check_placements()
+        self._check_policies()
         for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "num_draft_tokens", "repeats"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         _require("batch_sizes", self.batch_sizes, min(self.batch_sizes) >= 1, "must be at least 1")
@@ -115,6 +153,11 @@ class BenchmarkConfig:
             )
         if self.prompts is None and (self.prompt_column or self.messages_column):
             raise UserError("--prompt_column and --messages_column say where --prompts has its text: give it")
+        if self.group_column is not None and (self.prompts is None or self.profile is not None):
+            raise UserError(
+                f"--group_column {self.group_column} has no effect without --prompts, or with --profile: "
+                "leave it out"
+            )
         if self.prompts is not None and self.messages_column is None:
             self.prompt_column = self.prompt_column or "prompt"
 
@@ -126,6 +169,34 @@ class BenchmarkConfig:
     def is_separate(self) -> bool:
         return SEPARATE in (self.placements or [])
 
+    @property
+    def choices(self) -> list[PolicyChoice]:
+        """The settings of ``--policies``, each once. Raises :class:`UserError` as the main job does."""
+        if self.policies is None:
+            return []
+        return policy_choices(self.policies, self.initial_lengths, self.max_draft_tokens)
+
+    @property
+    def longest_draft(self) -> int:
+        """Most draft tokens of a round of any method."""
+        return max([self.num_draft_tokens, *(choice.max_draft_tokens for choice in self.choices)])
+
+    def _check_policies(self) -> None:
+        if self.policies is None:
+            for name in ("initial_lengths", "max_draft_tokens"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"--{name} has no effect without --policies: add them, or leave it out")
+            return
+        if self.profile is not None:
+            raise UserError("--policies has no effect with --profile: leave one of them out")
+        if self.initial_lengths is not None:
+            self.initial_lengths = lengths = sorted(set(self.initial_lengths))
+            _require("initial_lengths", lengths, lengths[0] >= 1, "must be at least 1")
+        least = self.max_draft_tokens
+        _require("max_draft_tokens", least, least is None or least >= 1, "must be at least 1")
+        # What the main job would refuse is refused here, before anything is loaded.
+        policy_choices(self.policies, self.initial_lengths, self.max_draft_tokens)
+
     def _check_placements(self) -> None:
         self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))
         for placement in self.placements:
@@ -135,14 +206,22 @@ class BenchmarkConfig:
                 placement in (COLOCATED, SEPARATE),
                 f"is no placement: choose from {COLOCATED}, {SEPARATE}",
             )
+        if self.overlaps is not None and not self.is_separate:
+            raise UserError(
+                f"--overlaps {' '.join(self.overlaps)} has no effect without --placements separate: add it, "
+                "or leave it out"
+            )
+        for name in self.overlaps or []:
+            _require("overlaps", name, name in OVERLAPS, f"is none: choose from {', '.join(OVERLAPS)}")
+        self.overlaps = [name for name in OVERLAPS if name in (self.overlaps or OVERLAPS)]
         if self.num_branches is None:
             return
         most = BRANCH_COUNTS[-1]
-        _require("num_branches", self.num_branches, 1 <= self.num_branches <= most, f"must be in 1 .. {most}")
-        if not self.is_separate:
+        _require("num_branches", self.num_branches, 0 <= self.num_branches <= most, f"must be in 0 .. {most}")
+        if not self.is_separate or AHEAD not in self.overlaps:
             raise UserError(
-                f"--num_branches {self.num_branches} has no effect without --placements separate: add it, or "
-                "leave it out"
+                f"--num_branches {self.num_branches} has no effect without --placements separate and "
+                "--overlaps ahead: add them, or leave it out"
             )
 
     def _check_synthetic(self, shape: str) -> None:

@@ -13,7 +13,6 @@ import tempfile
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,12 @@ from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Span, Timeline
 from specdist.errors import UserError
-from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
+from specdist.job.costs import BRANCH_COUNTS
 from specdist.job.replica import TARGET_GROUP
 from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.runner import ModelRunner
-from specdist.policies import FixedLength
 
 DRAFT_RANK = 1
 END_S = 10
@@ -59,6 +57,7 @@ class _StepTimes:
     """Asks for the curve of a draft step's time over its rows."""
 
     num_slots: int
+    with_features: bool
 
 
 @dataclass(frozen=True)
@@ -103,12 +102,9 @@ class DraftRank:
             self._process.join(END_S)
         self._end()
 
-    def start_measuring(self, num_slots: int) -> None:
+    def measure(self, num_slots: int, *, with_features: bool) -> Curve:
         """Let it time its steps of up to ``num_slots`` rows and all branches that they may have."""
-        self._send(_StepTimes(num_slots))
-
-    def measured(self) -> Curve:
-        """What :meth:`start_measuring` has found."""
+        self._send(_StepTimes(num_slots, with_features))
         curve: Curve = self._receive()
         return curve
 
@@ -188,12 +184,13 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
         join_world(_topology(DRAFT_RANK, source.device), rendezvous)
         while (order := pipe.recv()) is not None:
             if isinstance(order, _StepTimes):
-                pipe.send(server.measure(order.num_slots))
+                pipe.send(server.measure(order))
                 continue
             clock = Timeline("transfer", keeps_spans=order.keeps_spans)
-            draft = source.terms.model(server.runner_for(order.num_slots), order, clock)
+            terms = source.terms
+            draft = terms.model(server.runner_for(order.num_slots), terms.policy(order), order, clock)
             pipe.send(None)
-            serve_drafts({TARGET_GROUP: draft}, LEAD_RANK, vocab_size=source.terms.vocab_size, clock=clock)
+            serve_drafts({TARGET_GROUP: draft}, LEAD_RANK, vocab_size=terms.vocab_size, clock=clock)
             pipe.send(clock.spans)
     except EOFError:
         logger.warning("the benchmark has gone; the draft's process ends")
@@ -222,17 +219,9 @@ class _Server:
             self._num_slots = num_slots
         return self._runner
 
-    def measure(self, num_slots: int) -> Curve:
-        runner = self.runner_for(num_slots)
-        terms = self._terms
-        return measure_curve(
-            runner,
-            partial(
-                draw_from_logits,
-                settings=terms.settings,
-                vocab_size=terms.vocab_size,
-                uses_features=FixedLength.uses_features,
-            ),
-            num_rows=num_slots * (1 + BRANCH_COUNTS[-1]),
-            num_tokens_per_row=1,
+    def measure(self, asked: _StepTimes) -> Curve:
+        return self._terms.step_times(
+            self.runner_for(asked.num_slots),
+            asked.num_slots * (1 + BRANCH_COUNTS[-1]),
+            with_features=asked.with_features,
         )

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
+from specdist.costs import CostModel, Curve
 from specdist.engine.draft import DraftModel
 from specdist.engine.proposals import DraftAhead
 from specdist.engine.timeline import Timeline
-from specdist.job.costs import BRANCH_COUNTS
+from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
+from specdist.job.policies import build_policy
 from specdist.job.replica import PAGE_SIZE
 from specdist.models.runner import ModelRunner
-from specdist.policies import FixedLength
+from specdist.policies import LengthPolicy
+from specdist.policy_options import PolicyChoice
 from specdist.sampling.distributions import SamplingSettings
+
+
+def fixed_length(num_draft_tokens: int) -> PolicyChoice:
+    """Always so many draft tokens; with 0 the target alone."""
+    return PolicyChoice.of("fixed", num_draft_tokens=num_draft_tokens) if num_draft_tokens else PolicyChoice()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftOrder:
-    """The draft of one engine. ``keeps_spans``: for a picture of its time."""
+    """The draft of one engine.
+
+    Attributes:
+        choice: its length policy, which begins anew with every engine.
+        costs: for a policy that decides by them.
+        keeps_spans: for a picture of its time.
+    """
 
     num_slots: int
-    num_draft_tokens: int
+    choice: PolicyChoice
+    costs: CostModel | None = None
     ahead: DraftAhead = field(default_factory=DraftAhead)
     keeps_spans: bool = False
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Of one block; 0 for the target alone."""
+        return self.choice.max_draft_tokens
 
     @property
     def name(self) -> str:
@@ -39,6 +60,7 @@ class DraftTerms:
         num_pages: of the page table, whose pages both models have.
         max_cache_len: tokens of a row that the cache has room for.
         max_seq_len: longest prompt plus completion.
+        max_draft_tokens: of one block of any order.
     """
 
     settings: SamplingSettings
@@ -60,11 +82,27 @@ class DraftTerms:
             max_branch_tokens=self.max_draft_tokens + 1,
         )
 
-    def model(self, runner: ModelRunner, order: DraftOrder, clock: Timeline) -> DraftModel:
+    def step_times(self, runner: ModelRunner, num_rows: int, *, with_features: bool) -> Curve:
+        """Measured: a draft step over its rows, which may be branches."""
+        finish = partial(
+            draw_from_logits,
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            uses_features=with_features,
+        )
+        return measure_curve(runner, finish, num_rows=num_rows, num_tokens_per_row=1)
+
+    def policy(self, order: DraftOrder) -> LengthPolicy:
+        """The order's policy, which has learned nothing yet."""
+        return build_policy(order.choice, order.costs, is_coupled=not self.settings.is_random)
+
+    def model(
+        self, runner: ModelRunner, policy: LengthPolicy, order: DraftOrder, clock: Timeline
+    ) -> DraftModel:
         """A draft that has seen no prompt yet."""
         return DraftModel(
             runner,
-            FixedLength(order.num_draft_tokens),
+            policy,
             settings=self.settings,
             vocab_size=self.vocab_size,
             stop_token_ids=self.stop_token_ids,

@@ -1,4 +1,4 @@
-"""All methods in turn on the same rows, and how they compare."""
+"""All methods in turn on the same rows."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import functools
 import itertools
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from specdist.benchmark.methods import Generated, Method, TransformersAssisted, TransformersGenerate
-from specdist.benchmark.overlap import OverlapResult, overlap_of
-from specdist.benchmark.placements import SpecdistSeparate
-from specdist.benchmark.results import MethodResult
+from specdist.benchmark.config import COLOCATED
+from specdist.benchmark.methods import Generated, Method
 from specdist.benchmark.timing import timed
 from specdist.benchmark.workload import Row
+from specdist.stats import NS_PER_S, Stats
 
 NUM_WARMUP_TOKENS = 8
 
@@ -25,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Measured:
-    """One method's repeats."""
+class Timed:
+    """One method's repeats on one group of rows."""
 
-    method: Method
+    num_rows: int
     seconds: list[float] = field(default_factory=list)
     generated: list[Generated] = field(default_factory=list)
 
@@ -38,84 +37,147 @@ class Measured:
 
     @property
     def tokens_per_s(self) -> float:
-        rates = [count / seconds for count, seconds in zip(self.num_tokens, self.seconds, strict=True)]
+        return _median_rate(self.num_tokens, self.seconds)
+
+
+@dataclass
+class Measured:
+    """One method's repeats. Lists have an entry per repeat, of all groups together."""
+
+    method: Method
+    groups: dict[str, Timed]
+
+    @property
+    def num_repeats(self) -> int:
+        """Repeats of all groups."""
+        return min(len(group.seconds) for group in self.groups.values())
+
+    @property
+    def seconds(self) -> list[float]:
+        return [sum(parts) for parts in zip(*(group.seconds for group in self.groups.values()), strict=True)]
+
+    @property
+    def num_tokens(self) -> list[int]:
+        return [
+            sum(parts) for parts in zip(*(group.num_tokens for group in self.groups.values()), strict=True)
+        ]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _median_rate(self.num_tokens, self.seconds)
+
+    @property
+    def decoding_tokens_per_s(self) -> float | None:
+        """With prompts' passes left out; of two ranks those of the target's. None where it was not specdist.
+
+        On small models prompts take much of a run, and no draft makes them shorter.
+        """
+        rates = []
+        for repeat in range(self.num_repeats):
+            stats = self.stats_of(repeat)
+            if stats is None:
+                return None
+            prompts_ns = stats.target_ns.prefill
+            if self.method.placement == COLOCATED:
+                prompts_ns += stats.draft_ns.prefill
+            rates.append(self.num_tokens[repeat] / (self.seconds[repeat] - prompts_ns / NS_PER_S))
         return statistics.median(rates)
+
+    @property
+    def completions(self) -> list[list[list[int]]]:
+        """Per repeat the token ids of every row, group after group."""
+        return [
+            [row for group in self.groups.values() for row in group.generated[repeat].completions]
+            for repeat in range(self.num_repeats)
+        ]
+
+    @property
+    def stats(self) -> Stats | None:
+        """Of the last repeat; None where it was not specdist."""
+        return self.stats_of(self.num_repeats - 1)
+
+    def stats_of(self, repeat: int) -> Stats | None:
+        """Of one repeat."""
+        total = Stats()
+        for group in self.groups.values():
+            stats = group.generated[repeat].stats
+            if stats is None:
+                return None
+            total.add(stats)
+        return total
 
 
 def measure(
-    methods: Sequence[Method], rows: Sequence[Row], repeats: int, device: torch.device
-) -> list[Measured]:
-    """Warm every method up, then run all of them once per repeat (ABAB...)."""
-    found = [Measured(method) for method in methods]
+    methods: Sequence[Method], groups: Mapping[str, Sequence[Row]], repeats: int, device: torch.device
+) -> Iterator[list[Measured]]:
+    """Warm every method up, then run all of them on one group after another, once per repeat (ABAB...).
+
+    What learns begins anew with every group. Yields all that has been measured after every repeat.
+    """
+    found = [
+        Measured(method, {name: Timed(len(rows)) for name, rows in groups.items()}) for method in methods
+    ]
+    some_rows = list(itertools.chain.from_iterable(groups.values()))
     for method in methods:
         method.prepare()
         method.generate(
-            [dataclasses.replace(row, max_new_tokens=NUM_WARMUP_TOKENS) for row in rows[: method.batch_size]]
+            [
+                dataclasses.replace(row, max_new_tokens=NUM_WARMUP_TOKENS)
+                for row in some_rows[: method.batch_size]
+            ]
         )
-    for repeat, item in itertools.product(range(repeats), found):
-        method = item.method
-        method.prepare()
-        seconds, generated = timed(device, functools.partial(method.generate, rows))
-        item.seconds.append(seconds)
-        item.generated.append(generated)
-        logger.info(
-            "%d of %d: %s, batch %d: %.2f s, %.1f tokens/s",
-            repeat + 1,
-            repeats,
-            method.name,
-            method.batch_size,
-            seconds,
-            generated.num_tokens / seconds,
+    forecast = _Forecast(methods, groups, repeats)
+    for _ in range(repeats):
+        for (name, rows), item in itertools.product(groups.items(), found):
+            method = item.method
+            method.prepare()
+            seconds, generated = timed(device, functools.partial(method.generate, rows))
+            group = item.groups[name]
+            group.seconds.append(seconds)
+            group.generated.append(generated)
+            forecast.observe(method, rows, seconds)
+            logger.info(
+                "%s: %s, batch %d%s: %.2f s, %.1f tokens/s",
+                forecast,
+                method.name,
+                method.batch_size,
+                f", {name}" if len(groups) > 1 else "",
+                seconds,
+                generated.num_tokens / seconds,
+            )
+        yield found
+
+
+def _median_rate(num_tokens: Sequence[int], seconds: Sequence[float]) -> float:
+    return statistics.median(count / each for count, each in zip(num_tokens, seconds, strict=True))
+
+
+class _Forecast:
+    """How much is left: every method at the rate that it has shown, or else at that of all so far."""
+
+    def __init__(self, methods: Sequence[Method], groups: Mapping[str, Sequence[Row]], repeats: int) -> None:
+        self._num_runs = len(methods) * len(groups) * repeats
+        self._num_done = 0
+        # Tokens that each method is still to generate at most, and what it took for how many.
+        num_tokens = sum(map(_num_tokens, groups.values()))
+        self._left = {id(method): num_tokens * repeats for method in methods}
+        self._done = dict.fromkeys(self._left, 0)
+        self._seconds = dict.fromkeys(self._left, 0.0)
+
+    def observe(self, method: Method, rows: Sequence[Row], seconds: float) -> None:
+        self._num_done += 1
+        self._left[id(method)] -= _num_tokens(rows)
+        self._done[id(method)] += _num_tokens(rows)
+        self._seconds[id(method)] += seconds
+
+    def __str__(self) -> str:
+        overall = sum(self._seconds.values()) / sum(self._done.values())
+        left_s = sum(
+            num_left * (self._seconds[key] / self._done[key] if self._done[key] else overall)
+            for key, num_left in self._left.items()
         )
-    return found
+        return f"{self._num_done} of {self._num_runs}, about {left_s / 60:.0f} min left"
 
 
-def compare(measured: Sequence[Measured], *, is_greedy: bool) -> list[MethodResult]:
-    """Medians, ratios, and how many rows differ from those of the first ``generate``."""
-    plain = {
-        item.method.batch_size: item for item in measured if item.method.name == TransformersGenerate.name
-    }
-    assisted = next(item for item in measured if item.method.name == TransformersAssisted.name)
-    in_turns = {item.method.batch_size: item for item in measured if _is_separate_in_turns(item.method)}
-    reference = plain[min(plain)].generated[0].completions
-    return [
-        MethodResult(
-            name=item.method.name,
-            batch_size=item.method.batch_size,
-            seconds=item.seconds,
-            num_tokens=item.num_tokens,
-            median_s=statistics.median(item.seconds),
-            tokens_per_s=item.tokens_per_s,
-            ratio_to_assisted=item.tokens_per_s / assisted.tokens_per_s,
-            ratio_to_generate=_ratio_to(plain.get(item.method.batch_size), item),
-            num_rows_differing=_num_differing(item, reference) if is_greedy else None,
-            statistics=None if (stats := item.generated[-1].stats) is None else stats.summary(),
-            overlap=_overlap(item, in_turns.get(item.method.batch_size)),
-        )
-        for item in measured
-    ]
-
-
-def _is_separate_in_turns(method: Method) -> bool:
-    return isinstance(method, SpecdistSeparate) and not method.order.ahead.num_tokens
-
-
-def _overlap(item: Measured, in_turns: Measured | None) -> OverlapResult | None:
-    """Of specdist with a draft, wherever the draft was run on a rank of its own too."""
-    order, stats = item.method.order, item.generated[-1].stats
-    if in_turns is None or order is None or not order.num_draft_tokens:
-        return None
-    assert stats is not None
-    return overlap_of(stats, order, _ratio_to(in_turns, item))
-
-
-def _ratio_to(base: Measured | None, item: Measured) -> float | None:
-    return None if base is None else item.tokens_per_s / base.tokens_per_s
-
-
-def _num_differing(item: Measured, reference: list[list[int]]) -> int:
-    """Rows that differ in any repeat."""
-    return sum(
-        any(generated.completions[row] != completion for generated in item.generated)
-        for row, completion in enumerate(reference)
-    )
+def _num_tokens(rows: Sequence[Row]) -> int:
+    return sum(row.max_new_tokens for row in rows)

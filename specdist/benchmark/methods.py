@@ -49,6 +49,11 @@ class Method(Protocol):
         """specdist's draft; None for transformers."""
         ...
 
+    @property
+    def placement(self) -> str | None:
+        """Of specdist's draft: ``colocated``, ``separate`` (in turns) or ``ahead``; None for transformers."""
+        ...
+
     def prepare(self) -> None:
         """What need not be timed."""
         ...
@@ -64,6 +69,7 @@ class TransformersGenerate:
 
     name = "transformers generate"
     order: DraftOrder | None = None
+    placement: str | None = None
 
     def __init__(self, pair: Pair, *, batch_size: int, temperature: float, seed: int) -> None:
         self.batch_size = batch_size

@@ -89,10 +89,13 @@ class FlatPass:
         runner.forward(_flat(context_BC, first=0), [])
         self._batch = _flat(new_BN, first=num_context_tokens)
 
+    def run(self) -> Tensor:
+        """Logits [B * N, V]."""
+        return self._runner.forward(self._batch, np.arange(len(self._batch)))
+
     def seconds(self) -> float:
         self._pair.use_specdist_attention()
-        runner, batch = self._runner, self._batch
-        return timed(runner.device, lambda: runner.forward(batch, np.arange(len(batch))))[0]
+        return timed(self._runner.device, self.run)[0]
 
 
 class _PlainPass:

@@ -19,6 +19,7 @@ from specdist.engine.timeline import Timeline
 from specdist.job.replica import PAGE_SIZE
 from specdist.job.tokens import PromptEncoder
 from specdist.models.runner import ModelRunner
+from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 
 MAX_BATCH_TOKENS = 2048
@@ -67,11 +68,10 @@ class PagedPair:
         self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer, clock: Timeline
     ) -> tuple[Engine, Ledger]:
         """A new engine over these requests for a proposer that follows the order, and its books."""
-        num_draft_tokens = order.num_draft_tokens
         scheduling = SchedulerSettings(
             max_batch_rows=order.num_slots,
-            max_batch_tokens=max(MAX_BATCH_TOKENS, order.num_slots * (num_draft_tokens + 1)),
-            max_draft_tokens=num_draft_tokens,
+            max_batch_tokens=max(MAX_BATCH_TOKENS, order.num_slots * (order.max_draft_tokens + 1)),
+            max_draft_tokens=order.max_draft_tokens,
             num_ahead_tokens=order.ahead.num_tokens,
             max_new_tokens=self.terms.max_seq_len,
             max_seq_len=self.terms.max_seq_len,
@@ -88,8 +88,13 @@ class PagedPair:
         )
         return engine, ledger
 
-    def proposer(self, order: DraftOrder, clock: Timeline) -> Proposer:
-        """The draft in this process, or none if there is nothing to draft."""
-        if not order.num_draft_tokens:
+    def proposer(self, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None) -> Proposer:
+        """The draft in this process, or none if there is nothing to draft.
+
+        Args:
+            policy: instead of the order's, of the same longest block.
+        """
+        if not order.max_draft_tokens:
             return NoDraft(order.num_slots)
-        return ColocatedDraft(self.terms.model(self.draft, order, clock))
+        policy = policy or self.terms.policy(order)
+        return ColocatedDraft(self.terms.model(self.draft, policy, order, clock))

@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.config import OVERLAPS, BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank
-from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.floors import FloorResult, measure_floors
 from specdist.benchmark.measuring import measure
 from specdist.benchmark.picture import draw_timeline
-from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate, plan_separate
+from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
+from specdist.benchmark.plans import measure_separate, separate_orders
 from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
 from specdist.benchmark.setting import Setting, set_up
 from specdist.benchmark.synthetic import SyntheticRecord
-from specdist.benchmark.tables import Table
+from specdist.benchmark.table import Table
 from specdist.benchmark.timing import torch_threads
 from specdist.data.files import write_json
+from specdist.job.policies import uses_features
 from specdist.stats import NS_PER_S, DraftTimes, Stats, TargetTimes
 
 FILE_NAME = "profile.json"
@@ -80,10 +82,11 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
         if rank is not None:
             num_threads = rank.num_threads
-        measured = measure(_methods(config, setting, rank), setting.rows, 1, setting.device)
+        [measured] = measure(_methods(config, setting, rank), setting.groups, 1, setting.device)
     runs = []
     for item in measured:
-        method, [generated] = item.method, item.generated
+        [timed] = item.groups.values()
+        method, [generated] = item.method, timed.generated
         is_separate = isinstance(method, SpecdistSeparate)
         picture = f"{_file_name(method.name)}-batch-{method.batch_size}.png"
         draw_timeline(
@@ -155,12 +158,16 @@ def _methods(
 ) -> list[SpecdistColocated | SpecdistSeparate]:
     methods: list[SpecdistColocated | SpecdistSeparate] = []
     for batch_size in config.batch_sizes or []:
-        order = DraftOrder(num_slots=batch_size, num_draft_tokens=config.num_draft_tokens, keeps_spans=True)
+        choice = fixed_length(config.num_draft_tokens)
+        order = DraftOrder(num_slots=batch_size, choice=choice, keeps_spans=True)
         if config.is_colocated:
             methods.append(SpecdistColocated(setting.paged, order))
         if rank is not None:
-            plan = plan_separate(setting.paged, rank, order, config.num_branches)
-            methods += [SpecdistSeparate(setting.paged, rank, item) for item in plan.orders]
+            costs = measure_separate(setting.paged, rank, batch_size, [uses_features(choice.policy)])
+            orders = separate_orders(
+                order, costs, num_branches=config.num_branches, overlaps=config.overlaps or OVERLAPS
+            )
+            methods += [SpecdistSeparate(setting.paged, rank, item) for item in orders]
     return methods
 
 

@@ -20,6 +20,8 @@ import torch
 
 from specdist.benchmark.overhead import OverheadResult
 from specdist.benchmark.overlap import OverlapResult
+from specdist.benchmark.policy_overhead import FeaturesResult, PolicyOverheadResult
+from specdist.benchmark.spread import SpreadResult
 from specdist.benchmark.synthetic import SyntheticRecord
 from specdist.data.files import write_json
 from specdist.errors import UserError
@@ -72,16 +74,58 @@ class WorkSize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PolicyResult:
+    """What specdist drafted with, and where.
+
+    Attributes:
+        options: all that were in force.
+        family: policy and options but for lengths; with ``first_length`` and ``placement`` it names a method.
+        first_length: tokens of a row's first block where the options say them; of ``fixed`` of every block.
+        placement: ``colocated``, ``separate`` (in turns with the target) or ``ahead``.
+        num_ahead_tokens, num_branches: what the draft does per row while the target verifies.
+    """
+
+    policy: str
+    options: dict[str, float]
+    family: str
+    first_length: int | None
+    placement: str
+    num_ahead_tokens: int
+    num_branches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """One method on the rows of one group, timed by themselves. Rates are those of the last repeat, as in the
+    method's ``statistics``."""
+
+    name: str
+    num_rows: int
+    seconds: list[float]
+    num_tokens: list[int]
+    tokens_per_s: float
+    ratio_to_target_only: float | None
+    verification_rate: float | None
+    discard_rate: float | None
+    draft_acceptance_rate: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class MethodResult:
     """One method at one batch size. Lists have an entry per repeat; tokens are those that a user keeps.
 
     Attributes:
         ratio_to_assisted, ratio_to_generate: tokens/s over those of transformers' assisted generation (which
             has batch 1 only), and of its plain ``generate`` at the same batch size; None where not measured.
+        ratio_to_target_only: over specdist's target alone, in its process, at the same batch size.
+        decoding_ratio_to_target_only: the same of specdist, with prompts' passes left out of both times.
         num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
-            batch; None when sampling. In float32 only near-ties may differ.
+            batch, or where that was not measured those of the target alone; None where they may differ. In
+            float32 only near-ties may.
         statistics: specdist's own summary of the last repeat: acceptance, passes, where the time went.
         overlap: of specdist with a draft, at batch sizes where the draft was on a rank of its own too.
+        policy: of specdist with a draft.
+        groups: where there is more than one.
     """
 
     name: str
@@ -95,12 +139,16 @@ class MethodResult:
     num_rows_differing: int | None
     statistics: dict[str, Any] | None
     overlap: OverlapResult | None = None
+    ratio_to_target_only: float | None = None
+    decoding_ratio_to_target_only: float | None = None
+    policy: PolicyResult | None = None
+    groups: list[GroupResult] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkResult:
-    """``synthetic`` is the record of a random pair, None for trained models. ``costs``, by batch size, are
-    those that the work ahead was planned by: nanoseconds of passes over tokens, and of draft steps over rows.
+    """``synthetic`` is the record of a random pair, None for trained models. ``costs``, by placement and
+    batch size, are those that decided anything: nanoseconds of passes over tokens, of draft steps over rows.
     """
 
     command: str
@@ -114,6 +162,9 @@ class BenchmarkResult:
     methods: list[MethodResult]
     overhead: list[OverheadResult]
     costs: dict[str, Any] = field(default_factory=dict)
+    spreads: list[SpreadResult] = field(default_factory=list)
+    policy_overhead: list[PolicyOverheadResult] = field(default_factory=list)
+    feature_overhead: list[FeaturesResult] = field(default_factory=list)
     kind: str = field(default=KIND)
 
     def write(self, path: Path) -> None:
@@ -152,13 +203,21 @@ def _from_json(values: Mapping[str, Any]) -> BenchmarkResult:
         "work": WorkSize(**values["work"]),
         "methods": [_method_from_json(item) for item in values["methods"]],
         "overhead": [OverheadResult(**item) for item in values["overhead"]],
+        "spreads": [SpreadResult(**item) for item in values.get("spreads", [])],
+        "policy_overhead": [PolicyOverheadResult(**item) for item in values.get("policy_overhead", [])],
+        "feature_overhead": [FeaturesResult(**item) for item in values.get("feature_overhead", [])],
     }
     return BenchmarkResult(**{**values, **nested})
 
 
 def _method_from_json(values: Mapping[str, Any]) -> MethodResult:
-    overlap = values.get("overlap")
-    return MethodResult(**{**values, "overlap": None if overlap is None else OverlapResult(**overlap)})
+    overlap, policy = values.get("overlap"), values.get("policy")
+    nested = {
+        "overlap": None if overlap is None else OverlapResult(**overlap),
+        "policy": None if policy is None else PolicyResult(**policy),
+        "groups": [GroupResult(**item) for item in values.get("groups", [])],
+    }
+    return MethodResult(**{**values, **nested})
 
 
 def _cpu_model() -> str:

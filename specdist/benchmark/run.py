@@ -6,43 +6,48 @@ import contextlib
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
+from specdist.benchmark.comparing import compare, compare_lengths
 from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.draft_rank import DraftRank
-from specdist.benchmark.drafts import DraftOrder
-from specdist.benchmark.measuring import compare, measure
-from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
-from specdist.benchmark.overhead import OverheadResult, measure_overhead
-from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate, plan_separate
+from specdist.benchmark.lineup import Lineup, line_up
+from specdist.benchmark.measuring import Measured, measure
+from specdist.benchmark.overhead import measure_overhead
+from specdist.benchmark.placements import SpecdistColocated
+from specdist.benchmark.policy_overhead import measure_parts, measure_whole
 from specdist.benchmark.results import BenchmarkResult, Hardware, now, versions
 from specdist.benchmark.setting import Setting, set_up
+from specdist.benchmark.spread import nearest_first_lengths
 
 logger = logging.getLogger(__name__)
 
 
 def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
-    """Measure everything and write ``--output``. Raises :class:`UserError` before anything is measured, and
-    if the draft's own process dies."""
+    """Measure everything and write ``--output``, first after one repeat: what ends a long run costs at most
+    the repeat that it was in.
+
+    Raises :class:`UserError` before anything is measured, and if the draft's own process dies.
+    """
     assert config.output is not None
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     setting = set_up(config)
     with contextlib.ExitStack() as stack:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
-        methods, costs = _methods(config, setting, rank)
-        measured = measure(methods, setting.rows, config.repeats, setting.device)
-    overhead: list[OverheadResult] = []
-    if config.overhead_repeats:
-        logger.info("timing single passes")
-        overhead = measure_overhead(
-            setting.paged,
-            num_context_tokens=setting.work.longest_prompt,
-            num_draft_tokens=config.num_draft_tokens,
-            num_passes=config.overhead_repeats,
-            seed=config.seed,
-        )
-    result = BenchmarkResult(
+        lineup = line_up(config, setting, rank)
+        for measured in measure(lineup.methods, setting.groups, config.repeats, setting.device):
+            result = _result(config, command, setting, lineup, measured)
+            result.write(output)
+    result = _with_overhead(config, setting, lineup, result)
+    result.write(output)
+    return result
+
+
+def _result(
+    config: BenchmarkConfig, command: str, setting: Setting, lineup: Lineup, measured: list[Measured]
+) -> BenchmarkResult:
+    """Of the repeats so far."""
+    methods = compare(measured, setting.paged.terms.settings)
+    return BenchmarkResult(
         command=command,
         date=now(),
         hardware=Hardware.of_this_process(setting.device),
@@ -51,38 +56,44 @@ def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
         synthetic=setting.synthetic,
         models=setting.models,
         work=setting.work,
-        methods=compare(measured, is_greedy=config.temperature == 0),
-        overhead=overhead,
-        costs=costs,
+        methods=methods,
+        overhead=[],
+        costs=lineup.costs,
+        spreads=compare_lengths(methods),
     )
-    result.write(output)
-    return result
 
 
-def _methods(
-    config: BenchmarkConfig, setting: Setting, rank: DraftRank | None
-) -> tuple[list[Method], dict[str, Any]]:
-    """What is to be measured; and by batch size the costs that the work ahead was planned by."""
-    assert config.batch_sizes
-    pair, paged = setting.pair, setting.paged
-    temperature, seed = config.temperature, config.seed
-    costs: dict[str, Any] = {}
-    methods: list[Method] = [
-        TransformersAssisted(
-            pair, num_draft_tokens=config.num_draft_tokens, temperature=temperature, seed=seed
+def _with_overhead(
+    config: BenchmarkConfig, setting: Setting, lineup: Lineup, result: BenchmarkResult
+) -> BenchmarkResult:
+    """And what single passes cost beside transformers, or policies and features in a round."""
+    num_repeats, length = config.overhead_repeats, config.num_draft_tokens
+    if not num_repeats:
+        return result
+    if config.policies is None:
+        logger.info("timing single passes")
+        overhead = measure_overhead(
+            setting.paged,
+            num_context_tokens=setting.work.longest_prompt,
+            num_draft_tokens=length,
+            num_passes=num_repeats,
+            seed=config.seed,
         )
+        return dataclasses.replace(result, overhead=overhead)
+    logger.info("timing policies and features")
+    shown = nearest_first_lengths(((choice.family, choice.first_length) for choice in config.choices), length)
+    methods = [
+        method
+        for method in lineup.methods
+        if isinstance(method, SpecdistColocated)
+        and (choice := method.order.choice).max_draft_tokens
+        and shown[choice.family] == choice.first_length
     ]
-    for batch_size in config.batch_sizes:
-        alone = DraftOrder(num_slots=batch_size, num_draft_tokens=0)
-        order = dataclasses.replace(alone, num_draft_tokens=config.num_draft_tokens)
-        methods += [
-            TransformersGenerate(pair, batch_size=batch_size, temperature=temperature, seed=seed),
-            SpecdistColocated(paged, alone),
-        ]
-        if config.is_colocated:
-            methods.append(SpecdistColocated(paged, order))
-        if rank is not None:
-            plan = plan_separate(paged, rank, order, config.num_branches)
-            costs[str(batch_size)] = plan.costs.to_json()
-            methods += [SpecdistSeparate(paged, rank, item) for item in plan.orders]
-    return methods, costs
+    return dataclasses.replace(
+        result,
+        policy_overhead=measure_parts(setting.paged, methods, setting.rows, num_repeats),
+        feature_overhead=[
+            measure_whole(setting.paged, batch_size, setting.rows, length, num_repeats)
+            for batch_size in sorted({method.batch_size for method in methods})
+        ],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +27,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """``synthetic`` is the record of a random pair, None for trained models."""
+    """``synthetic`` is the record of a random pair, None for trained models. ``groups`` are timed one by one;
+    where no column says them there is one."""
 
     device: torch.device
     pair: Pair
     synthetic: SyntheticRecord | None
-    rows: list[Row]
+    groups: dict[str, list[Row]]
     work: WorkSize
     paged: PagedPair
     models: ModelSizes
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all groups."""
+        return list(itertools.chain.from_iterable(self.groups.values()))
 
     def start_draft_rank(self) -> DraftRank:
         """Start the draft's process, with half of the threads, or on the second GPU.
@@ -65,13 +72,13 @@ def set_up(config: BenchmarkConfig) -> Setting:
     assert config.batch_sizes
     device = device_of(config.device)
     pair, synthetic = _make_pair(config, device)
-    rows = make_workload(config, pair)
-    work = _work_size(rows)
+    groups = make_workload(config, pair)
+    work = _work_size(list(itertools.chain.from_iterable(groups.values())))
     paged = PagedPair(
         pair,
         max_batch_rows=max(*config.batch_sizes, *OVERHEAD_BATCH_SIZES),
         max_seq_len=work.longest_prompt + work.longest_limit,
-        max_draft_tokens=config.num_draft_tokens,
+        max_draft_tokens=config.longest_draft,
         settings=SamplingSettings(
             temperature=config.temperature, is_coupled=config.acceptance_rule == "gumbel"
         ),
@@ -85,7 +92,7 @@ def set_up(config: BenchmarkConfig) -> Setting:
         dtype=pair.dtype,
     )
     return Setting(
-        device=device, pair=pair, synthetic=synthetic, rows=rows, work=work, paged=paged, models=models
+        device=device, pair=pair, synthetic=synthetic, groups=groups, work=work, paged=paged, models=models
     )
 
 

@@ -2,62 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from specdist.benchmark.policy_tables import (
+    feature_overhead_table,
+    groups_table,
+    policies_table,
+    policy_overhead_table,
+    shown_methods,
+    spreads_table,
+)
 from specdist.benchmark.results import BenchmarkResult, MethodResult
+from specdist.benchmark.table import NOTHING, Table, decimals
 
-NOTHING = "-"
+TRANSFORMERS_REMARK = (
+    "x assisted: tokens/s over those of transformers' assisted generation, which has batch 1 only; "
+    "x generate: over transformers' generate at the same batch; accepted: of the draft's tokens."
+)
+LENGTHS = "Times the target alone, by the first draft length of the policies that have one:"
+GROUPS = "Times the target alone, by group:"
+PASSES = "Single passes of the target:"
+PARTS = "What features and policies take:"
+WHOLE = "What features take, by pairs of runs with and without them:"
 PLACEMENTS = "Where the draft runs, and what it does while the target verifies:"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells as text; the first column is set flush left, the others flush right."""
-
-    header: list[str]
-    rows: list[list[str]]
-
-    def console(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if index else cell.ljust(width)
-                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
-
-    def markdown(self) -> str:
-        rule = ["---", *(["---:"] * (len(self.header) - 1))]
-        return "\n".join(f"| {' | '.join(line)} |" for line in [self.header, rule, *self.rows])
 
 
 def console_report(result: BenchmarkResult) -> str:
     """Everything, in plain text."""
-    blocks = [title(result), _conditions(result), methods_table(result).console()]
-    if (overlap := overlap_table(result)).rows:
-        blocks += [PLACEMENTS, overlap.console()]
-    if result.overhead:
-        blocks += ["Single passes of the target:", overhead_table(result).console()]
-    return "\n\n".join([*blocks, *_remarks(result)])
+    blocks = [title(result), _conditions(result), *_sections(result, Table.console), *_remarks(result)]
+    return "\n\n".join(blocks)
 
 
 def markdown_report(result: BenchmarkResult) -> str:
     """Everything, as a section of a Markdown document."""
     hardware = result.hardware
-    blocks = [f"**{title(result)}**", _conditions(result), methods_table(result).markdown()]
-    if (overlap := overlap_table(result)).rows:
-        blocks += [PLACEMENTS, overlap.markdown()]
-    if result.overhead:
-        blocks += ["Single passes of the target:", overhead_table(result).markdown()]
     where = [hardware.gpu] if hardware.gpu else []
     where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
     where += [f"{name} {number}" for name, number in result.versions.items()]
     origin = f"{'; '.join(where)}; {result.date}:\n`{result.command}`"
+    blocks = [f"**{title(result)}**", _conditions(result), *_sections(result, Table.markdown)]
     return "\n\n".join([*blocks, *_remarks(result), origin])
+
+
+def _sections(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterator[str]:
+    """The tables that are not empty, behind what they are about."""
+    first = policies_table(result) if _is_of_policies(result) else methods_table(result)
+    yield render(first)
+    for heading, table in (
+        (LENGTHS, spreads_table(result)),
+        (GROUPS, groups_table(result)),
+        (PLACEMENTS, overlap_table(result)),
+        (PASSES, overhead_table(result)),
+        (PARTS, policy_overhead_table(result)),
+        (WHOLE, feature_overhead_table(result)),
+    ):
+        if table.rows:
+            yield heading
+            yield render(table)
+
+
+def _is_of_policies(result: BenchmarkResult) -> bool:
+    return result.settings.get("policies") is not None
 
 
 def title(result: BenchmarkResult) -> str:
@@ -90,8 +96,8 @@ def methods_table(result: BenchmarkResult) -> Table:
                 method.name,
                 str(method.batch_size),
                 f"{method.tokens_per_s:.1f}",
-                _ratio(method.ratio_to_assisted),
-                _ratio(method.ratio_to_generate),
+                decimals(method.ratio_to_assisted),
+                decimals(method.ratio_to_generate),
                 *_acceptance(method),
                 NOTHING if method.num_rows_differing is None else str(method.num_rows_differing),
             ]
@@ -121,16 +127,16 @@ def overlap_table(result: BenchmarkResult) -> Table:
                 method.name.removeprefix("specdist, "),
                 str(method.batch_size),
                 f"{method.tokens_per_s:.1f}",
-                _ratio(overlap.ratio_to_separate),
-                _ratio(overlap.tokens_per_row_pass),
-                _ratio(overlap.ready_share),
-                _ratio(overlap.predicted_ready_share),
-                _ratio(overlap.miss_catch_rate) if overlap.num_branches else NOTHING,
+                decimals(overlap.ratio_to_separate),
+                decimals(overlap.tokens_per_row_pass),
+                decimals(overlap.ready_share),
+                decimals(overlap.predicted_ready_share),
+                decimals(overlap.miss_catch_rate) if overlap.num_branches else NOTHING,
                 " ".join(map(str, overlap.num_hits_per_rank)) or NOTHING,
-                _ratio(overlap.target_idle_share),
-                _ratio(overlap.draft_idle_share),
+                decimals(overlap.target_idle_share),
+                decimals(overlap.draft_idle_share),
             ]
-            for method in sorted(result.methods, key=lambda method: method.batch_size)
+            for method in shown_methods(result)
             if (overlap := method.overlap) is not None
         ],
     )
@@ -173,18 +179,18 @@ def _conditions(result: BenchmarkResult) -> str:
     sampling = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
     if settings.get("acceptance_rule") == "gumbel":
         sampling += ", gumbel"
+    groups = len(result.methods[0].groups)
+    rows = f"{work.num_rows} rows" + (f" in {groups} groups, each timed by itself" if groups else "")
+    drafts = "" if _is_of_policies(result) else f"K = {settings['num_draft_tokens']} draft tokens; "
     return (
-        f"{work.num_rows} rows; prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, "
+        f"{rows}; prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, "
         f"completions of at most {work.shortest_limit} to {work.longest_limit}; {sampling}; "
-        f"K = {settings['num_draft_tokens']} draft tokens; repeats, taken in turn: {settings['repeats']}"
+        f"{drafts}repeats, taken in turn: {len(result.methods[0].seconds)}"
     )
 
 
 def _remarks(result: BenchmarkResult) -> list[str]:
-    remarks = [
-        "x assisted: tokens/s over those of transformers' assisted generation, which has batch 1 only; "
-        "x generate: over transformers' generate at the same batch; accepted: of the draft's tokens."
-    ]
+    remarks = _policy_remarks(result) if _is_of_policies(result) else [TRANSFORMERS_REMARK]
     if overlap_table(result).rows:
         remarks.append(
             "x separate: over the draft on a rank of its own that works in turns with the target (each has "
@@ -193,11 +199,31 @@ def _remarks(result: BenchmarkResult) -> list[str]:
             "likeliest alternative, the next, ..."
         )
     if _differing(result.methods) and result.models.dtype == "float32":
-        remarks.append(
-            "Rows differ from transformers' generate in float32: near-ties may, anything else is a bug."
-        )
+        reference = "the target alone" if _is_of_policies(result) else "transformers' generate"
+        remarks.append(f"Rows differ from {reference} in float32: near-ties may, anything else is a bug.")
     if result.synthetic is not None:
         remarks.append("The pair is synthetic: random weights, whose text means nothing.")
+    return remarks
+
+
+def _policy_remarks(result: BenchmarkResult) -> list[str]:
+    remarks = [
+        "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
+        "same with prompts' passes left out of both times; N: completion tokens, so that N_target/N are "
+        "target passes of a row per token, and N_discarded/N draft tokens that were drawn in vain; accepted: "
+        "of the draft's tokens."
+    ]
+    if result.spreads:
+        remarks.append(
+            "std: over the first lengths, all of them; x mean of fixed: mean and std in units of the mean of "
+            "fixed-length decoding over the same lengths, as in Table 2 of Gautam et al. 2025."
+        )
+    if result.policy_overhead:
+        remarks.append(
+            "A round of both models in one process, prompts aside: features are timed behind single passes "
+            "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same "
+            "tokens."
+        )
     return remarks
 
 
@@ -209,11 +235,7 @@ def _differing(methods: Sequence[MethodResult]) -> int | None:
 def _acceptance(method: MethodResult) -> list[str]:
     """Share of the draft's tokens that were accepted, and what a row gets from a target pass behind them."""
     statistics = method.statistics or {}
-    return [_ratio(statistics.get(name)) for name in ("draft_acceptance_rate", "mean_acceptance_length")]
-
-
-def _ratio(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}"
+    return [decimals(statistics.get(name)) for name in ("draft_acceptance_rate", "mean_acceptance_length")]
 
 
 def _count(number: int) -> str:

@@ -55,6 +55,24 @@ class Prompts:
         """All input columns of rows ``start`` to ``stop - 1``, unchanged."""
         return self.rows.slice(start, stop - start)
 
+    def groups(self, option: str, column: str) -> dict[str, list[int]]:
+        """The rows of each value of a column, in the order in which the values come up.
+
+        Raises :class:`UserError`, which names the ``option``, for a column that is not there or says nothing
+        of a row.
+        """
+        if column not in self.schema.names:
+            raise UserError(
+                f"{option} {column} is no column of --prompts {self.files[0]}, which has "
+                f"{describe_columns(self.schema)}"
+            )
+        groups: dict[str, list[int]] = {}
+        for row, value in enumerate(self.rows.column(column).to_pylist()):
+            if value is None:
+                raise UserError(f"{option} {column} is null in row {row}: every row must be of some group")
+            groups.setdefault(str(value), []).append(row)
+        return groups
+
     def prompt(self, row: int) -> str | list[dict[str, Any]]:
         """A row's text, or its chat messages without their null fields. Raises :class:`RowError`."""
         try:

@@ -66,6 +66,7 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     num_pending = len(run.pending_shards)
+    _log_exactness(config)
     if replica.ahead.num_tokens:
         logger.info(
             "the draft works ahead: %d tokens and %d branches per row",
@@ -88,21 +89,38 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
     progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
     ledger = Ledger()
     recorder = Recorder(
-        run, encoder, ledger, num_samples=config.num_samples, progress=progress, is_traced=config.is_traced
+        run,
+        encoder,
+        ledger,
+        num_samples=config.num_samples,
+        progress=progress,
+        is_traced=config.is_traced,
+        is_exact=config.is_exact,
     )
     for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
         recorder.record(completion)
     progress.close()
 
 
+def _log_exactness(config: GenerateConfig) -> None:
+    if config.is_exact:
+        logger.info("exact: the completions follow the target's own distribution")
+    else:
+        logger.warning(
+            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the target; "
+            "--verify all asks it"
+        )
+
+
 def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
+    _log_exactness(config)
     totals = total_stats(folder)
     predictions = run_predictions(folder, totals)
     for line in comparison_lines(predictions, totals.costs()):
         logger.info(line)
     document = {
         "output": config.output,
-        "exact": True,
+        "exact": config.is_exact,
         **totals.summary(topology.world_size),
         "predictions": predictions.to_json(),
     }

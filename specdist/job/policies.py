@@ -19,6 +19,7 @@ from specdist.policies import (
     Sprinter,
     Svip,
 )
+from specdist.policy_options import TARGET_ONLY, PolicyChoice, needs_costs
 
 # Each takes its options by their names.
 POLICIES: dict[str, Any] = {
@@ -37,16 +38,21 @@ POLICIES: dict[str, Any] = {
 
 def make_policy(config: GenerateConfig, costs: CostModel | None) -> LengthPolicy:
     """The run's policy; one that never drafts for a target alone. ``costs`` where it is led by them."""
-    if not config.uses_draft:
+    is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
+    return build_policy(PolicyChoice(config.policy, config.policy_options), costs, is_coupled=is_coupled)
+
+
+def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: bool) -> LengthPolicy:
+    """A new one, which has learned nothing. ``is_coupled``: target and draft draw alike (greedy, gumbel)."""
+    if choice.policy == TARGET_ONLY:
         return FixedLength(0)
-    if config.policy == "goodput":
+    if needs_costs(choice.policy):
         assert costs is not None
-        is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
-        return Goodput(max_draft_tokens=config.block_tokens - 1, costs=costs, is_coupled=is_coupled)
-    policy: LengthPolicy = POLICIES[config.policy](**config.policy_options)
+        return Goodput(max_draft_tokens=choice.max_draft_tokens, costs=costs, is_coupled=is_coupled)
+    policy: LengthPolicy = POLICIES[choice.policy](**choice.options)
     return policy
 
 
-def uses_features(config: GenerateConfig) -> bool:
+def uses_features(policy: str) -> bool:
     """Whether the draft has to work out the features of every token."""
-    return config.is_traced or bool(config.uses_draft and POLICIES[config.policy].uses_features)
+    return policy != TARGET_ONLY and bool(POLICIES[policy].uses_features)

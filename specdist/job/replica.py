@@ -281,7 +281,7 @@ class Replica:
                     draw_from_logits,
                     settings=settings,
                     vocab_size=vocab_size,
-                    uses_features=uses_features(self._config),
+                    uses_features=self._config.is_traced or uses_features(self._config.policy),
                 ),
                 num_rows=self.num_slots + num_branch_rows,
                 num_tokens_per_row=1,

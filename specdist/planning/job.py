@@ -19,6 +19,7 @@ from specdist.planning.models import open_model
 from specdist.planning.options import PlanConfig
 from specdist.planning.report import comparison_table, memory_table, plan_table, reason
 from specdist.planning.sizes import ModelSize
+from specdist.planning.traces import acceptance_of
 from specdist.planning.validate import validate
 
 WITHIN = 0.15
@@ -38,11 +39,12 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     if config.draft is not None:
         # Without --dtype each model has its own, as in the job.
         draft, _ = open_model("--draft", config.draft, config.dtype)
+    acceptance = config.acceptance if config.trace is None else acceptance_of(Path(config.trace))
     work = Work(
         prompt_tokens=config.prompt_tokens,
         output_tokens=config.output_tokens,
         num_prompts=config.num_prompts,
-        acceptance=config.acceptance or 0.0,
+        acceptance=acceptance or 0.0,
         caught=config.caught,
     )
     _check_lengths(work, target, draft)
@@ -66,6 +68,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
             "target": target.num_parameters,
             "draft": None if draft is None else draft.num_parameters,
         },
+        "acceptance": acceptance,
         "memory": [
             {"mode": mode, "tp_size": tp_size, "fits": fit.most_rows > 0, **fit_document(fit)}
             for mode, tp_size, fit in fits

@@ -36,6 +36,9 @@ class PlanConfig:
     output_tokens: int = option(256, help="tokens of a completion")
     num_prompts: int = option(10_000, help="completions to generate")
     acceptance: float | None = option(None, help="probability that a drafted token is accepted, 0 to 1")
+    trace: str | None = option(
+        None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
+    )
     caught: float = option(0.5, help="share of the misses that branches catch, 0 to below 1")
     max_batch_rows: int | None = option(None, help="most rows in flight (default: what memory holds)")
 
@@ -80,17 +83,27 @@ class PlanConfig:
             )
         if self.validate and self.draft is None:
             raise UserError("--validate compares speculative runs: name a --draft too")
-        if self.validate and rate is not None:
-            raise UserError(
-                f"--acceptance {rate} has no effect with --validate, which measures it: leave it out"
-            )
-        if self.draft is not None and rate is None and not (self.memory or self.validate):
+        for name in ("acceptance", "trace"):
+            self._check_rate(name, getattr(self, name))
+        if rate is not None and self.trace is not None:
+            raise UserError("--acceptance and --trace exclude each other: leave one out")
+        given = rate is not None or self.trace is not None
+        if self.draft is not None and not given and not (self.memory or self.validate):
             raise UserError(
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "
-                "accept (0.6 to 0.8 for a draft of the target's family), or leave out --draft"
+                "accept (0.6 to 0.8 for a draft of the target's family), or the --trace of a run, or leave "
+                "out --draft"
             )
-        if self.draft is None and rate is not None:
-            raise UserError(f"--acceptance {rate} has no effect without a --draft: name one or leave it out")
+
+    def _check_rate(self, name: str, value: float | str | None) -> None:
+        if value is None:
+            return
+        if self.validate:
+            raise UserError(
+                f"--{name} {value} has no effect with --validate, which measures it: leave it out"
+            )
+        if self.draft is None:
+            raise UserError(f"--{name} {value} has no effect without a --draft: name one or leave it out")
 
 
 def _require(name: str, value: Any, holds: bool, rule: str) -> None:

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Generated
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
@@ -96,7 +96,7 @@ def _compare_batch(
     ]
     work = [RowLengths(config.prompt_tokens, config.output_tokens)] * len(rows)
     methods = {
-        length: SpecdistColocated(paged, DraftOrder(num_slots=num_rows, num_draft_tokens=length))
+        length: SpecdistColocated(paged, DraftOrder(num_slots=num_rows, choice=fixed_length(length)))
         for length in (*CALIBRATION_LENGTHS, *lengths)
     }
     warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from specdist.policy_options import TARGET_ONLY
+
 # Of options that are not named the default is taken.
 FIRST_LENGTHS = (2, 5, 8)
 GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
@@ -27,7 +29,6 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     },
     "goodput": {},
 }
-TARGET_ONLY = "none"
 
 
 @dataclass(frozen=True)

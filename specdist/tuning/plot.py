@@ -8,8 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.files import write_atomically
+from specdist.policy_options import TARGET_ONLY
 from specdist.tuning.fronts import pareto_front
-from specdist.tuning.grid import TARGET_ONLY
 from specdist.tuning.run import TuningResult
 
 MARKERS = "os^vDPXp"

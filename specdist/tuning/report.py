@@ -11,9 +11,9 @@ import yaml
 
 from specdist.costs import CostModel
 from specdist.data.files import write_atomically, write_json
+from specdist.policy_options import TARGET_ONLY
 from specdist.tuning.config import SHARED_OPTIONS
 from specdist.tuning.fronts import relative_waste
-from specdist.tuning.grid import TARGET_ONLY
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
 

@@ -24,12 +24,13 @@ from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import PAGE_SIZE, Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
+from specdist.policy_options import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
 from specdist.sampling.distributions import SamplingSettings
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.fronts import Point
-from specdist.tuning.grid import TARGET_ONLY, Candidate, candidates
+from specdist.tuning.grid import Candidate, candidates
 
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # What a trace depends on, beside the prompts.

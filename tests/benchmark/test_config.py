@@ -40,11 +40,27 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
         ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is no placement: choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
-        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 1 .. 12"),
+        ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 0 .. 12"),
         ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
         (
             [*SYNTHETIC, "--profile", "p"],
             "--output r.json asks for a comparison and --profile p for a profile",
+        ),
+        ([*SYNTHETIC, "--initial_lengths", "2"], "--initial_lengths has no effect without --policies"),
+        ([*SYNTHETIC, "--max_draft_tokens", "9"], "--max_draft_tokens has no effect without --policies"),
+        ([*SYNTHETIC, "--policies", "svip", "--max_draft_tokens", "0"], "--max_draft_tokens 0 must be"),
+        (
+            [*SYNTHETIC, "--policies", "all", "--initial_lengths", "0"],
+            "--initial_lengths .* must be at least",
+        ),
+        ([*SYNTHETIC, "--policies", "faster"], "'faster' is no length policy"),
+        ([*SYNTHETIC[2:], "--profile", "p", "--policies", "all"], "--policies has no effect with --profile"),
+        ([*SYNTHETIC, "--group_column", "task"], "--group_column task has no effect without --prompts"),
+        ([*SYNTHETIC, "--overlaps", "ahead"], "--overlaps ahead has no effect without --placements separate"),
+        ([*SYNTHETIC, "--placements", "separate", "--overlaps", "both"], "--overlaps 'both' is none: choose"),
+        (
+            [*SYNTHETIC, "--placements", "separate", "--overlaps", "none", "--num_branches", "2"],
+            "--num_branches 2 has no effect without .* --overlaps ahead",
         ),
         (["--update_readme", "README.md"], "go together"),
         (["--results", "r.json"], "go together"),
@@ -62,6 +78,18 @@ def test_placements() -> None:
     assert config.is_separate and not config.is_colocated
     config = parse_arguments(BenchmarkConfig, ["--profile", "p", *SYNTHETIC[2:]])
     assert config.is_separate and not config.is_colocated
+
+
+def test_policies() -> None:
+    config = parse_arguments(
+        BenchmarkConfig, [*SYNTHETIC, "--policies", "svip", "gammatune", "--initial_lengths", "8", "2"]
+    )
+    assert [choice.label for choice in config.choices] == ["svip", "gammatune from 2", "gammatune from 8"]
+    # Room is kept for the longest block of any method.
+    assert config.longest_draft == 20
+    assert parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--policies", "all"]).longest_draft == 24
+    config = parse_arguments(BenchmarkConfig, SYNTHETIC)
+    assert config.choices == [] and config.longest_draft == config.num_draft_tokens
 
 
 def test_synthetic_options() -> None:

@@ -12,14 +12,14 @@ import pytest
 import torch.distributed as dist
 
 from specdist.benchmark.draft_rank import DraftRank, DraftSource
-from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.placements import SpecdistSeparate
 from specdist.benchmark.setting import Setting
 from specdist.engine.sequence import Request
 from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 
-ORDER = DraftOrder(num_slots=2, num_draft_tokens=3)
+ORDER = DraftOrder(num_slots=2, choice=fixed_length(3))
 SOON_S = 20
 
 pytestmark = pytest.mark.ranks

@@ -87,7 +87,7 @@ def test_every_method_generated_the_same_useful_tokens(document: dict[str, Any])
     assert all(method["overlap"] is None for method in methods if method not in speculative)
     in_turns = [method for method in methods if method["name"] == "specdist, K = 3, separate"]
     assert [method["overlap"]["ratio_to_separate"] for method in in_turns] == [1, 1]
-    assert document["costs"].keys() == {"1", "3"}
+    assert document["costs"].keys() == {"separate, batch 1", "separate, batch 3"}
 
 
 def test_overhead_is_measured_for_steps_and_blocks(document: dict[str, Any]) -> None:

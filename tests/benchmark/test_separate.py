@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from specdist.benchmark.draft_rank import DraftRank
-from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Generated, Method
 from specdist.benchmark.overlap import overlap_of
-from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate, plan_separate
+from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
+from specdist.benchmark.plans import measure_separate, separate_orders
 from specdist.benchmark.setting import Setting
 from specdist.engine.proposals import DraftAhead
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
 
-IN_TURNS = DraftOrder(num_slots=2, num_draft_tokens=K)
-AHEAD = DraftOrder(num_slots=2, num_draft_tokens=K, ahead=DraftAhead(num_tokens=3))
+IN_TURNS = DraftOrder(num_slots=2, choice=fixed_length(K))
+AHEAD = DraftOrder(num_slots=2, choice=fixed_length(K), ahead=DraftAhead(num_tokens=3))
 BRANCHED = DraftOrder(
-    num_slots=3, num_draft_tokens=K, ahead=DraftAhead(num_tokens=K + 1, num_branches=2), keeps_spans=True
+    num_slots=3, choice=fixed_length(K), ahead=DraftAhead(num_tokens=K + 1, num_branches=2), keeps_spans=True
 )
 
 
@@ -95,8 +96,9 @@ def test_spans_of_both_ranks_are_on_one_clock_and_without_gaps(setting: Setting,
 
 @pytest.mark.ranks
 def test_the_plan_follows_from_costs_of_both_sides(setting: Setting, rank: DraftRank) -> None:
-    plan = plan_separate(setting.paged, rank, IN_TURNS, num_branches=2)
-    assert [order.ahead.num_branches for order in plan.orders] == [0, 0, 2]
-    assert [order.ahead.num_tokens > 0 for order in plan.orders] == [False, True, True]
-    assert plan.costs.target.sizes[-1] == IN_TURNS.num_slots * (K + 1)
-    assert min(*plan.costs.target.ns, *plan.costs.draft.ns) > 0
+    costs = measure_separate(setting.paged, rank, IN_TURNS.num_slots, [False])
+    orders = separate_orders(IN_TURNS, costs, num_branches=2)
+    assert [order.ahead.num_branches for order in orders] == [0, 0, 2]
+    assert [order.ahead.num_tokens > 0 for order in orders] == [False, True, True]
+    assert costs.target.sizes[-1] == IN_TURNS.num_slots * (K + 1)
+    assert min(*costs.target.ns, *costs.draft[False].ns) > 0

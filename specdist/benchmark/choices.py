@@ -1,0 +1,101 @@
+"""Which length policies ``--policies`` asks for. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from specdist.errors import UserError
+from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
+
+ALL = "all"
+# Those that need no trained head.
+POLICIES = tuple(
+    dict.fromkeys(
+        name for item in POLICY_OPTIONS.values() for name in item.defaults if name not in HEAD_POLICIES
+    )
+)
+# GammaTune's tables (Gautam et al. 2025, section 6) average over 1 to 8, 12, 16, 20 and 24.
+INITIAL_LENGTHS = (1, 2, 3, 5, 8, 12, 16, 24)
+
+
+def policy_choices(
+    names: Sequence[str], initial_lengths: Sequence[int] | None, max_draft_tokens: int | None
+) -> list[PolicyChoice]:
+    """What is to be measured, each setting once.
+
+    Args:
+        names: ``all``, a policy, or a policy with options of its own: ``svip:stop_root_entropy=0.5``.
+        initial_lengths: for every policy that takes ``num_draft_tokens`` and is not given one; None: those of
+            :data:`INITIAL_LENGTHS` that are possible.
+        max_draft_tokens: of every policy that takes it; None: the default, or the longest of these lengths.
+
+    Raises :class:`UserError` for what the main job would refuse too.
+    """
+    entries = [_parse(entry) for name in names for entry in (POLICIES if name == ALL else (name,))]
+    needs_lengths = any(_wants_lengths(policy, given) for policy, given in entries)
+    if initial_lengths is not None and not needs_lengths:
+        raise UserError(f"--initial_lengths has no effect with --policies {' '.join(names)}: leave it out")
+    lengths = list(initial_lengths or INITIAL_LENGTHS) if needs_lengths else []
+    if max_draft_tokens is None:
+        cap = int(max(*POLICY_OPTIONS["max_draft_tokens"].defaults.values(), *lengths))
+    else:
+        if not any(takes(policy, "max_draft_tokens") for policy, _ in entries):
+            raise UserError(
+                f"--max_draft_tokens has no effect with --policies {' '.join(names)}: leave it out"
+            )
+        cap = max_draft_tokens
+        if initial_lengths is not None and max(lengths, default=0) > cap:
+            raise UserError(
+                f"--initial_lengths {max(lengths)} is more than --max_draft_tokens {cap}: lower the one or "
+                "raise the other"
+            )
+        lengths = [length for length in lengths if length <= cap]
+    choices = [choice for policy, given in entries for choice in _choices_of(policy, given, lengths, cap)]
+    return list({choice.label: choice for choice in choices}.values())
+
+
+def takes(policy: str, option: str) -> bool:
+    """Whether the option has an effect with the policy."""
+    return policy in POLICY_OPTIONS[option].defaults
+
+
+def _wants_lengths(policy: str, given: Mapping[str, float]) -> bool:
+    return takes(policy, "num_draft_tokens") and "num_draft_tokens" not in given
+
+
+def _choices_of(
+    policy: str, given: Mapping[str, float], initial_lengths: Sequence[int], cap: int
+) -> Iterator[PolicyChoice]:
+    limit = {"max_draft_tokens": cap} if takes(policy, "max_draft_tokens") else {}
+    if not _wants_lengths(policy, given):
+        yield PolicyChoice.of(policy, **given, **limit)
+        return
+    for length in initial_lengths:
+        yield PolicyChoice.of(policy, **given, **limit, num_draft_tokens=length)
+
+
+def _parse(entry: str) -> tuple[str, dict[str, float]]:
+    """A policy and the options that it is given."""
+    policy, _, settings = entry.partition(":")
+    if policy not in POLICIES:
+        raise UserError(
+            f"--policies {entry!r} is no length policy: choose from {ALL}, {', '.join(POLICIES)} (the target "
+            "alone is always measured)"
+        )
+    return policy, dict(_setting(entry, policy, item) for item in settings.split(",")) if settings else {}
+
+
+def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
+    name, _, value = item.partition("=")
+    if name == "max_draft_tokens":
+        raise UserError(f"--policies {entry}: give --max_draft_tokens, which is that of all policies")
+    if name not in POLICY_OPTIONS or not takes(policy, name):
+        known = [name for name in POLICY_OPTIONS if takes(policy, name) and name != "max_draft_tokens"]
+        raise UserError(
+            f"--policies {entry}: {name!r} is no option of {policy}, which takes {', '.join(known) or 'none'}"
+        )
+    kind = type(POLICY_OPTIONS[name].defaults[policy])
+    try:
+        return name, kind(value)
+    except ValueError as error:
+        raise UserError(f"--policies {entry}: {name} takes {kind.__name__}, not {value!r}") from error

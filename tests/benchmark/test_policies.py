@@ -1,0 +1,259 @@
+"""Length policies side by side at their smallest: from options to result, tables and README."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.benchmark import run as benchmark_run
+from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.methods import Generated
+from specdist.benchmark.placements import SpecdistColocated
+from specdist.benchmark.readme import BEGIN, END, update_readme
+from specdist.benchmark.results import BenchmarkResult, MethodResult
+from specdist.benchmark.run import run_benchmark
+from specdist.benchmark.setting import Setting
+from specdist.benchmark.tables import console_report, summary
+from specdist.costs import CostModel, Curve
+from specdist.policy_options import PolicyChoice
+
+SVIP = "svip stop_root_entropy=1"
+POLICIES = ["fixed", "gammatune", SVIP.replace(" ", ":"), "goodput"]
+LENGTHS = [1, 3]
+GROUPS = {"ask": ["one", "two and a bit", "three"], "tell": ["four is the longest of them", "five", "six"]}
+
+
+def config_for(setting: Setting, folder: Path, **options: Any) -> BenchmarkConfig:
+    """The tiny pair on two groups of three rows."""
+    prompts = folder / "prompts.jsonl"
+    rows = [{"prompt": text, "task": task} for task, texts in GROUPS.items() for text in texts]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "output": str(folder / "r.json"),
+        "target": str(setting.pair.target_checkpoint.folder),
+        "draft": str(setting.pair.draft_checkpoint.folder),
+        "prompts": str(prompts),
+        "group_column": "task",
+        "policies": POLICIES,
+        "initial_lengths": LENGTHS,
+        "max_new_tokens": 20,
+        "batch_sizes": [2],
+        "repeats": 2,
+        "overhead_repeats": 2,
+        "device": "cpu",
+    }
+    return BenchmarkConfig(**(values | options))
+
+
+@pytest.fixture(scope="module")
+def result(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> BenchmarkResult:
+    config = config_for(
+        setting, tmp_path_factory.mktemp("policies"), placements=["colocated", "separate"], num_branches=2
+    )
+    found = run_benchmark(config, "python jobs/benchmark.py --some option")
+    assert config.output is not None
+    assert BenchmarkResult.read(Path(config.output)) == found
+    return found
+
+
+def method(result: BenchmarkResult, name: str) -> MethodResult:
+    [found] = [item for item in result.methods if item.name == f"specdist, {name}"]
+    return found
+
+
+@pytest.mark.ranks
+def test_every_policy_in_every_placement_with_every_first_length(result: BenchmarkResult) -> None:
+    labels = ["K = 1", "K = 3", "gammatune from 1", "gammatune from 3", SVIP, "goodput"]
+    ways = ["", ", separate", ", ahead, 2 branches"]
+    assert {item.name for item in result.methods} == {
+        "specdist, target only",
+        *(f"specdist, {label}{way}" for label in labels for way in ways),
+    }
+    assert result.costs.keys() == {"colocated, batch 2", "separate, batch 2"}
+    assert result.costs["colocated, batch 2"].keys() == {"target", "draft_with_features"}
+    assert result.costs["separate, batch 2"].keys() == {"target", "draft", "draft_with_features"}
+    for item in result.methods:
+        assert len(item.seconds) == len(item.num_tokens) == 2
+        # float32, and a random model of peaked logits: no near-tie.
+        assert item.num_rows_differing == 0
+        assert item.num_tokens == result.methods[0].num_tokens
+        assert item.ratio_to_assisted is None and item.ratio_to_generate is None
+
+
+@pytest.mark.ranks
+def test_groups_are_parts_of_the_whole(result: BenchmarkResult) -> None:
+    alone = method(result, "target only")
+    assert alone.ratio_to_target_only == alone.decoding_ratio_to_target_only == 1
+    for item in result.methods:
+        assert [group.name for group in item.groups] == list(GROUPS)
+        assert [group.num_rows for group in item.groups] == [3, 3]
+        for repeat in range(2):
+            assert item.seconds[repeat] == pytest.approx(sum(group.seconds[repeat] for group in item.groups))
+            assert item.num_tokens[repeat] == sum(group.num_tokens[repeat] for group in item.groups)
+        rates = [count / each for count, each in zip(item.num_tokens, item.seconds, strict=True)]
+        assert item.tokens_per_s == pytest.approx(statistics.median(rates))
+        assert item.ratio_to_target_only == pytest.approx(item.tokens_per_s / alone.tokens_per_s)
+        for group, base in zip(item.groups, alone.groups, strict=True):
+            assert group.ratio_to_target_only == pytest.approx(group.tokens_per_s / base.tokens_per_s)
+        assert item.decoding_ratio_to_target_only is not None and item.decoding_ratio_to_target_only > 0
+
+
+@pytest.mark.ranks
+def test_the_placement_in_turns_changes_no_count_of_a_policy_that_no_cost_leads(
+    result: BenchmarkResult,
+) -> None:
+    rates = {}
+    for label in ("K = 1", "K = 3", "gammatune from 1", "gammatune from 3", SVIP):
+        here, there = method(result, label), method(result, f"{label}, separate")
+        assert here.statistics is not None and there.statistics is not None
+        for name in ("verification_rate", "discard_rate", "draft_acceptance_rate"):
+            assert here.statistics[name] == there.statistics[name]
+        rates[label] = here.statistics["verification_rate"], here.statistics["discard_rate"]
+    # Five settings of five kinds: none was run in the place of another.
+    assert len(set(rates.values())) == 5
+    assert rates["K = 3"][0] < rates["K = 1"][0]
+    assert rates["K = 3"][1] > rates["K = 1"][1]
+
+
+@pytest.mark.ranks
+def test_the_spread_is_that_of_the_measured_ratios(result: BenchmarkResult) -> None:
+    assert {(spread.family, spread.placement) for spread in result.spreads} == {
+        (family, placement)
+        for family in ("fixed", "gammatune")
+        for placement in ("colocated", "separate", "ahead")
+    }
+    for spread in result.spreads:
+        ratios = [
+            item.ratio_to_target_only
+            for length in LENGTHS
+            for item in result.methods
+            if item.policy is not None
+            and (item.policy.family, item.policy.placement) == (spread.family, spread.placement)
+            and item.policy.first_length == length
+        ]
+        assert spread.first_lengths == LENGTHS and spread.ratios == ratios
+        assert spread.mean == pytest.approx(statistics.mean(spread.ratios))
+        assert (spread.mean_to_fixed == 1) == (spread.family == "fixed")
+
+
+@pytest.mark.ranks
+def test_what_policies_take_is_measured_for_each(result: BenchmarkResult) -> None:
+    # Of several first lengths the nearest to the default of 5.
+    assert [item.label for item in result.policy_overhead] == ["K = 3", "gammatune from 3", SVIP, "goodput"]
+    for item in result.policy_overhead:
+        assert (item.features_s > 0) == (item.label in (SVIP, "goodput"))
+        assert 0 < item.policy_s < item.round_s
+        assert item.share == pytest.approx((item.features_s + item.policy_s) / item.round_s)
+    [whole] = result.feature_overhead
+    assert (whole.batch_size, whole.num_draft_tokens, whole.num_pairs) == (2, 5, 2)
+    assert whole.lower_s <= whole.extra_s <= whole.upper_s < whole.round_s
+
+
+@pytest.mark.ranks
+def test_tables_on_the_console_and_in_the_readme(result: BenchmarkResult, tmp_path: Path) -> None:
+    text = console_report(result)
+    for heading in (
+        "6 rows in 2 groups, each timed by itself",
+        "by the first draft length",
+        "by group:",
+        "Where the draft runs",
+        "What features and policies take:",
+        "by pairs of runs",
+    ):
+        assert heading in text
+    assert "assisted" not in text
+    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}")
+    result.write(tmp_path / "r.json")
+    update_readme(tmp_path / "README.md", [tmp_path / "r.json"])
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    spread = next(item for item in result.spreads if item.family == "gammatune" and item.placement == "ahead")
+    assert lines.count(
+        f"| gammatune | 2 | ahead | {spread.ratios[0]:.2f} | {spread.ratios[1]:.2f} | {spread.mean:.2f} | "
+        f"{spread.deviation:.3f} | {spread.range:.2f} | {spread.mean_to_fixed:.2f} ± "
+        f"{spread.deviation_to_fixed:.2f} |"
+    ) == 1  # fmt: skip
+    goodput = method(result, "goodput, ahead, 2 branches")
+    assert goodput.statistics is not None and goodput.ratio_to_target_only is not None
+    [line] = [line for line in lines if line.startswith("| goodput | 2 | ahead, 2 branches |")]
+    assert f"| {goodput.tokens_per_s:.1f} | {goodput.ratio_to_target_only:.2f} |" in line
+    assert f"| {goodput.statistics['verification_rate']:.3f} |" in line
+    ratios = [group.ratio_to_target_only for group in goodput.groups]
+    assert f"| goodput | 2 | ahead | {ratios[0]:.2f} | {ratios[1]:.2f} |" in "\n".join(lines)
+    # Those that begin with 1 are in the means alone.
+    assert not any(line.startswith(("| K = 1 ", "| gammatune from 1 ")) for line in lines)
+    assert summary(result)["num_rows_differing"] == 0
+
+
+def test_with_coupled_noise_the_tokens_are_those_of_the_target_alone(
+    setting: Setting, tmp_path: Path
+) -> None:
+    shared = {"repeats": 1, "overhead_repeats": 0, "temperature": 1.0, "group_column": None}
+    config = config_for(setting, tmp_path, **shared, acceptance_rule="gumbel", seed=1)
+    found = run_benchmark(config, "")
+    assert [item.num_rows_differing for item in found.methods] == [0] * 7
+    assert found.methods[0].groups == [] and "by group" not in console_report(found)
+    assert 0 < found.methods[2].statistics["draft_acceptance_rate"] < 1  # type: ignore[index]
+    config = config_for(setting, tmp_path, **shared, policies=["fixed"], seed=1)
+    assert {item.num_rows_differing for item in run_benchmark(config, "").methods} == {None}
+
+
+@pytest.mark.parametrize("policy", ["gammatune", "adaedl", "goodput"])
+def test_nothing_learned_is_left_for_the_next_run(setting: Setting, policy: str) -> None:
+    """The second run counts what the first did, and both what another object's does."""
+    costs = CostModel(Curve([1, 16], [10_000, 12_000]), Curve([1, 8], [1_000, 1_500]))
+    order = DraftOrder(num_slots=3, choice=PolicyChoice.of(policy, max_draft_tokens=3), costs=costs)
+    methods = [SpecdistColocated(setting.paged, order)] * 2 + [SpecdistColocated(setting.paged, order)]
+    counts = []
+    for item in methods:
+        item.prepare()
+        stats = item.generate(setting.rows).stats
+        assert stats is not None
+        counts.append((stats.num_draft_tokens, stats.num_row_steps, stats.draft_length_histogram))
+    assert counts[0][0] > 0
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_a_run_that_is_interrupted_leaves_the_repeats_before(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, num_calls = SpecdistColocated.generate, 0
+
+    def interrupted(self: SpecdistColocated, *arguments: Any) -> Generated:
+        nonlocal num_calls
+        num_calls += 1
+        # Two methods: a warm-up each, two groups each, and again.
+        if num_calls > 2 + 4 + 3:
+            raise KeyboardInterrupt
+        return generate(self, *arguments)
+
+    monkeypatch.setattr(SpecdistColocated, "generate", interrupted)
+    config = config_for(setting, tmp_path, policies=["svip"], initial_lengths=None)
+    with pytest.raises(KeyboardInterrupt):
+        run_benchmark(config, "")
+    found = BenchmarkResult.read(tmp_path / "r.json")
+    assert [len(item.seconds) for item in found.methods] == [1, 1]
+    assert "repeats, taken in turn: 1" in console_report(found)
+
+
+def test_results_of_another_time_are_still_read(tmp_path: Path) -> None:
+    """Those that the README's tables were made from."""
+    for path in sorted((Path(__file__).parents[2] / "jobs" / "benchmarks").glob("*.json")):
+        if "profile" not in path.name:
+            assert console_report(BenchmarkResult.read(path)).count("tokens/s") > 0
+
+
+def test_overhead_is_measured_with_the_draft_in_this_process_alone(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(benchmark_run, "measure_parts", lambda _, methods, *rest: asked.extend(methods) or [])
+    config = config_for(setting, tmp_path, policies=["svip", "fixed"], repeats=1, num_draft_tokens=1)
+    found = run_benchmark(config, "")
+    assert [item.order.choice.label for item in asked] == ["svip", "K = 1"]
+    assert [item.num_draft_tokens for item in found.feature_overhead] == [1]
+    assert found.policy_overhead == []

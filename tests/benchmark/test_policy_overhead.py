@@ -1,0 +1,68 @@
+"""The stopwatch around a policy, and that the two runs of a pair do the same work."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from specdist.benchmark.drafts import DraftOrder, fixed_length
+from specdist.benchmark.placements import SpecdistColocated
+from specdist.benchmark.policy_overhead import TimedBatchPolicy, TimedPolicy, fixed_length_told
+from specdist.benchmark.setting import Setting
+from specdist.costs import CostModel, Curve
+from specdist.job.policies import build_policy
+from specdist.policies import BatchPolicy, DraftedRows, FixedLength
+from specdist.policy_options import PolicyChoice
+from specdist.stats import Stats
+from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
+
+COSTS = CostModel(Curve([1, 16], [10_000, 12_000]), Curve([1, 8], [1_000, 1_500]))
+NAP_S = 0.002
+
+
+class Slow(FixedLength):
+    """Sleeps before it answers."""
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        time.sleep(NAP_S)
+        return super().wants_more(rows)
+
+
+def run(setting: Setting, choice: PolicyChoice, policy: TimedPolicy | None = None) -> Stats:
+    method = SpecdistColocated(setting.paged, DraftOrder(num_slots=3, choice=choice, costs=COSTS))
+    method.prepare()
+    found = method.generate(setting.rows, policy)
+    assert found.stats is not None
+    return found.stats
+
+
+def test_a_slow_policy_is_seen_and_still_obeyed(setting: Setting) -> None:
+    quick, slow = TimedPolicy(FixedLength(K)), TimedPolicy(Slow(K))
+    found = [run(setting, fixed_length(K), policy) for policy in (quick, slow)]
+    assert found[0].draft_length_histogram == found[1].draft_length_histogram
+    # Asked before every step, and once more at the end of most bursts.
+    assert slow.ns >= found[1].num_draft_passes * NAP_S * 1e9
+    assert slow.ns < found[1].wall_ns
+
+
+def test_the_stopwatch_changes_no_policy(setting: Setting) -> None:
+    """goodput learns from what it is told besides, and counts every token on the way."""
+    for name in ("gammatune", "svip", "goodput"):
+        choice = PolicyChoice.of(name, max_draft_tokens=K)
+        policy = build_policy(choice, COSTS, is_coupled=True)
+        is_of_batch = isinstance(policy, BatchPolicy)
+        timed = TimedBatchPolicy(policy) if isinstance(policy, BatchPolicy) else TimedPolicy(policy)
+        assert isinstance(timed, BatchPolicy) == is_of_batch == (name == "goodput")
+        watched, plain = run(setting, choice, timed), run(setting, choice)
+        assert watched.draft_length_histogram == plain.draft_length_histogram
+        assert watched.num_draft_passes == plain.num_draft_passes > 0
+        assert timed.ns > 0
+
+
+def test_with_features_or_without_the_work_is_the_same(setting: Setting) -> None:
+    told, plain = run(setting, fixed_length_told(K)), run(setting, fixed_length(K))
+    assert told.draft_length_histogram == plain.draft_length_histogram
+    assert told.num_draft_passes == plain.num_draft_passes
+    assert told.num_target_passes == plain.num_target_passes
+    assert told.num_completion_tokens == plain.num_completion_tokens
