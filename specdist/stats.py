@@ -257,6 +257,7 @@ class Stats:
             "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
             "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
             "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
+            "num_trusted_tokens": self.num_trusted_tokens,
             "discard_rate": self.discard_rate,
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),

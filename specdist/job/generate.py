@@ -107,8 +107,8 @@ def _log_exactness(config: GenerateConfig) -> None:
         logger.info("exact: the completions follow the target's own distribution")
     else:
         logger.warning(
-            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the target; "
-            "--verify all asks it"
+            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the "
+            "target; --verify all asks it"
         )
 
 

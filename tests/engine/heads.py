@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from specdist.heads.head import TokenHead
 
 
 def random_head(
-    model: PreTrainedModel, *, spread: float = 2.0, offset: float = 0.0, seed: int = 5
+    model: PreTrainedModel | PretrainedConfig, *, spread: float = 2.0, offset: float = 0.0, seed: int = 5
 ) -> TokenHead:
     """Its logits depend on the hidden state, with about this spread around the offset."""
     generator = torch.Generator().manual_seed(seed)
-    hidden_size = model.config.hidden_size
+    hidden_size = getattr(model, "config", model).hidden_size
     head = TokenHead(hidden_size, 1)
     with torch.no_grad():
         for parameter in head.parameters():
