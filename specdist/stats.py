@@ -77,7 +77,8 @@ class Stats:
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
     position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
-    accepted ones were committed without the target's judgement. With draft-ahead, chains are row-rounds with
+    accepted ones were committed without the target's judgement. ``num_head_tokens`` is how many tokens a trained
+    head has estimated. With draft-ahead, chains are row-rounds with
     tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
     first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
@@ -108,6 +109,7 @@ class Stats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_trusted_tokens: int = 0
+    num_head_tokens: int = 0
     num_preemptions: int = 0
     num_rounds: int = 0
     num_messages: int = 0
@@ -211,6 +213,11 @@ class Stats:
     def verification_rate(self) -> float | None:
         """Target passes of a row per token of its completion (SpecDec++)."""
         return _ratio(self.num_row_steps, self.num_completion_tokens)
+
+    @property
+    def num_block_candidates(self) -> int:
+        """Candidates that the target has run; one that a decision left behind is drafted, but not run."""
+        return sum(length * count for length, count in enumerate(self.draft_length_histogram))
 
     @property
     def works_ahead(self) -> bool:

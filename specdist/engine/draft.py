@@ -138,7 +138,7 @@ class DraftModel:
         places_C = self._places(slots_R, first_R, num_candidates_R)
         if traced is not None:
             traced = dataclasses.replace(traced, features_4C=self._rows.features_at(places_C).stacked())
-        pass_sizes, self._drafter.pass_sizes = self._drafter.pass_sizes, []
+        pass_sizes, num_head_tokens = self._drafter.take_counts()
         return ProposalReply(
             decision_ids_R=self._rows.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
@@ -151,6 +151,7 @@ class DraftModel:
             branch_ranks_R=branch_ranks_R,
             draft_pass_sizes_P=np.array(pass_sizes, np.int64),
             times=RoleTimes(),
+            num_head_tokens=num_head_tokens,
             traced=traced,
         )
 

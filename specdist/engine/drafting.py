@@ -113,8 +113,15 @@ class Drafter:
         self._asks_behind_pass = isinstance(policy, HeadPolicy)
         # Behind a stop token there is nothing to draft; looking at every token costs nothing only on a host.
         self._watches_stops = runner.device.type == "cpu"
-        # Tokens of every pass, until somebody takes them.
-        self.pass_sizes: list[int] = []
+        # Tokens of every pass, and all that the head has seen, until somebody takes them.
+        self._pass_sizes: list[int] = []
+        self._num_head_tokens = 0
+
+    def take_counts(self) -> tuple[list[int], int]:
+        """Tokens of every pass since the last call, and tokens of which the head has given estimates."""
+        counts = self._pass_sizes, self._num_head_tokens
+        self._pass_sizes, self._num_head_tokens = [], 0
+        return counts
 
     def extend(self, burst: Burst) -> np.ndarray:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
@@ -186,9 +193,10 @@ class Drafter:
     ) -> tuple[Tensor, Tensor | None]:
         """Run the rows' tokens: the logits [A, V] of the token at each position, and the head's estimates [A]
         of the one in front of it."""
-        self.pass_sizes.append(len(batch))
+        self._pass_sizes.append(len(batch))
         if not self._runner.has_head:
             return self._runner.forward(batch, logits_index)[:, : self._vocab_size], None
+        self._num_head_tokens += len(rows_A)
         logits_AV, estimates_A = self._runner.forward_with_estimates(batch, logits_index)
         if self._keeps_features:
             self._rows.keep_estimates((rows_A, positions_A - 1), estimates_A.cpu().numpy())

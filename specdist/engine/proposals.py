@@ -124,8 +124,8 @@ class ProposalReply:
     ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
     alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
-    ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``times`` and ``traffic`` feed the
-    statistics.
+    ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``num_head_tokens`` (those of which a
+    trained head has given estimates), ``times`` and ``traffic`` feed the statistics.
     """
 
     decision_ids_R: np.ndarray
@@ -139,6 +139,7 @@ class ProposalReply:
     branch_ranks_R: np.ndarray
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
+    num_head_tokens: int = 0
     traced: TracedDrafts | None = None
     traffic: Traffic = Traffic()
 

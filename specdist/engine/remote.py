@@ -152,13 +152,14 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
         reply.branch_ranks_R,
         reply.draft_pass_sizes_P,
         as_ints(times),
+        np.array([reply.num_head_tokens]),
         *(_traced_arrays(reply.traced) if reply.traced is not None else []),
     ]
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
     (decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
-     branch_ranks, pass_sizes, times, *traced) = arrays  # fmt: skip
+     branch_ranks, pass_sizes, times, num_head_tokens, *traced) = arrays  # fmt: skip
     return ProposalReply(
         decision_ids_R=decisions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
@@ -171,6 +172,7 @@ def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
         branch_ranks_R=branch_ranks.astype(np.int64),
         draft_pass_sizes_P=pass_sizes.astype(np.int64),
         times=RoleTimes(*times.view(np.int64).tolist()),
+        num_head_tokens=int(num_head_tokens[0]),
         traced=_traced_from_arrays(traced, is_hit.astype(bool)) if traced else None,
     )
 

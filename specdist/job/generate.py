@@ -17,7 +17,7 @@ from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
-from specdist.job.report import comparison_lines, run_predictions, total_stats
+from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology
 
@@ -116,12 +116,14 @@ def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology)
     _log_exactness(config)
     totals = total_stats(folder)
     predictions = run_predictions(folder, totals)
-    for line in comparison_lines(predictions, totals.costs()):
+    operations = run_operations(folder, totals)
+    for line in comparison_lines(predictions, totals.costs(), operations):
         logger.info(line)
     document = {
         "output": config.output,
         "exact": config.is_exact,
         **totals.summary(topology.world_size),
         "predictions": predictions.to_json(),
+        "operations": {name: figure.to_json() for name, figure in operations.items()},
     }
     print(json.dumps(document))  # noqa: T201 (the job's result)

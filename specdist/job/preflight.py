@@ -15,6 +15,7 @@ from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.sizes import model_size
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
@@ -164,9 +165,21 @@ def _reproducibility(config: GenerateConfig) -> str:
     return "law" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
 
 
+def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
+    """Operations of one token in each model, attention aside; None without a draft."""
+    if models.draft is None:
+        return None
+    target, draft = (
+        model_size(model.name, model.config, 1).flops_per_token(1) for model in (models.target, models.draft)
+    )
+    head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
+    return {"target": target, "draft": draft, "head": 2.0 * head}
+
+
 def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
     return {
         "exact": config.is_exact,
+        "flops_per_token": _flops_per_token(models),
         "reproducibility": _reproducibility(config),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
