@@ -77,10 +77,10 @@ class Stats:
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
     position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
-    accepted ones were committed without the target's judgement. ``num_head_tokens`` is how many tokens a trained
-    head has estimated. With draft-ahead, chains are row-rounds with
-    tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
-    first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
+    accepted ones were committed without the target's judgement. ``num_head_tokens`` is how many tokens a
+    trained head has estimated. With draft-ahead, chains are row-rounds with tokens drafted ahead of the
+    candidates, judged those whose candidates were all accepted, hits those whose first token ahead was the
+    decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
     by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
     Messages travel between the target's lead and the draft, target messages among the target's ranks.
