@@ -1,12 +1,15 @@
 """The last hidden states of the flat forward against transformers' own."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from specdist.cache.pages import PageTable
+from specdist.models.adapters import use_paged_attention
 from specdist.models.flat import FlatBatch
-from tests.engine.harness import paged_runner
+from specdist.models.runner import ModelRunner
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 
 PAGE_SIZE, LENGTH = 4, 30
@@ -21,7 +24,9 @@ def test_they_are_those_of_a_plain_forward(family: str) -> None:
     token_ids = np.random.default_rng(0).integers(2, VOCAB_SIZE, LENGTH)
     with torch.inference_mode():
         output = plain(torch.from_numpy(token_ids)[None], output_hidden_states=True)
-    runner = paged_runner(plain)
+    paged = copy.deepcopy(plain)
+    use_paged_attention(paged)
+    runner = ModelRunner(paged, torch.device("cpu"))
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=1, max_seq_len=32)
     pages = PageTable(num_pages=8, page_size=PAGE_SIZE, num_slots=1)
     pages.open(0, token_ids.tolist())
