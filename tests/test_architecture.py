@@ -27,6 +27,7 @@ LAYERS = [
     {"stats"},
     {"calibration", "costs", "theory"},
     {"predictions"},
+    {"operations"},
     {"data", "sampling", "policies", "cache"},
     {"models"},
     {"heads"},
@@ -39,7 +40,7 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "regression", "stats", "calibration", "costs",
-    "theory", "predictions", "data", "policies", "cache", "sampling.keys", "engine.sequence",
+    "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "planning.hardware", "planning.simulate", "planning.events",
     "heads.info", "heads.examples", "training.config", "training.data", "training.metrics",

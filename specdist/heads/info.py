@@ -6,12 +6,11 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from specdist.data.files import write_json
 from specdist.errors import UserError
-
-HeadKind = Literal["acceptance", "verifier"]
+from specdist.policies import HeadKind
 
 WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
 FORMAT_VERSION = 1

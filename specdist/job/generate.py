@@ -17,7 +17,7 @@ from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
-from specdist.job.report import comparison_lines, run_predictions, total_stats
+from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology
 
@@ -83,6 +83,7 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     num_pending = len(run.pending_shards)
+    _log_exactness(config)
     if replica.ahead.num_tokens:
         logger.info(
             "the draft works ahead: %d tokens and %d branches per row",
@@ -105,22 +106,41 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
     progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
     ledger = Ledger()
     recorder = Recorder(
-        run, encoder, ledger, num_samples=config.num_samples, progress=progress, is_traced=config.is_traced
+        run,
+        encoder,
+        ledger,
+        num_samples=config.num_samples,
+        progress=progress,
+        is_traced=config.is_traced,
+        is_exact=config.is_exact,
     )
     for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
         recorder.record(completion)
     progress.close()
 
 
+def _log_exactness(config: GenerateConfig) -> None:
+    if config.is_exact:
+        logger.info("exact: the completions follow the target's own distribution")
+    else:
+        logger.warning(
+            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the "
+            "target; --verify all asks it"
+        )
+
+
 def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
+    _log_exactness(config)
     totals = total_stats(folder)
     predictions = run_predictions(folder, totals)
-    for line in comparison_lines(predictions, totals.costs()):
+    operations = run_operations(folder, totals)
+    for line in comparison_lines(predictions, totals.costs(), operations):
         logger.info(line)
     document = {
         "output": config.output,
-        "exact": True,
+        "exact": config.is_exact,
         **totals.summary(topology.world_size),
         "predictions": predictions.to_json(),
+        "operations": {name: figure.to_json() for name, figure in operations.items()},
     }
     print(json.dumps(document))  # noqa: T201 (the job's result)

@@ -11,9 +11,11 @@ from typing import Any
 from specdist.config import GenerateConfig, resolved_yaml
 from specdist.data import FolderLock, Manifest, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
+from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.sizes import model_size
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
@@ -26,6 +28,7 @@ class ModelPlan:
     draft: Checkpoint | None
     vocab_size: int
     max_seq_len: int
+    head: DraftHead | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,13 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
     target = open_checkpoint("--target", config.target)
     check_family(target, config.tp_size)
-    draft = None
+    draft = head = None
     if config.uses_draft:
         assert config.draft is not None
         draft = open_checkpoint("--draft", config.draft)
         check_family(draft, 1)
         check_same_tokenizer(target, draft)
+        head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
     longest = min(model.max_positions for model in (target, draft) if model is not None)
     if config.max_seq_len is not None and config.max_seq_len > longest:
@@ -64,6 +68,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
         draft=draft,
         vocab_size=common_vocab_size(target, draft),
         max_seq_len=config.max_seq_len or longest,
+        head=head,
     )
 
 
@@ -122,6 +127,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "policy": config.policy,
         "num_draft_tokens": None,
         **config.policy_options,
+        **_head_fingerprint(config, models),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
         "num_branches": config.num_branches if config.drafts_ahead else None,
@@ -138,6 +144,14 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
     }
 
 
+def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, Any]:
+    """Of the policies that read a head; a copy of it elsewhere is the same one."""
+    if models.head is None:
+        return {}
+    found = {"head": models.head.info.weights_sha256}
+    return found if config.verify is None else {**found, "verify": config.verify}
+
+
 def _reproducibility(config: GenerateConfig) -> str:
     """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``law``: the same
     distribution.
@@ -151,12 +165,25 @@ def _reproducibility(config: GenerateConfig) -> str:
     return "law" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
 
 
+def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
+    """Operations of one token in each model, attention aside; None without a draft."""
+    if models.draft is None:
+        return None
+    target, draft = (
+        model_size(model.name, model.config, 1).flops_per_token(1) for model in (models.target, models.draft)
+    )
+    head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
+    return {"target": target, "draft": draft, "head": 2.0 * head}
+
+
 def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
     return {
-        "exact": True,
+        "exact": config.is_exact,
+        "flops_per_token": _flops_per_token(models),
         "reproducibility": _reproducibility(config),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
+        "head": models.head.description() if models.head else None,
         "prompts": config.prompts,
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,

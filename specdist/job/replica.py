@@ -147,6 +147,7 @@ class Replica:
             scheduler=Scheduler(self._scheduling, pages, requests),
             stop_rules=stop_rules,
             ledger=ledger,
+            trusts_draft=not self._config.is_exact,
         )
 
     def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
@@ -191,7 +192,8 @@ class Replica:
         draft = self._models.draft
         if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
             model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
-            self._draft = ModelRunner(model, topology.device)
+            head = self._models.head
+            self._draft = ModelRunner(model, topology.device, head=head.network if head else None)
 
     def _load_target(self) -> torch.nn.Module:
         target, device = self._models.target, self._topology.device

@@ -1,4 +1,4 @@
-"""From prompts to a head that its draft takes and another refuses, through the jobs' own doors."""
+"""From prompts to a head that its draft takes and another refuses, and on to completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdist.collecting.run import main as collect
 from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
-from specdist.heads.info import HeadKind
+from specdist.heads.info import POLICY_OF_KIND, HeadKind
 from specdist.models.checkpoint import open_checkpoint
 from specdist.training.config import TrainConfig
 from specdist.training.run import run_training
@@ -41,6 +41,12 @@ def test_prompts_become_a_head_of_this_draft(kind: HeadKind, pair: Pair, tmp_pat
     draft = identify_draft(open_checkpoint("--draft", str(pair.draft)))
     head = load_head(output, kind=kind, draft=draft)
     assert torch.isfinite(head(torch.randn(3, draft.hidden_size))).all()
+    generated = run_here(
+        prompts=pair.prompts, target=pair.target, draft=pair.draft, device="cpu", max_new_tokens=24, top_k=20,
+        policy=POLICY_OF_KIND[kind], head=output, output=tmp_path / "run",
+    )  # fmt: skip
+    assert generated.totals["exact"] == (kind == "acceptance")
+    assert generated.totals["draft_acceptance_rate"] > 0.2
     # As wide as the draft, and of its family.
     other = identify_draft(open_checkpoint("--draft", str(pair.target)))
     assert other.hidden_size == draft.hidden_size
