@@ -7,7 +7,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,13 +27,21 @@ class PartLog:
     a power loss costs at most what was appended since the last :meth:`sync`, about a second.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open or create the log; ``clock`` gives seconds."""
+    def __init__(
+        self, path: Path, *, earlier: Sequence[Path] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Open or create the log; ``clock`` gives seconds.
+
+        ``earlier``: logs of those who held the shard before, oldest first. They are read and left as they
+        are, since one of them may still be appended to; of two results for a sample the oldest log's counts.
+        """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
         self._clock = clock
+        for log in earlier:
+            self._load(log)
         self._file = path.open("ab", buffering=0)
         self._num_bytes = self._load(path)
         self._file.truncate(self._num_bytes)

@@ -9,29 +9,31 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from specdist.config import GenerateConfig, parse_generate_config
 from specdist.costs import CostModel
-from specdist.data import RunFolder
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LEAD_RANK
 from specdist.errors import UserError
-from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
+from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.report import comparison_lines, run_predictions, total_stats
+from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import (
     Topology,
     join_world,
     rank_from_environment,
+    told_by_lead,
     topology_from_environment,
 )
+from specdist.job.turns import Turn, follow_turns, lead_turns
 
 Planned = TypeVar("Planned")
 USAGE_ERROR = 2
@@ -40,16 +42,21 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one rank of the job; returns its exit code. The lead's last line on stdout is a JSON document."""
+    """Run one rank of the job; the lead's last line on stdout is a JSON document.
+
+    Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before, and
+    ``USAGE_ERROR`` for a :class:`UserError`, whose message it prints.
+    """
     # Every rank finds the same error in its options, or is told of the others': it is shown once.
     shows_errors = rank_from_environment() == LEAD_RANK
+    stop = StopRequest()
     try:
         with contextlib.nullcontext() if shows_errors else contextlib.redirect_stderr(io.StringIO()):
             config = parse_generate_config(arguments)
         topology = topology_from_environment(config)
         _configure_logging(topology)
         join_world(topology)
-        code = _run(config, topology)
+        code = _run(config, topology, stop)
         if dist.is_initialized():
             dist.barrier()  # nobody hangs up while another rank is still talking
         return code
@@ -60,44 +67,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        stop.close()
 
 
-def _run(config: GenerateConfig, topology: Topology) -> int:
+def _run(config: GenerateConfig, topology: Topology, stop: StopRequest) -> int:
     models = _lead_first(topology, lambda: plan_models(config))
     run = _lead_only(topology, lambda: plan_run(config, models, topology))
     try:
-        return _run_planned(config, topology, models, run)
+        return _run_planned(config, topology, models, run, stop)
     finally:
         if run is not None:
-            run.lock.release()
+            run.membership.leave()
 
 
-def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, run: RunPlan | None) -> int:
+def _run_planned(
+    config: GenerateConfig, topology: Topology, models: ModelPlan, run: RunPlan | None, stop: StopRequest
+) -> int:
     """``run`` is None on every rank but the lead."""
-    _log_to_file(config, topology)
+    _log_to_file(config, topology, told_by_lead(topology, run.membership.replica if run is not None else ""))
     for warning in config.warnings() if run is not None else []:
         logger.warning(warning)
-    if not _told_by_lead(topology, run is not None and bool(run.pending_shards)):
+    if not told_by_lead(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
-            _print_totals(config, run.folder, topology)
+            _print_totals(config, run, topology)
         return 0
-    frozen = _told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
-    replica = Replica(config, models, topology, CostModel.from_json(frozen) if frozen else None)
+    frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
+    replica = Replica(
+        config,
+        models,
+        topology,
+        CostModel.from_json(frozen) if frozen else None,
+        agree=lambda costs: freeze_costs(run, costs) if run is not None else costs,
+    )
+    stop.become_gentle()
     if run is None:
-        replica.serve()
+        is_complete = follow_turns(topology, replica)
     else:
-        if replica.costs is not None and frozen is None:
-            run.folder.freeze("costs", replica.costs.to_json())
-        _generate(config, models, run, replica)
-        _print_totals(config, run.folder, topology)
-    return 0
+        is_complete = _generate(config, models, run, replica, topology, stop)
+        _print_totals(config, run, topology)
+    return 0 if is_complete else EXIT_STOPPED
 
 
-def _generate(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: Replica) -> None:
+def _generate(
+    config: GenerateConfig,
+    models: ModelPlan,
+    run: RunPlan,
+    replica: Replica,
+    topology: Topology,
+    stop: StopRequest,
+) -> bool:
+    """The lead's part; returns whether the run is complete."""
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
-    num_pending = len(run.pending_shards)
     if replica.ahead.num_tokens:
         logger.info(
             "the draft works ahead: %d tokens and %d branches per row",
@@ -106,25 +128,26 @@ def _generate(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: 
         )
     logger.info(
         "%d of %d shards to do, up to %d rows at a time, %d cache pages",
-        num_pending,
+        len(run.pending_shards),
         run.shards.num_shards,
         replica.num_slots,
         replica.num_pages,
     )
-    num_done = sum(
-        end - first
-        for shard in range(run.shards.num_shards)
-        if run.folder.is_complete(shard)
-        for first, end in [run.shards.bounds(shard)]
-    )
-    progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
+    progress = Progress(run.prompts.num_rows * config.num_samples, 0)
     ledger = Ledger()
     recorder = Recorder(
         run, encoder, ledger, num_samples=config.num_samples, progress=progress, is_traced=config.is_traced
     )
-    for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
-        recorder.record(completion)
-    progress.close()
+    try:
+        for turn in lead_turns(topology, run, recorder, stop):
+            if turn is Turn.WORK:
+                engine = replica.engine(recorder.requests(), stop_rules, ledger)
+                for completion in engine.run(lambda: stop.is_made):
+                    recorder.record(completion)
+    finally:
+        recorder.close()
+        progress.close()
+    return recorder.is_run_complete
 
 
 def _lead_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
@@ -142,21 +165,14 @@ def _lead_only(topology: Topology, plan: Callable[[], Planned]) -> Planned | Non
             planned = plan()
         except UserError as error:
             message = str(error)
-    message = _told_by_lead(topology, message)
+    message = told_by_lead(topology, message)
     if message is not None:
         raise UserError(message)
     return planned
 
 
-def _told_by_lead(topology: Topology, value: Any) -> Any:
-    if topology.world_size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, 0)
-    return box[0]
-
-
-def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
+def _print_totals(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
+    folder = run.folder
     totals = total_stats(folder)
     predictions = run_predictions(folder, totals)
     for line in comparison_lines(predictions, totals.costs()):
@@ -164,6 +180,7 @@ def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology)
     document = {
         "output": config.output,
         "exact": True,
+        "complete": not run.pending_shards,
         **totals.summary(topology.world_size),
         "predictions": predictions.to_json(),
     }
@@ -183,8 +200,8 @@ def _configure_logging(topology: Topology) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def _log_to_file(config: GenerateConfig, topology: Topology) -> None:
-    """Every rank keeps a log in the run folder, which a relaunch continues."""
-    handler = logging.FileHandler(Path(config.output, "logs", f"rank-{topology.rank}.log"))
+def _log_to_file(config: GenerateConfig, topology: Topology, replica: str) -> None:
+    """Every rank of every replica keeps a log of its own in the run folder."""
+    handler = logging.FileHandler(Path(config.output, "logs", f"{replica}-rank-{topology.rank}.log"))
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{topology.role}] %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specdist.config import GenerateConfig, resolved_yaml
-from specdist.data import FolderLock, Manifest, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.costs import CostModel
+from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
@@ -35,7 +36,8 @@ class RunPlan:
     prompts: Prompts
     shards: ShardPlan
     folder: RunFolder
-    lock: FolderLock
+    manifest: Manifest
+    membership: Membership
 
     @property
     def pending_shards(self) -> list[int]:
@@ -80,13 +82,28 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
         fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology)
     )
     path = Path(config.output)
-    lock = FolderLock(path)
+    membership = Membership(path, silent_after_s=config.claim_timeout)
+    membership.join()
     try:
-        folder = RunFolder.open(path, manifest, resolved_yaml(config), config.overwrite)
+        with membership.setup():
+            folder = RunFolder.open(
+                path, manifest, resolved_yaml(config), config.overwrite, membership.find_another
+            )
+            membership.tidy()
     except UserError:
-        lock.withdraw()
+        membership.withdraw()
         raise
-    return RunPlan(prompts=prompts, shards=shards, folder=folder, lock=lock)
+    return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
+
+
+def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
+    """Costs for all replicas and restarts of a run to decide by: those of the first that measured them."""
+    with run.membership.setup():
+        frozen = run.folder.manifest.info.get("costs")
+        if frozen is not None:
+            return CostModel.from_json(frozen)
+        run.folder.freeze("costs", costs.to_json())
+        return costs
 
 
 def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:
