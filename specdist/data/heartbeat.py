@@ -84,7 +84,8 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
 
 @dataclass
 class Beat:
-    """The content of a replica's file. ``silent_after_s``: how long it may stay the same."""
+    """The content of a replica's file. ``silent_after_s``: how long it may stay the same; ``elapsed_s``: for
+    how long it has worked, with models loaded, on the rows and tokens that it has finished."""
 
     replica: str
     process: Process
@@ -130,6 +131,10 @@ class Heartbeat:
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_failing = False
+
+    def begin(self) -> None:
+        """Everything is loaded: rates count from here."""
+        self._start = self._clock()
 
     def count(self, num_tokens: int) -> None:
         """One more row, of so many tokens; others read it with the next beat."""

@@ -62,6 +62,8 @@ class Membership:
     def leave(self) -> None:
         """To be called when every claim has been given back."""
         self.heartbeat.stop()
+        with contextlib.suppress(OSError):
+            self.tidy()
 
     def withdraw(self) -> None:
         """Leave, and leave no trace: the folder turned out not to be a run's."""

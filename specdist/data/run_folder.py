@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdist.data.claims import CLAIM_FILE
 from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, write_atomically
-from specdist.data.manifest import Manifest, check_same
+from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
 from specdist.data.publishing import Attempt, ShardPaths
@@ -76,6 +76,19 @@ class RunFolder:
     def manifest(self) -> Manifest:
         """The manifest in force. Raises :class:`UserError` if there is none that can be read."""
         return Manifest.read(self.manifest_path)
+
+    def plan(self) -> tuple[ShardPlan, int]:
+        """The run's shards, and completions per row. Raises :class:`UserError` as :attr:`manifest` does."""
+        fingerprint = self.manifest.fingerprint
+        try:
+            return (
+                ShardPlan(int(fingerprint["num_rows"]), int(fingerprint["rows_per_shard"])),
+                int(fingerprint["num_samples"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.manifest_path} does not say how many rows the run has: {error!r}"
+            ) from error
 
     def freeze(self, name: str, value: Any) -> None:
         """Add what was measured at the start to the manifest's ``info``, for restarts to repeat."""

@@ -138,6 +138,7 @@ def _generate(
     recorder = Recorder(
         run, encoder, ledger, num_samples=config.num_samples, progress=progress, is_traced=config.is_traced
     )
+    run.membership.heartbeat.begin()
     try:
         for turn in lead_turns(topology, run, recorder, stop):
             if turn is Turn.WORK:
