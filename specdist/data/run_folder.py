@@ -180,7 +180,7 @@ class RunFolder:
         attempt.publish_stats()
         attempt.publish_trace()
         attempt.publish_record()
-        self._sweep(shard)
+        self.sweep(shard)
         return True
 
     def complete_from_attempts(self, shard: int) -> bool:
@@ -200,7 +200,7 @@ class RunFolder:
             json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
         ]
 
-    def _sweep(self, shard: int) -> None:
+    def sweep(self, shard: int) -> None:
         """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
         for path in self._files_of(shard):
             if path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts":

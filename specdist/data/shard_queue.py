@@ -71,6 +71,7 @@ class ShardQueue:
                 continue
             # Another may have completed it after the look at the claims, and dropped its own.
             if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
+                self._folder.sweep(shard)
                 self._claims.forget(name)
                 self._see_complete(shard)
                 continue

@@ -25,7 +25,7 @@ STEPS = [
     (Attempt, "publish_stats"),
     (Attempt, "publish_trace"),
     (Attempt, "publish_record"),
-    (RunFolder, "_sweep"),
+    (RunFolder, "sweep"),
 ]
 
 

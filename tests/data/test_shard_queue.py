@@ -153,15 +153,19 @@ def test_a_claim_made_on_an_old_look_at_a_complete_shard_is_dropped(tmp_path, mo
     assert not list(tmp_path.glob("claims/shard*"))
 
 
-def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monkeypatch):
-    """Its data has the final name, so nobody may generate it again."""
+@pytest.mark.parametrize(
+    "step",
+    ["publishing.Attempt.publish_stats", "publishing.Attempt.publish_record", "run_folder.RunFolder.sweep"],
+)
+def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monkeypatch, step):
+    """Its data has the final name, so nobody may generate it again; nothing is left lying about."""
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
     a.take()
     a.row(0)
     a.row(1)
     with monkeypatch.context() as patch:
-        patch.setattr("specdist.data.publishing.Attempt.publish_stats", crash)
+        patch.setattr(f"specdist.data.{step}", crash)
         with pytest.raises(KeyboardInterrupt):
             a.finish()
     for _ in range(int(SILENT_AFTER_S) + 2):
@@ -169,7 +173,7 @@ def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monk
         assert b.take() is None
     assert b.queue.is_done
     assert RunFolder(tmp_path).shard_stats() == [{"by": "a"}]
-    assert not list(tmp_path.glob("claims/shard*"))
+    assert not [path for name in ("claims/shard*", "parts/*", "*/*.tmp") for path in tmp_path.glob(name)]
 
 
 def crash(*_):

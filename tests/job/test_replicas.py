@@ -6,44 +6,28 @@ Each replica is one process with both models; the file system is all that they s
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.job import forked
-from tests.job.launching import (
-    TIMEOUT_S,
-    arguments,
-    logged_rows,
-    read_output,
-    run_here,
-    shard_bytes,
-    shard_files,
-    shard_stats,
+from tests.job.launching import TIMEOUT_S, read_output, run_here, shard_bytes
+from tests.job.storm import (
+    NUM_ROWS,
+    NUM_SHARDS,
+    SHARED,
+    check_whole,
+    join_all,
+    num_safe_rows,
+    replicas,
+    storm,
+    wait_until,
 )
 
-NUM_ROWS = 24
-# Shards of three rows, two at a time: replicas meet often. A second without a heartbeat counts as the end.
-SHARED = {
-    "rows_per_shard": 3,
-    "max_batch_rows": 2,
-    "max_new_tokens": 40,
-    "temperature": 1,
-    "top_p": 0.9,
-    "claim_timeout": 1,
-}
-NUM_SHARDS = 8
-# Kills of the short version; tests/slow_kills.py has the long one.
+# Kills of the short version; `python -m tests.job.storm` is the long one.
 NUM_KILLS = 12
 
 
@@ -53,58 +37,6 @@ def shared(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     output = tmp_path_factory.mktemp("shared") / "run"
     assert run_here(**(options | SHARED), output=output).code == 0
     return options | SHARED, output
-
-
-@contextmanager
-def replicas(num: int, **options: Any) -> Iterator[list[BaseProcess]]:
-    """Processes that are forked from one with the libraries: they start in milliseconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([forked.__name__])
-    processes = [context.Process(target=forked.run_quietly, args=(arguments(**options),)) for _ in range(num)]
-    try:
-        for process in processes:
-            process.start()
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not reached():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.002)
-
-
-def num_safe_rows(output: Path) -> int:
-    done = [(output / "shards" / f"shard-{shard:05d}.json").exists() for shard in range(NUM_SHARDS)]
-    return sum(
-        3 if is_done else len(logged_rows(output, shard).splitlines()) for shard, is_done in enumerate(done)
-    )
-
-
-def join_all(processes: list[BaseProcess]) -> list[int | None]:
-    for process in processes:
-        process.join(TIMEOUT_S)
-    return [process.exitcode for process in processes]
-
-
-def replica_names(output: Path) -> list[str]:
-    """Of all that have ever worked here, by their logs."""
-    return sorted(path.name.removesuffix("-rank-0.log") for path in (output / "logs").iterdir())
-
-
-def check_whole(output: Path, undisturbed: Path) -> None:
-    """Every row once, no byte different, and nothing left over."""
-    assert shard_bytes(output) == shard_bytes(undisturbed)
-    rows = Counter(read_output(output)["row_id"].to_pylist())
-    assert rows == dict.fromkeys(range(NUM_ROWS), 1)
-    assert sum(stats["num_rows"] for stats in shard_stats(output)) == NUM_ROWS
-    left = [path for name in ("shards", "stats", "parts", "claims") for path in (output / name).iterdir()]
-    kept = {".arrow", ".json"}
-    assert [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")] == []
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
@@ -179,40 +111,11 @@ def held_by(output: Path, pid: int | None) -> list[str]:
     return found
 
 
-def storm(output: Path, options: dict[str, Any], *, num_kills: int, num_replicas: int, seed: int) -> int:
-    """Keep so many replicas at work, and SIGKILL, pause and continue them at random until the run is
-    complete. What a crash must not change is looked at after each. Returns how many were killed."""
-    rng = random.Random(seed)
-    finished: dict[Path, int] = {}
-    num_killed = 0
-    while True:
-        with replicas(num_replicas, **options, output=output) as processes:
-            while num_killed < num_kills and all(process.exitcode is None for process in processes):
-                time.sleep(rng.random() * 0.5)
-                victim = rng.choice(processes)
-                if rng.random() < 0.2 and victim.exitcode is None:
-                    os.kill(victim.pid or 0, signal.SIGSTOP)
-                    time.sleep(rng.random() * 2 * options["claim_timeout"])
-                    os.kill(victim.pid or 0, signal.SIGCONT)
-                    continue
-                victim.kill()
-                victim.join()
-                num_killed += victim.exitcode == -signal.SIGKILL
-                break
-            else:
-                codes = join_all(processes)
-                assert codes == [0] * num_replicas
-                return num_killed
-        now = {path: path.stat().st_mtime_ns for path in shard_files(output)}
-        assert finished.items() <= now.items(), "a finished shard was written again"
-        finished = now
-
-
 def test_a_storm_over_three_replicas_ends_with_the_same_files(
     shared: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     options, undisturbed = shared
-    assert storm(tmp_path / "run", options, num_kills=NUM_KILLS, num_replicas=3, seed=0) >= 3
+    assert storm(tmp_path / "run", options, num_kills=NUM_KILLS, num_replicas=3, rng=random.Random(0)) >= 5
     check_whole(tmp_path / "run", undisturbed)
 
 
