@@ -107,12 +107,17 @@ class Claims:
 
     def _create(self, claim: Claim, replica: str | None) -> bool:
         path = self._folder / claim.file_name
-        temporary = temporary_path(path, unique_tag())
-        try:
-            temporary.write_text(json.dumps(asdict(Holding(replica, now_utc()))))
-            return publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        while True:
+            temporary = temporary_path(path, unique_tag())
+            try:
+                temporary.write_text(json.dumps(asdict(Holding(replica, now_utc()))))
+                return publish(temporary, path)
+            except FileNotFoundError:
+                if not self._folder.is_dir():
+                    raise
+                # Somebody has tidied it away between the two; again.
+            finally:
+                temporary.unlink(missing_ok=True)
 
     def _trim(self, claim: Claim) -> None:
         """Remove the claims that this one has replaced."""

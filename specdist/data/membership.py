@@ -102,7 +102,9 @@ class Membership:
         return None
 
     def tidy(self) -> None:
-        """Remove the heartbeats of processes that have ended."""
+        """Remove what processes that have ended have left: heartbeats, and claims that were half made."""
+        for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
         for name in self.others():
             beat = self.watch.beat(name)
             if beat is not None and beat.process.is_alive() is False and not self._holds_a_claim(name):

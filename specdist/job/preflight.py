@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -81,6 +82,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     manifest = Manifest(
         fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology)
     )
+    _check_overwrite(config)
     path = Path(config.output)
     membership = Membership(path, silent_after_s=config.claim_timeout)
     membership.join()
@@ -94,6 +96,18 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
         membership.withdraw()
         raise
     return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
+
+
+def _check_overwrite(config: GenerateConfig) -> None:
+    """Slurm repeats a command line, for a requeued job or for the tasks of an array: what was deleted once
+    must not be deleted again."""
+    is_repeated = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    is_one_of_many = "SLURM_ARRAY_TASK_ID" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1
+    if config.overwrite and (is_repeated or is_one_of_many):
+        raise UserError(
+            "--overwrite in a job that Slurm has requeued, or that starts several replicas, would delete "
+            "what was generated meanwhile: delete the run's folder yourself, and leave --overwrite out"
+        )
 
 
 def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
