@@ -9,12 +9,8 @@
 # CONFIG and the options are those of jobs/generate.py; options given to sbatch win over the lines below.
 # Submit it from the repository's folder, which all nodes must see. Install there first (bash jobs/install.sh), or
 # set SPECDIST_PYTHON. All replicas write into one output folder; more can be submitted at any time.
-#
-# Settings, from the environment of sbatch:
-REPLICAS="${REPLICAS:-1}"                  # on each node
-GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-5}"  # ranks, each on a GPU of its own: tp_size and one for the draft
-ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
 
+# Slurm reads its options down to the first command.
 #SBATCH --job-name=specdist
 #SBATCH --nodes=1
 # accelerate starts the ranks, and srun below a launcher for each replica.
@@ -29,6 +25,12 @@ ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log
+
+# Settings, from the environment of sbatch:
+REPLICAS="${REPLICAS:-1}"                  # on each node
+GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-5}"  # ranks, each on a GPU of its own: tp_size and one for the draft
+ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
+
 set -euo pipefail
 
 if (($# < 1)); then

@@ -83,6 +83,16 @@ def num_done(output: Path) -> int:
     return len(list(output.glob("shards/*.json")))
 
 
+def num_at_work(output: Path) -> int:
+    """Replicas that have loaded their models."""
+    return sum("shards to do" in path.read_text() for path in output.glob("logs/*"))
+
+
+def hosts(output: Path) -> set[str]:
+    """Where replicas have worked."""
+    return {path.name.split("-")[0] for path in (output / "logs").iterdir()}
+
+
 def leads(output: Path) -> list[psutil.Process]:
     """The processes that generate into this folder, on whatever node."""
     found = []
@@ -108,7 +118,8 @@ def test_an_array_through_everything_that_a_cluster_does(
         REPOSITORY, SETTINGS, "--array=0-3", "--gpus-per-node=1", "--cpus-per-task=16",
         f"--output={tmp_path}/log-%a", "slurm/run.sh", str(config),
     )  # fmt: skip
-    wait_until(lambda: len(leads(output)) == 4 and num_done(output) >= 1, "all at work")
+    wait_until(lambda: num_at_work(output) == 4 and num_done(output) >= 1, "all at work")
+    assert cluster.ask("squeue", "-h", "-o", "%j").split() == ["specdist"] * 4, "options of run.sh were read"
     cluster.ask("scancel", "--signal=USR1", "--batch", f"{job}_0")
     cluster.ask("scontrol", "requeue", f"{job}_1")
     wait_until(lambda: num_done(output) >= 3, "the others go on")
@@ -125,16 +136,16 @@ def test_an_array_through_everything_that_a_cluster_does(
 def test_replicas_on_several_nodes_and_several_on_one(
     cluster: Cluster, run: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    """One job: two nodes, two replicas on each."""
+    """One job on two nodes, of which one loses its power: two replicas on each, and then on another pair."""
     options, undisturbed = run
     config, output = configured(tmp_path, options)
     cluster.submit(
         REPOSITORY, {**SETTINGS, "REPLICAS": "2"}, "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=16",
         f"--output={tmp_path}/log", "slurm/run.sh", str(config),
     )  # fmt: skip
-    wait_until(lambda: len(leads(output)) == 4 and num_done(output) >= 1, "all at work")
-    hosts = {path.name.split("-")[0] for path in (output / "logs").iterdir()}
-    assert len(hosts) == 2
+    wait_until(lambda: num_at_work(output) == 4 and num_done(output) >= 1, "all at work")
+    assert hosts(output) == {"n0", "n1"}
+    cluster.power_off("n1")
     wait_until(lambda: num_done(output) >= NUM_SHARDS, "the run is complete")
     wait_until(lambda: not cluster.states(), "the end of the job")
     check_whole(output, undisturbed)
