@@ -17,6 +17,7 @@ PRIOR_PRECISION = 16.0
 # On: 1, logit of the top probability, square root of the entropy, log of drawn over top probability, log of
 # the depth. Of a draw that target and draft make alike (greedy, gumbel), and of one that is judged.
 PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
+NUM_FEATURES = 5
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
 
@@ -28,18 +29,15 @@ def token_features(
     depths_N: np.ndarray,
 ) -> np.ndarray:
     """[N, F] of drafted tokens; depths count from 0."""
-    top_N = np.clip(top_probabilities_N, SMALLEST, 1 - SMALLEST)
+    top_N = np.minimum(np.maximum(top_probabilities_N, SMALLEST), 1 - SMALLEST)
     drawn_N = np.maximum(probabilities_N, SMALLEST)
-    return np.stack(
-        [
-            np.ones_like(top_N),
-            np.log(top_N) - np.log1p(-top_N),
-            np.sqrt(np.maximum(entropies_N, 0)),
-            np.log(drawn_N / np.maximum(top_N, drawn_N)),
-            np.log1p(depths_N),
-        ],
-        axis=1,
-    )
+    features_NF = np.empty((len(top_N), NUM_FEATURES))
+    features_NF[:, 0] = 1.0
+    features_NF[:, 1] = np.log(top_N) - np.log1p(-top_N)
+    features_NF[:, 2] = np.sqrt(np.maximum(entropies_N, 0))
+    features_NF[:, 3] = np.log(drawn_N / np.maximum(top_N, drawn_N))
+    features_NF[:, 4] = np.log1p(depths_N)
+    return features_NF
 
 
 class AcceptanceModel:
@@ -53,7 +51,8 @@ class AcceptanceModel:
 
     def predict(self, features_NF: np.ndarray) -> np.ndarray:
         """[N] probabilities in (0, 1)."""
-        heights_N = np.clip(features_NF @ self._weights, -MOST_CERTAIN, MOST_CERTAIN)
+        heights_N = features_NF @ self._weights
+        heights_N = np.minimum(np.maximum(heights_N, -MOST_CERTAIN), MOST_CERTAIN)
         return 1 / (1 + np.exp(-heights_N))
 
     def observe(self, features_NF: np.ndarray, is_accepted_N: np.ndarray) -> None:

@@ -7,19 +7,23 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import yaml
 
 from specdist.arguments import option, parse_arguments
 from specdist.errors import UserError
 from specdist.policy_options import (
+    HEAD_POLICIES,
     POLICY_OPTIONS,
     check_ranges,
     most_draft_tokens,
     needs_costs,
     resolve_policy_options,
 )
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 BYTES_PER_UNIT = {
     "": 1,
@@ -63,6 +67,8 @@ class GenerateConfig:
         "adaedl",
         "gammatune",
         "gammatune_plus",
+        "specdecpp",
+        "sprinter",
         "goodput",
         "none",
     ] = option("fixed", help="how many tokens to draft; none = target only")
@@ -79,6 +85,20 @@ class GenerateConfig:
     )
     stop_root_entropy: float | None = option(
         None, help="svip: stop behind a token with a larger sqrt(entropy in nats) (h, default 0.3)"
+    )
+    head: str | None = option(
+        None, help="specdecpp, sprinter: folder of a head that jobs/train_head.py has trained for the draft"
+    )
+    stop_threshold: float | None = option(
+        None, help="specdecpp: stop where a rejection in the block is likelier than this (h, default 0.7)"
+    )
+    verifier_threshold: float | None = option(
+        None, help="sprinter: stop behind a token of which the verifier is less sure (tau, default 0.5)"
+    )
+    verify: Literal["doubted", "all"] | None = option(
+        None,
+        help="sprinter: what the target judges: doubted = the last token of a block, the others are taken on "
+        "trust, which is NOT exact; all = every token, which is (default doubted)",
     )
     stop_bound: float | None = option(
         None, help="adaedl: first threshold of 1 - sqrt(entropy_factor * entropy) (lambda, default 0.4)"
@@ -184,6 +204,28 @@ class GenerateConfig:
             self.policy = "none"
         for name, value in resolve_policy_options(self.policy, self._given_policy_options()).items():
             setattr(self, name, value)
+        self._resolve_head()
+
+    def _resolve_head(self) -> None:
+        """Which head, and whether its word is final."""
+        needs_head = self.policy in HEAD_POLICIES
+        if needs_head and not self.head:
+            raise UserError(
+                f"--policy {self.policy} reads a trained head, and there is none: name its folder with "
+                "--head, or train one with jobs/collect.py and jobs/train_head.py"
+            )
+        if self.head and not needs_head and self.uses_draft:
+            raise UserError(
+                f"--head {self.head} has no effect with --policy {self.policy}: leave it out, or choose a "
+                f"policy that reads it ({', '.join(HEAD_POLICIES)})"
+            )
+        if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
+            raise UserError(
+                f"--verify {self.verify} has no effect with --policy {self.policy}, which verifies all: "
+                "leave it out, or choose --policy sprinter"
+            )
+        if self.policy == "sprinter":
+            self.verify = self.verify or "doubted"
 
     def _given_policy_options(self) -> dict[str, float]:
         values = {name: getattr(self, name) for name in POLICY_OPTIONS}
@@ -196,6 +238,11 @@ class GenerateConfig:
     @property
     def uses_draft(self) -> bool:
         return self.policy != "none"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the completions follow the target's own law; sprinter alone may trust its draft."""
+        return not (self.policy == "sprinter" and self.verify == "doubted")
 
     @property
     def is_traced(self) -> bool:
@@ -245,6 +292,12 @@ class GenerateConfig:
                 f"--{name} {value} has no effect without a draft, or with --policy none"
                 for name, value in self._given_policy_options().items()
             ]
+        if not self.uses_draft:
+            found += [
+                f"--{name} {value} has no effect without a draft, or with --policy none"
+                for name, value in (("head", self.head), ("verify", self.verify))
+                if value
+            ]
         if self.overlap == "ahead" and not self.uses_draft:
             found.append("--overlap ahead has no effect without a draft")
         if self.trace and not self.uses_draft:
@@ -286,6 +339,6 @@ def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateCon
     return parse_arguments(GenerateConfig, arguments)
 
 
-def resolved_yaml(config: GenerateConfig) -> str:
+def resolved_yaml(config: DataclassInstance) -> str:
     """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
     return yaml.safe_dump({**dataclasses.asdict(config), "overwrite": False}, sort_keys=False)

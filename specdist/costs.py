@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,21 @@ class Curve:
             slope = max(0.0, (values[-1] - values[-2]) / (known[-1] - known[-2]))
             found = found + slope * np.maximum(0.0, asked - known[-1])
         return np.where(asked > 0, found, 0.0)
+
+    def look_up(self, counts: np.ndarray | int) -> np.ndarray:
+        """The same of whole sizes, for callers that ask several times per drafted token."""
+        asked = np.asarray(counts, np.int64)
+        table = self._tables[0]
+        largest = int(asked.max(initial=0))
+        if largest >= len(table):
+            # Twice as far as asked for, so that it is seldom made.
+            table = self._tables[0] = self(np.arange(2 * largest + 1))
+        return np.asarray(table[asked])
+
+    @cached_property
+    def _tables(self) -> list[np.ndarray]:
+        """One table, of every size from 0 on."""
+        return [self(np.arange(max(self.sizes) + 1))]
 
 
 @dataclass(frozen=True)

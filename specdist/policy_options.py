@@ -1,8 +1,9 @@
 """The options of the length policies: which policy takes which, its defaults, and what a value may be.
 
 An option of another policy is refused: it would have no effect. The defaults are the papers' where they name
-one. GammaTune's names none: its threshold is that of the heuristic which it says it takes over, its bonus the
-growth of transformers' heuristic, its rate half way. Of AdaEDL the first threshold is ours.
+one; SpecDec++'s threshold is the one that was best over all of its sets. GammaTune's paper names none: its
+threshold is that of the heuristic which it says it takes over, its bonus the growth of transformers'
+heuristic, its rate half way. Of AdaEDL the first threshold is ours.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def _amount(defaults: Mapping[str, float]) -> PolicyOption:
 TARGET_ONLY = "none"
 GAMMATUNES = ("gammatune", "gammatune_plus")
 FIRST_LENGTHS = dict.fromkeys(("hf_heuristic", *GAMMATUNES), 5)
-CAPS = dict.fromkeys(("hf_heuristic", "confidence", "svip", "adaedl", "goodput", *GAMMATUNES), 20)
+# They read a trained head, which --head names.
+HEAD_POLICIES = ("specdecpp", "sprinter")
+CAPS = dict.fromkeys(
+    ("hf_heuristic", "confidence", "svip", "adaedl", "goodput", *GAMMATUNES, *HEAD_POLICIES), 20
+)
 
 POLICY_OPTIONS = {
     "num_draft_tokens": _count({"fixed": 5, **FIRST_LENGTHS}),
@@ -46,6 +51,8 @@ POLICY_OPTIONS = {
     "min_draft_tokens": _count(dict.fromkeys(GAMMATUNES, 1)),
     "stop_probability": _share({"confidence": 0.4, "gammatune_plus": 0.4}),
     "stop_root_entropy": _amount({"svip": 0.3}),
+    "stop_threshold": _share({"specdecpp": 0.7}),
+    "verifier_threshold": _share({"sprinter": 0.5}),
     "stop_bound": _share({"adaedl": 0.4}),
     "stop_bound_step": _share({"adaedl": 0.01}),
     "stop_bound_momentum": _share({"adaedl": 0.9}),

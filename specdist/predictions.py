@@ -1,8 +1,8 @@
 """Theory beside practice: what the papers' formulas and the frozen costs say of a run, and what it measured.
 
 The formulas take the run's own acceptance, its block lengths and its times per pass, and assume that every
-judged token is accepted with the same chance, independently. The frozen costs take the passes that were run.
-Nothing here is acted upon.
+judged token is accepted with the same chance, independently; what a lossy run does not judge is kept. The
+frozen costs take the passes that were run. Nothing here is acted upon.
 """
 
 from __future__ import annotations
@@ -105,12 +105,11 @@ def _theory(stats: Stats, acceptance: float) -> dict[str, Comparison]:
         "wall_time_factor": _wall_time_factor(stats, tokens),
     }
     if stats.works_ahead:
-        mean_length = _ratio(
-            sum(length * count for length, count in enumerate(stats.draft_length_histogram)), stats.num_drafts
-        )
+        mean_length = _ratio(stats.num_block_candidates, stats.num_drafts)
         caught = _ratio(sum(stats.num_branch_hits_per_rank), stats.num_misses) or 0.0
         figures["ready_rate"] = Comparison(
-            ready_share(acceptance, mean_length or 0.0, caught), _ratio(stats.num_drafts, num_steps)
+            ready_share(acceptance, _num_judged(stats, mean_length or 0.0), caught),
+            _ratio(stats.num_drafts, num_steps),
         )
     return figures
 
@@ -118,10 +117,16 @@ def _theory(stats: Stats, acceptance: float) -> dict[str, Comparison]:
 def _expected_tokens(stats: Stats, acceptance: float) -> float:
     """Of all target passes of rows, by the lengths of their blocks."""
     drafted = sum(
-        count * tokens_per_call(acceptance, length)
+        count * (length - judged + tokens_per_call(acceptance, judged))
         for length, count in enumerate(stats.draft_length_histogram)
+        for judged in [int(_num_judged(stats, length))]
     )
     return drafted + stats.num_row_steps - stats.num_drafts
+
+
+def _num_judged(stats: Stats, length: float) -> float:
+    """Of so many candidates those that the target judges: in a lossy run the last one alone."""
+    return min(length, 1.0) if stats.num_trusted_tokens else length
 
 
 def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | None:
@@ -136,7 +141,8 @@ def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | Non
     if num_lost and stats.num_row_steps:
         lost_length = (stats.num_ahead_tokens - stats.num_ahead_hits) / num_lost
         hits = (stats.num_row_steps - stats.num_drafts) * acceptance + sum(
-            count * acceptance ** (length + 1) for length, count in enumerate(stats.draft_length_histogram)
+            count * acceptance ** (_num_judged(stats, length) + 1)
+            for length, count in enumerate(stats.draft_length_histogram)
         )
         num_discarded += stats.num_ahead_chains * (1 - hits / stats.num_row_steps) * lost_length
     return _ratio(num_discarded, tokens)

@@ -76,9 +76,11 @@ class Stats:
     """Statistics of a shard, or the sum of several.
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
-    position, or by length. Discarded = drafted - accepted. With draft-ahead, chains are row-rounds with
-    tokens drafted ahead of the candidates, judged those whose candidates were all accepted, hits those whose
-    first token ahead was the decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
+    position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
+    accepted ones were committed without the target's judgement. ``num_head_tokens`` is how many tokens a
+    trained head has estimated. With draft-ahead, chains are row-rounds with tokens drafted ahead of the
+    candidates, judged those whose candidates were all accepted, hits those whose first token ahead was the
+    decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
     by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
     Messages travel between the target's lead and the draft, target messages among the target's ranks.
@@ -106,6 +108,8 @@ class Stats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_trusted_tokens: int = 0
+    num_head_tokens: int = 0
     num_preemptions: int = 0
     num_rounds: int = 0
     num_messages: int = 0
@@ -148,12 +152,13 @@ class Stats:
         self.num_ahead_hits += outcome.is_hit
         self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens
 
-    def observe_block(self, *, num_drafted: int, num_accepted: int) -> None:
-        """One row's verified block."""
+    def observe_block(self, *, num_drafted: int, num_accepted: int, num_trusted: int = 0) -> None:
+        """One row's block that the target has seen; ``num_trusted`` of the accepted ones it did not judge."""
         self.num_row_steps += 1
         if num_drafted == 0:
             return
         self.num_drafts += 1
+        self.num_trusted_tokens += num_trusted
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
         _add_to(self.draft_length_histogram, num_drafted, 1)
@@ -187,9 +192,9 @@ class Stats:
         """The chance that a judged token is accepted, candidates and first tokens ahead alike.
 
         Judging ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
-        behind it as not accepted.)
+        behind it as not accepted.) What a lossy run commits without the target's judgement is not judged.
         """
-        num_accepted = self.num_accepted_tokens + self.num_ahead_hits
+        num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
         return _ratio(num_accepted, num_accepted + self.num_misses)
 
     @property
@@ -208,6 +213,11 @@ class Stats:
     def verification_rate(self) -> float | None:
         """Target passes of a row per token of its completion (SpecDec++)."""
         return _ratio(self.num_row_steps, self.num_completion_tokens)
+
+    @property
+    def num_block_candidates(self) -> int:
+        """Candidates that the target has run; one that a decision left behind is drafted, but not run."""
+        return sum(length * count for length, count in enumerate(self.draft_length_histogram))
 
     @property
     def works_ahead(self) -> bool:
@@ -254,6 +264,7 @@ class Stats:
             "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
             "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
             "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
+            "num_trusted_tokens": self.num_trusted_tokens,
             "discard_rate": self.discard_rate,
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),

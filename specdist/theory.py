@@ -81,3 +81,42 @@ def branches_for(caught: float) -> int:
     while caught_share(num_branches) < caught:
         num_branches += 1
     return num_branches
+
+
+def sprinter_run_length(*, num_acceptable: int, true_positive: float, false_positive: float) -> float:
+    """Expected tokens in a row that the verifier lets pass, (t - t^r)/(1 - t) + t^r/(1 - f) (SPRINTER,
+    Theorem 2).
+
+    The next r = ``num_acceptable`` tokens of the draft are acceptable (Q <= P), those behind them are not.
+    The verifier lets an acceptable one pass with probability t and another one with f, independently.
+    """
+    t, f, r = true_positive, false_positive, num_acceptable
+    return (t - t**r) / (1 - t) + t**r / (1 - f)
+
+
+def sprinter_stopping_time(
+    *, num_acceptable: int, true_positive: float, false_positive: float, t_draft: float
+) -> float:
+    """Expected time of the draft's steps up to the verifier's first doubt, that token's included:
+    t_draft ((1 - t^r)/(1 - t) + t^r/(1 - f)) (SPRINTER, Theorem 3), as :func:`sprinter_run_length` has it."""
+    t, f, r = true_positive, false_positive, num_acceptable
+    return t_draft * ((1 - t**r) / (1 - t) + t**r / (1 - f))
+
+
+def sprinter_acceptance(false_positive: float, distance: float) -> float:
+    """The share of draft tokens that are kept, 1 - (1 - f) TV(P, Q) (SPRINTER, Theorem 7)."""
+    return 1 - (1 - false_positive) * distance
+
+
+def flops_verifying_all(num_draft_tokens: float, *, draft: float, target: float) -> float:
+    """Of a round of speculative decoding as SPRINTER counts it, γ F_d + γ F_t (Equation 5)."""
+    return num_draft_tokens * (draft + target)
+
+
+def flops_verifying_one(num_draft_tokens: float, *, draft: float, target: float, verifier: float) -> float:
+    """Of a round of SPRINTER as its authors count it, γ F_d + F_t + F_v (Equation 6).
+
+    The paper counts one token of the target. To judge it the target must have run the others as well, or it
+    could not remember them: what is executed is more.
+    """
+    return num_draft_tokens * draft + target + verifier

@@ -27,20 +27,23 @@ LAYERS = [
     {"stats"},
     {"calibration", "costs", "theory"},
     {"predictions"},
+    {"operations"},
     {"data", "sampling", "policies", "cache"},
     {"models"},
+    {"heads"},
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning"},
+    {"demo", "benchmark", "tuning", "collecting", "training"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "regression", "stats", "calibration", "costs",
-    "theory", "predictions", "data", "policies", "cache", "sampling.keys", "engine.sequence",
+    "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "planning.hardware", "planning.simulate", "planning.events",
+    "heads.info", "heads.examples", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 

@@ -11,7 +11,7 @@ import yaml
 
 from specdist.config import GenerateConfig, parse_generate_config, resolved_yaml
 from specdist.errors import UserError
-from specdist.policy_options import POLICY_OPTIONS
+from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS
 
 NEEDED = {"prompts": "prompts.arrow", "output": "run", "target": "large"}
 COMMAND_LINE = [f"--{name}={value}" for name, value in NEEDED.items()]
@@ -245,6 +245,10 @@ def test_the_resolved_file_gives_the_same_run(tmp_path: Path) -> None:
 ADAPTIVE = sorted(set(get_args(get_type_hints(GenerateConfig)["policy"])) - {"none", "fixed"})
 
 
+def head_of(policy: str) -> dict[str, str]:
+    return {"head": "h"} if policy in HEAD_POLICIES else {}
+
+
 def test_a_policy_has_its_own_defaults_and_no_others() -> None:
     """What is not the policy's stays empty, in the record of the run and where two runs are compared."""
     svip = config(draft="small", policy="svip")
@@ -263,7 +267,7 @@ def test_a_policy_has_its_own_defaults_and_no_others() -> None:
 @pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
 def test_an_option_of_another_policy_is_refused(policy: str) -> None:
     """It would be ignored, and the run taken for another one."""
-    own = config(draft="small", policy=policy).policy_options
+    own = config(draft="small", policy=policy, **head_of(policy)).policy_options
     assert own
     for name, owners in ((name, entry.defaults) for name, entry in POLICY_OPTIONS.items()):
         if name in own:
@@ -295,8 +299,31 @@ def test_lengths_that_exclude_each_other_are_refused(options: dict[str, int], fr
 @pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
 def test_the_resolved_file_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
     """Filled-in defaults come back as given options, which the policy takes."""
-    options = config(draft="small", policy=policy)
+    options = config(draft="small", policy=policy, **head_of(policy))
     assert from_file(tmp_path, resolved_yaml(options)) == options
+
+
+def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
+    for policy in HEAD_POLICIES:
+        with pytest.raises(UserError, match=rf"--policy {policy} reads a trained head.*--head"):
+            config(draft="small", policy=policy)
+    with pytest.raises(UserError, match=r"--head h has no effect with --policy fixed: .*specdecpp, s"):
+        config(draft="small", head="h")
+    with pytest.raises(UserError, match="--verify doubted has no effect with --policy specdecpp"):
+        config(draft="small", policy="specdecpp", head="h", verify="doubted")
+    warnings = config(draft="small", policy="none", head="h", verify="all").warnings()
+    assert [name in " ".join(warnings) for name in ("--head h", "--verify all")] == [True, True]
+
+
+def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
+    """And it does by default: that is the paper's method."""
+    sprinter = {"draft": "small", "policy": "sprinter", "head": "h"}
+    assert (config(**sprinter).verify, config(**sprinter).is_exact) == ("doubted", False)
+    assert config(**sprinter, verify="all").is_exact
+    for policy in ("fixed", "specdecpp", *ADAPTIVE):
+        if policy != "sprinter":
+            assert config(draft="small", policy=policy, **head_of(policy)).is_exact
+    assert config().is_exact
 
 
 def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:

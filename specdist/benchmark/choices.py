@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from specdist.errors import UserError
-from specdist.policy_options import POLICY_OPTIONS, PolicyChoice
+from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
 
 ALL = "all"
-POLICIES = tuple(dict.fromkeys(name for item in POLICY_OPTIONS.values() for name in item.defaults))
+# Those that need no trained head.
+POLICIES = tuple(
+    dict.fromkeys(
+        name for item in POLICY_OPTIONS.values() for name in item.defaults if name not in HEAD_POLICIES
+    )
+)
 # GammaTune's tables (Gautam et al. 2025, section 6) average over 1 to 8, 12, 16, 20 and 24.
 INITIAL_LENGTHS = (1, 2, 3, 5, 8, 12, 16, 24)
 

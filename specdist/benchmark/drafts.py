@@ -61,6 +61,7 @@ class DraftTerms:
         max_cache_len: tokens of a row that the cache has room for.
         max_seq_len: longest prompt plus completion.
         max_draft_tokens: of one block of any order.
+        num_context_tokens: before a pass in the middle of a row.
     """
 
     settings: SamplingSettings
@@ -70,6 +71,7 @@ class DraftTerms:
     max_cache_len: int
     max_seq_len: int
     max_draft_tokens: int
+    num_context_tokens: int
 
     def allocate(self, runner: ModelRunner, num_slots: int, *, has_branches: bool = False) -> None:
         """Take the cache's memory; with branches, for as many as the costs may ask for."""
@@ -90,7 +92,13 @@ class DraftTerms:
             vocab_size=self.vocab_size,
             uses_features=with_features,
         )
-        return measure_curve(runner, finish, num_rows=num_rows, num_tokens_per_row=1)
+        return measure_curve(
+            runner,
+            finish,
+            num_rows=num_rows,
+            num_tokens_per_row=1,
+            num_context_tokens=self.num_context_tokens,
+        )
 
     def policy(self, order: DraftOrder) -> LengthPolicy:
         """The order's policy, which has learned nothing yet."""

@@ -38,7 +38,9 @@ class PagedPair:
         max_draft_tokens: int,
         settings: SamplingSettings,
         seed: int,
+        num_context_tokens: int = 0,
     ) -> None:
+        """``num_context_tokens``: before a pass in the middle of a row, for the times of passes."""
         self.pair = pair
         self.max_batch_rows = max_batch_rows
         self._seed = seed
@@ -54,6 +56,7 @@ class PagedPair:
             max_cache_len=pages_per_row * PAGE_SIZE,
             max_seq_len=max_seq_len,
             max_draft_tokens=max_draft_tokens,
+            num_context_tokens=num_context_tokens,
         )
         pair.use_specdist_attention()
         self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))

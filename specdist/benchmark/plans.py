@@ -92,6 +92,7 @@ def _target_curve(paged: PagedPair, num_rows: int) -> Curve:
         partial(judge_logits, settings=terms.settings, vocab_size=terms.vocab_size),
         num_rows=num_rows,
         num_tokens_per_row=terms.max_draft_tokens + 1,
+        num_context_tokens=terms.num_context_tokens,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,13 +68,19 @@ class Setting:
         return DraftRank(source, self.device)
 
 
+def _middle_of_a_row(rows: Sequence[Row]) -> int:
+    """Tokens before a pass there."""
+    return int(statistics.median(len(row.prompt_ids) + row.max_new_tokens // 2 for row in rows))
+
+
 def set_up(config: BenchmarkConfig) -> Setting:
     """Build or load the pair, and make the rows. Raises :class:`UserError` before anything is measured."""
     assert config.batch_sizes
     device = device_of(config.device)
     pair, synthetic = _make_pair(config, device)
     groups = make_workload(config, pair)
-    work = _work_size(list(itertools.chain.from_iterable(groups.values())))
+    rows = list(itertools.chain.from_iterable(groups.values()))
+    work = _work_size(rows)
     paged = PagedPair(
         pair,
         max_batch_rows=max(*config.batch_sizes, *OVERHEAD_BATCH_SIZES),
@@ -83,6 +90,7 @@ def set_up(config: BenchmarkConfig) -> Setting:
             temperature=config.temperature, is_coupled=config.acceptance_rule == "gumbel"
         ),
         seed=config.seed,
+        num_context_tokens=_middle_of_a_row(rows),
     )
     models = ModelSizes(
         target=config.target or f"synthetic {config.synthetic}",

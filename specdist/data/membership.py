@@ -40,7 +40,7 @@ class Membership:
         name: str | None = None,
     ) -> None:
         """``silent_after_s``: after so long without a heartbeat a replica counts as gone."""
-        self._output = output
+        self.output = output
         self._folder = output / CLAIMS_FOLDER
         self.poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self._sleep = sleep
@@ -51,13 +51,13 @@ class Membership:
 
     def join(self) -> None:
         """Raises :class:`UserError` if the folder cannot be written."""
-        if self._output.exists() and not self._output.is_dir():
-            raise UserError(f"--output {self._output} is a file: give a folder")
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file: give a folder")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.heartbeat.start()
         except OSError as error:
-            raise UserError(f"--output {self._output} cannot be written: {error}") from error
+            raise UserError(f"--output {self.output} cannot be written: {error}") from error
 
     def leave(self) -> None:
         """To be called when every claim has been given back."""
@@ -79,7 +79,7 @@ class Membership:
             while (claim := self.claims.take(SETUP, self.claims.latest().get(SETUP))) is None:
                 self._sleep(self.poll_s)
         except OSError as error:
-            raise UserError(f"--output {self._output} cannot be written: {error}") from error
+            raise UserError(f"--output {self.output} cannot be written: {error}") from error
         try:
             yield
         finally:

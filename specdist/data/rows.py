@@ -31,6 +31,8 @@ OUTPUT_COLUMNS = {
 }
 # The names and labels of `datasets` features; it ignores those of columns that it does not know.
 KEPT_METADATA = b"huggingface"
+# "true", or "false" for what a lossy run has written.
+EXACT_METADATA = b"specdist.exact"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +78,28 @@ class RowResult:
         return RowResult(**values)
 
 
-def output_schema(input_schema: pa.Schema) -> pa.Schema:
-    """The output columns, then the input columns; an input column ``prompt`` takes the output's place."""
+def output_schema(input_schema: pa.Schema, *, is_exact: bool) -> pa.Schema:
+    """The output columns, then the input columns; an input column ``prompt`` takes the output's place.
+
+    The metadata say whether the completions follow the target's own distribution.
+    """
     output_fields = [
         input_schema.field(name) if name in input_schema.names else pa.field(name, type_)
         for name, type_ in OUTPUT_COLUMNS.items()
     ]
     input_fields = [field for field in input_schema if field.name not in OUTPUT_COLUMNS]
     metadata = {key: value for key, value in (input_schema.metadata or {}).items() if key == KEPT_METADATA}
-    return pa.schema(output_fields + input_fields, metadata=metadata or None)
+    metadata[EXACT_METADATA] = json.dumps(is_exact).encode()
+    return pa.schema(output_fields + input_fields, metadata=metadata)
 
 
 def shard_table(
-    inputs: pa.Table, results: Sequence[RowResult], *, first_row: int, num_samples: int
+    inputs: pa.Table,
+    results: Sequence[RowResult],
+    *,
+    first_row: int,
+    num_samples: int,
+    is_exact: bool = True,
 ) -> pa.Table:
     """The output of a shard: its input rows in order, ``num_samples`` completions of each.
 
@@ -108,7 +119,7 @@ def shard_table(
             f"missing {missing[:5]}, as (row_id, sample_index)"
         )
     repeated = inputs if num_samples == 1 else inputs.take(pa.array(row_ids - first_row))
-    schema = output_schema(inputs.schema)
+    schema = output_schema(inputs.schema, is_exact=is_exact)
     columns = [
         readable(repeated.column(field.name))
         if field.name in inputs.column_names

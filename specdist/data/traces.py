@@ -20,8 +20,10 @@ class TracedToken(NamedTuple):
             :class:`specdist.policies.DraftFeatures`.
         acceptance_probability: min(1, P/Q), given the drafted tokens before it; None where no target pass had
             the token.
-        is_judged: all before it were accepted, and none of them ended the row.
-        is_accepted: so was it; it is a token of the completion.
+        is_judged: all before it were accepted, and none of them ended the row; and the target's verdict
+            counted, which it does not for what a lossy run commits unverified.
+        is_accepted: it is a token of the completion.
+        head_probability: a trained head's estimate; None without one, or where no pass has given it.
     """
 
     round: int
@@ -34,6 +36,7 @@ class TracedToken(NamedTuple):
     acceptance_probability: float | None
     is_judged: bool
     is_accepted: bool
+    head_probability: float | None = None
 
 
 TRACE_SCHEMA = pa.schema(
@@ -50,6 +53,7 @@ TRACE_SCHEMA = pa.schema(
         "acceptance_probability": pa.float32(),
         "is_judged": pa.bool_(),
         "is_accepted": pa.bool_(),
+        "head_probability": pa.float32(),
     }
 )
 

@@ -18,6 +18,9 @@ from specdist.policies import DraftFeatures
 NOWHERE = -1
 # What an untouched entry says: steps are counted from 1.
 NO_STEP = 0
+# Of each token; the last of them comes with the pass over it, the others with its draw.
+NUM_FEATURES = 4
+ESTIMATE = 3
 
 
 class ChainRows:
@@ -28,8 +31,8 @@ class ChainRows:
         self.token_ids = np.zeros((num_rows, max_length), np.int64)
         # The probability with which each drafted token was drawn.
         self.probabilities = np.zeros((num_rows, max_length))
-        # Of each drafted token, where the policy uses them: the fields of DraftFeatures.
-        self._features = np.zeros((3, num_rows, max_length), np.float32)
+        # Of each drafted token, where somebody uses them: the fields of DraftFeatures.
+        self._features = np.zeros((NUM_FEATURES, num_rows, max_length), np.float32)
         self.num_computed = np.zeros(num_rows, np.int64)
         self.stream_keys = np.zeros(num_rows, np.int64)
         # Chains dropped so far. A position is drafted again only after one was, so this keys its random
@@ -57,9 +60,13 @@ class ChainRows:
         """[W, V]: each row's kept scores at a position; zeros where the position is ``NOWHERE``."""
         return self._scores.at(rows_W, positions_W)
 
-    def keep_features(self, places: tuple[np.ndarray, np.ndarray], features_3T: np.ndarray) -> None:
+    def keep_features(self, places: tuple[np.ndarray, np.ndarray], features_4T: np.ndarray) -> None:
         """Remember what was known of the tokens at these rows and positions."""
-        self._features[:, places[0], places[1]] = features_3T
+        self._features[:, places[0], places[1]] = features_4T
+
+    def keep_estimates(self, places: tuple[np.ndarray, np.ndarray], estimates_T: np.ndarray) -> None:
+        """A head's, of tokens that were drawn before."""
+        self._features[ESTIMATE, places[0], places[1]] = estimates_T
 
     def features_at(self, places: tuple[np.ndarray, np.ndarray]) -> DraftFeatures:
         return DraftFeatures(*self._features[:, places[0], places[1]].astype(np.float64))

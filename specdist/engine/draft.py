@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.branches import NO_BRANCHES, BranchBook, Branches
-from specdist.engine.chains import NOWHERE, ChainRows
+from specdist.engine.chains import NOWHERE, NUM_FEATURES, ChainRows
 from specdist.engine.drafting import Burst, Drafter
 from specdist.engine.histories import Histories
 from specdist.engine.proposals import (
@@ -137,8 +137,8 @@ class DraftModel:
         first_R = self._num_committed[slots_R]
         places_C = self._places(slots_R, first_R, num_candidates_R)
         if traced is not None:
-            traced = dataclasses.replace(traced, features_3C=self._rows.features_at(places_C).stacked())
-        pass_sizes, self._drafter.pass_sizes = self._drafter.pass_sizes, []
+            traced = dataclasses.replace(traced, features_4C=self._rows.features_at(places_C).stacked())
+        pass_sizes, num_head_tokens = self._drafter.take_counts()
         return ProposalReply(
             decision_ids_R=self._rows.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
@@ -151,6 +151,7 @@ class DraftModel:
             branch_ranks_R=branch_ranks_R,
             draft_pass_sizes_P=np.array(pass_sizes, np.int64),
             times=RoleTimes(),
+            num_head_tokens=num_head_tokens,
             traced=traced,
         )
 
@@ -251,11 +252,11 @@ class DraftModel:
         if not self._is_traced:
             return is_hit_R, None
         return is_hit_R, TracedDrafts(
-            features_3C=np.zeros((3, 0)),
+            features_4C=np.zeros((NUM_FEATURES, 0)),
             is_judged_R=is_judged_R,
             is_hit_R=is_hit_R,
             token_ids_R=drafted_R,
-            features_3R=rows.features_at((slots_R, positions_R)).stacked(),
+            features_4R=rows.features_at((slots_R, positions_R)).stacked(),
             acceptance_R=acceptance_R,
         )
 

@@ -4,11 +4,16 @@ On a GPU the drawn tokens stay there from step to step; the host learns them whe
 be known on the way is known beforehand (positions, random numbers, how many tokens each row wants), unless a
 policy asks for features.
 
+A step is a pass and a draw. Most policies are asked in front of the pass; one that reads a trained head is
+asked between the two, since the pass over a token gives the head's estimate of it. What stops there has run
+its last token and draws nothing: an all-accepted round needs that pass later in any case.
+
 R rows of a burst, A of them that are still drafting, D steps, V vocabulary.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,7 +27,7 @@ from specdist.engine.chains import ChainRows
 from specdist.engine.histories import Histories
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy, RoundContext
+from specdist.policies import DraftedRows, DraftFeatures, HeadPolicy, LengthPolicy, RoundContext
 from specdist.sampling.beliefs import draft_features, draft_laws
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
@@ -71,7 +76,7 @@ class Burst:
 
 
 class _Step(NamedTuple):
-    """One pass of a burst: places in the burst of the rows that it drew for, and the draws, on the device."""
+    """The draws behind a pass, on the device, and the places in the burst of the rows that they are for."""
 
     active_A: np.ndarray
     drawn_A: Tensor
@@ -105,10 +110,18 @@ class Drafter:
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self._keeps_scores = keeps_scores or settings.is_random
         self._keeps_features = policy.uses_features or is_traced
+        self._asks_behind_pass = isinstance(policy, HeadPolicy)
         # Behind a stop token there is nothing to draft; looking at every token costs nothing only on a host.
         self._watches_stops = runner.device.type == "cpu"
-        # Tokens of every pass, until somebody takes them.
-        self.pass_sizes: list[int] = []
+        # Tokens of every pass, and all that the head has seen, until somebody takes them.
+        self._pass_sizes: list[int] = []
+        self._num_head_tokens = 0
+
+    def take_counts(self) -> tuple[list[int], int]:
+        """Tokens of every pass since the last call, and tokens of which the head has given estimates."""
+        counts = self._pass_sizes, self._num_head_tokens
+        self._pass_sizes, self._num_head_tokens = [], 0
+        return counts
 
     def extend(self, burst: Burst) -> np.ndarray:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
@@ -118,6 +131,8 @@ class Drafter:
         num_wanted_R = np.where(is_stopped_R, 0, burst.num_wanted_R)
         num_drafted_R = np.zeros(len(rows_R), np.int64)
         uniforms_RD = self._uniforms(rows_R, tails_R, int(num_wanted_R.max(initial=0)))
+        # Tokens before this position have been run.
+        num_computed_R = self._rows.num_computed[rows_R]
         steps: list[_Step] = []
         active_A = np.arange(len(rows_R))
         for depth in itertools.count():
@@ -125,8 +140,9 @@ class Drafter:
             keep_A = num_wanted_R[active_A] > depth
             if last is not None and self._watches_stops:
                 keep_A &= ~self.is_stop_V[last.drawn_A.numpy()]
-            if burst.asks_policy and keep_A.any():
-                features = None if last is None or last.features is None else last.features.select(keep_A)
+            features = None if last is None or last.features is None else last.features.select(keep_A)
+            asks_behind_pass = self._asks_behind_pass and depth > 0
+            if burst.asks_policy and not asks_behind_pass and keep_A.any():
                 keep_A[keep_A] = self._policy.wants_more(
                     self._question(burst, active_A[keep_A], depth, features)
                 )
@@ -138,13 +154,25 @@ class Drafter:
                 batch, index = self._rows.catch_up(rows_A, positions_A)
             else:
                 drawn_A = last.drawn_A
-                kept = drawn_A if keep_A.all() else drawn_A[torch.from_numpy(keep_A).to(drawn_A.device)]
+                kept = drawn_A if keep_A.all() else drawn_A[_on_device(keep_A, drawn_A.device)]
                 batch, index = FlatBatch(kept, rows_A, positions_A - 1), np.arange(len(rows_A))
+            logits_AV, estimates_A = self._pass(batch, index, rows_A, positions_A)
+            num_computed_R[active_A] = positions_A
+            if burst.asks_policy and asks_behind_pass:
+                keep_A = self._policy.wants_more(
+                    self._question(burst, active_A, depth, _with_estimates(features, estimates_A))
+                )
+                active_A, logits_AV = active_A[keep_A], logits_AV[_on_device(keep_A, logits_AV.device)]
+                if not len(active_A):
+                    break
             uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
-            steps.append(self._step(batch, index, active_A, rows_A, positions_A, uniforms_A))
+            steps.append(
+                self._draw(logits_AV, active_A, rows_R[active_A], tails_R[active_A] + depth, uniforms_A)
+            )
             num_drafted_R[active_A] = depth + 1
         if steps:
             self._write(rows_R, tails_R, num_drafted_R, steps)
+            self._rows.num_computed[rows_R] = np.minimum(num_computed_R, tails_R + num_drafted_R)
         return num_drafted_R
 
     def _question(
@@ -160,18 +188,29 @@ class Drafter:
             round=burst.round,
         )
 
-    def _step(
+    def _pass(
+        self, batch: FlatBatch, logits_index: np.ndarray, rows_A: np.ndarray, positions_A: np.ndarray
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the rows' tokens: the logits [A, V] of the token at each position, and the head's estimates [A]
+        of the one in front of it."""
+        self._pass_sizes.append(len(batch))
+        if not self._runner.has_head:
+            return self._runner.forward(batch, logits_index)[:, : self._vocab_size], None
+        self._num_head_tokens += len(rows_A)
+        logits_AV, estimates_A = self._runner.forward_with_estimates(batch, logits_index)
+        if self._keeps_features:
+            self._rows.keep_estimates((rows_A, positions_A - 1), estimates_A.cpu().numpy())
+        return logits_AV[:, : self._vocab_size], estimates_A
+
+    def _draw(
         self,
-        batch: FlatBatch,
-        logits_index: np.ndarray,
+        logits_AV: Tensor,
         active_A: np.ndarray,
         rows_A: np.ndarray,
         positions_A: np.ndarray,
         uniforms_A: Tensor | None,
     ) -> _Step:
-        """One pass, and one draw per row."""
-        logits_AV = self._runner.forward(batch, logits_index)[:, : self._vocab_size]
-        self.pass_sizes.append(len(batch))
+        """One draw per row."""
         laws_A, scores_AV = draft_laws(
             logits_AV,
             self._settings,
@@ -184,9 +223,10 @@ class Drafter:
         features = None
         if self._keeps_features:
             found_3A = draft_features(logits_AV, laws_A, drawn_A, self._settings).cpu().numpy()
-            self._rows.keep_features((rows_A, positions_A), found_3A)
+            found = DraftFeatures(*found_3A)
+            self._rows.keep_features((rows_A, positions_A), found.stacked())
             if self._policy.uses_features:
-                features = DraftFeatures(*found_3A)
+                features = found
         return _Step(active_A, drawn_A, laws_A.probabilities_of(drawn_A), features)
 
     def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
@@ -219,5 +259,15 @@ class Drafter:
         self._rows.probabilities[places] = probabilities_T
         ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
         np.minimum.at(num_drafted_R, lines_T[ends], depths_T[ends] + 1)
-        extended = num_drafted_R > 0
-        self._rows.num_computed[rows_R[extended]] = (tails_R + num_drafted_R - 1)[extended]
+
+
+def _with_estimates(features: DraftFeatures | None, estimates_A: Tensor | None) -> DraftFeatures:
+    assert estimates_A is not None
+    known_A = estimates_A.cpu().numpy()
+    if features is None:
+        return DraftFeatures.of_head(known_A)
+    return dataclasses.replace(features, estimates_R=known_A)
+
+
+def _on_device(keep_A: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(keep_A).to(device)

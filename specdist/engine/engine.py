@@ -3,6 +3,11 @@
 Every round commits (accepted + 1) tokens per row. A row without candidates is an ordinary row, so prompt,
 target-only and speculative rounds are the same round.
 
+With ``trusts_draft`` (SPRINTER, lossy) only the last candidate of a block is judged: drafting went on behind
+the others, since the verifier did not doubt them, and they are committed as they are. The pass runs them
+nevertheless, for what the target remembers of them. The law behind an accepted last one gives the bonus
+token, as in every round.
+
 R rows that decode, C candidates of all rows one after the other, T flat tokens, N tokens whose successor is
 asked for, W places whose decision is drawn.
 """
@@ -38,16 +43,23 @@ class _Block:
 
     sequence: Sequence
     candidate_ids: list[int]
-    features_3K: np.ndarray | None
+    features_4K: np.ndarray | None
+    num_trusted: int = 0
+
+    @property
+    def num_unasked(self) -> int:
+        """Leading candidates of which the target is asked nothing: a trace wants to know of all."""
+        return self.num_trusted if self.features_4K is None else 0
 
     def note(self, acceptance_K: np.ndarray | None, *, num_judged: int, num_accepted: int) -> None:
         """Write its candidates into the row's trace, if the run has one."""
-        if self.features_3K is not None:
+        if self.features_4K is not None:
             note_block(
                 self.sequence,
                 self.candidate_ids,
-                self.features_3K,
+                self.features_4K,
                 acceptance_K=acceptance_K,
+                num_trusted=self.num_trusted,
                 num_judged=num_judged,
                 num_accepted=num_accepted,
             )
@@ -55,13 +67,13 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Judged:
-    """How many candidates each block keeps, and with what probability each candidate is accepted."""
+    """How many candidates each block keeps, and with what probability each one asked about is accepted."""
 
     num_accepted_R: np.ndarray
     acceptance_C: np.ndarray
 
     def per_block(self, blocks: list[_Block]) -> Iterator[tuple[_Block, int, np.ndarray]]:
-        ends = np.cumsum([len(block.candidate_ids) for block in blocks])
+        ends = np.cumsum([len(block.candidate_ids) - block.num_unasked for block in blocks])
         acceptances = np.split(self.acceptance_C, ends)[: len(blocks)]
         return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
 
@@ -82,14 +94,20 @@ class Engine:
         scheduler: Scheduler,
         stop_rules: StopRules,
         ledger: Ledger,
+        trusts_draft: bool = False,
         clock: Timeline | None = None,
     ) -> None:
-        """``clock``: by default one that keeps no spans; what is in no phase is the host's work."""
+        """
+        Args:
+            trusts_draft: lossy: commit all candidates but the last of a block without judging them.
+            clock: by default one that keeps no spans; what is in no phase is the host's work.
+        """
         self._target = target
         self._proposer = proposer
         self._scheduler = scheduler
         self._stop_rules = stop_rules
         self._ledger = ledger
+        self._trusts_draft = trusts_draft
         self._clock = clock or Timeline("host")
         self._stream_keys = np.zeros(scheduler.settings.num_slots, np.int64)
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
@@ -198,10 +216,10 @@ class Engine:
                 strict=True,
             )
         ):
-            features_3K = None
+            features_4K = None
             if reply.traced is not None:
                 note_decision(sequence, reply.traced, row)
-                features_3K = reply.traced.features_3C[:, end - num_drafted : end]
+                features_4K = reply.traced.features_4C[:, end - num_drafted : end]
             _, reason = self._stop_rules.examine(sequence, [decision])
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)
@@ -209,7 +227,8 @@ class Engine:
                 outcome, is_reached=was_full, is_miss=missed
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
-            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_3K)
+            num_trusted = max(0, num_drafted - 1) if self._trusts_draft else 0
+            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_4K, num_trusted)
             if reason is None:
                 blocks.append(block)
             else:
@@ -217,7 +236,8 @@ class Engine:
                 sequence.drop_candidates(num_drafted)
                 self._ledger.shard(sequence.request.shard).num_draft_tokens += num_drafted
                 self._finish(sequence, reason, finished)
-            kept_C += [reason is None] * num_drafted
+            num_asked = num_drafted - block.num_unasked if reason is None else 0
+            kept_C += [False] * (num_drafted - num_asked) + [True] * num_asked
         return blocks, reply.draft_probabilities_C[np.array(kept_C, bool)]
 
     def _verify(
@@ -238,21 +258,26 @@ class Engine:
         ready = [chunk for chunk in plan.chunks if chunk.completes_context]
         chunk_ends = len(block_batch) + np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks])
         is_ready = np.array([chunk.completes_context for chunk in plan.chunks], bool)
-        # Every token of a block, and the last one of a context, says what follows it.
-        index_N = np.r_[np.arange(len(block_batch)), chunk_ends[is_ready] - 1].astype(np.int64)
-        starts_R = np.cumsum(lengths_R) - lengths_R
+        # Every token of a block says what follows it, but for those in front of candidates that nobody asks
+        # about; and so does the last one of a context.
+        unasked_R = np.array([block.num_unasked for block in blocks], np.int64)
+        asked_R = lengths_R - unasked_R
+        first_R = np.cumsum(lengths_R) - asked_R
+        asked_N = np.repeat(first_R, asked_R) + arange_segments(asked_R)
+        index_N = np.r_[asked_N, chunk_ends[is_ready] - 1].astype(np.int64)
+        starts_R = np.cumsum(asked_R) - asked_R
         questions = Questions.about(
             batch,
             index_N=index_N,
             stream_keys_N=self._stream_keys[batch.slots_T[index_N]],
-            # What a block's i-th token is followed by judges candidate i, which stands right behind it.
-            judges_C=np.repeat(starts_R, lengths_R - 1) + arange_segments(lengths_R - 1),
+            # What an asked token is followed by judges the candidate that stands right behind it.
+            judges_C=np.repeat(starts_R, asked_R - 1) + arange_segments(asked_R - 1),
         )
         verdicts = self._target.forward(plan.page_updates, batch, questions)
-        judged = _judge(blocks, lengths_R - 1, questions, verdicts, draft_probabilities_C)
-        index_W = np.r_[starts_R + judged.num_accepted_R, len(block_batch) + np.arange(len(ready))].astype(
-            np.int64
-        )
+        judged = _judge(blocks, asked_R - 1, questions, verdicts, draft_probabilities_C)
+        index_W = np.r_[
+            starts_R + judged.num_accepted_R - unasked_R, len(asked_N) + np.arange(len(ready))
+        ].astype(np.int64)
         self._decisions = verdicts.decisions(index_W) if len(index_W) else None
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
         self._decision_of = {number: index for index, number in enumerate(order)}
@@ -269,7 +294,7 @@ class Engine:
         block.note(acceptance_K, num_judged=num_judged, num_accepted=num_kept)
         sequence.end_block(accepted_ids[:num_kept], num_drafted)
         self._ledger.shard(sequence.request.shard).observe_block(
-            num_drafted=num_drafted, num_accepted=num_kept
+            num_drafted=num_drafted, num_accepted=num_kept, num_trusted=min(block.num_trusted, num_kept)
         )
         if reason is not None:
             self._finish(sequence, reason, finished)
@@ -283,25 +308,28 @@ class Engine:
 
 def _judge(
     blocks: list[_Block],
-    num_candidates_R: np.ndarray,
+    num_asked_R: np.ndarray,
     questions: Questions,
     verdicts: Verdicts,
     draft_probabilities_C: np.ndarray,
 ) -> _Judged:
-    """By the rejection rule."""
-    if not num_candidates_R.sum():
-        return _Judged(np.zeros(len(blocks), np.int64), np.zeros(0))
+    """By the rejection rule; trusted candidates are kept whatever it says."""
+    unasked_R = np.array([block.num_unasked for block in blocks], np.int64)
+    if not num_asked_R.sum():
+        return _Judged(unasked_R, np.zeros(0))
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     uniforms_C = uniforms(
         torch.from_numpy(questions.stream_keys_N[questions.judges_C]),
         torch.from_numpy(questions.positions_N[questions.judges_C]),
-        torch.from_numpy(np.repeat(num_misses_R, num_candidates_R)),
+        torch.from_numpy(np.repeat(num_misses_R, num_asked_R)),
         Purpose.ACCEPT,
     )
     target_C = verdicts.candidate_probabilities()
     flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
+    trusted_R = np.array([block.num_trusted for block in blocks], np.int64) - unasked_R
+    flags_C |= torch.from_numpy(arange_segments(num_asked_R) < np.repeat(trusted_R, num_asked_R))
     return _Judged(
-        num_accepted(flags_C, torch.from_numpy(num_candidates_R)).numpy(),
+        unasked_R + num_accepted(flags_C, torch.from_numpy(num_asked_R)).numpy(),
         np.minimum(1.0, target_C.numpy() / draft_probabilities_C),
     )
 

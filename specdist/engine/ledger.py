@@ -64,6 +64,7 @@ class Ledger:
         if num_pass_tokens:
             first.observe_target_pass(num_tokens=num_pass_tokens, time_ns=target.prefill + target.verify)
         first.observe_draft_passes(reply.draft_pass_sizes_P.tolist())
+        first.num_head_tokens += reply.num_head_tokens
         first.num_rounds += 1
         first.num_messages += reply.traffic.num_messages
         first.num_message_bytes += reply.traffic.num_bytes

@@ -96,22 +96,22 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedDrafts:
-    """What a trace must know of drafted tokens: the three features of the candidates, and of the token that
-    was drafted ahead in a decision's place.
+    """What a trace must know of drafted tokens: the four features of the candidates, and of the token that
+    was drafted ahead in a decision's place; NaN for an estimate that no pass has given yet.
 
     Attributes:
-        features_3C: of the candidates of this reply.
+        features_4C: of the candidates of this reply.
         is_judged_R, is_hit_R: whether a token stood in the place of each row's decision and was judged, and
             whether it was accepted.
-        token_ids_R, features_3R, acceptance_R: of that token; the probability with which the target accepts
+        token_ids_R, features_4R, acceptance_R: of that token; the probability with which the target accepts
             it.
     """
 
-    features_3C: np.ndarray
+    features_4C: np.ndarray
     is_judged_R: np.ndarray
     is_hit_R: np.ndarray
     token_ids_R: np.ndarray
-    features_3R: np.ndarray
+    features_4R: np.ndarray
     acceptance_R: np.ndarray
 
 
@@ -124,8 +124,8 @@ class ProposalReply:
     ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
     alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
-    ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``times`` and ``traffic`` feed the
-    statistics.
+    ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``num_head_tokens`` (those of which a
+    trained head has given estimates), ``times`` and ``traffic`` feed the statistics.
     """
 
     decision_ids_R: np.ndarray
@@ -139,6 +139,7 @@ class ProposalReply:
     branch_ranks_R: np.ndarray
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
+    num_head_tokens: int = 0
     traced: TracedDrafts | None = None
     traffic: Traffic = Traffic()
 

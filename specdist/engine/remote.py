@@ -152,13 +152,14 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
         reply.branch_ranks_R,
         reply.draft_pass_sizes_P,
         as_ints(times),
+        np.array([reply.num_head_tokens]),
         *(_traced_arrays(reply.traced) if reply.traced is not None else []),
     ]
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
     (decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
-     branch_ranks, pass_sizes, times, *traced) = arrays  # fmt: skip
+     branch_ranks, pass_sizes, times, num_head_tokens, *traced) = arrays  # fmt: skip
     return ProposalReply(
         decision_ids_R=decisions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
@@ -171,13 +172,14 @@ def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
         branch_ranks_R=branch_ranks.astype(np.int64),
         draft_pass_sizes_P=pass_sizes.astype(np.int64),
         times=RoleTimes(*times.view(np.int64).tolist()),
+        num_head_tokens=int(num_head_tokens[0]),
         traced=_traced_from_arrays(traced, is_hit.astype(bool)) if traced else None,
     )
 
 
 def _traced_arrays(traced: TracedDrafts) -> list[np.ndarray]:
     """Features are single precision where they are kept."""
-    floats = traced.features_3C, traced.features_3R, traced.acceptance_R
+    floats = traced.features_4C, traced.features_4R, traced.acceptance_R
     packed = [as_ints(values.astype(np.float32).ravel()) for values in floats]
     return [traced.is_judged_R, traced.token_ids_R, *packed]
 
@@ -186,10 +188,10 @@ def _traced_from_arrays(arrays: list[np.ndarray], is_hit_R: np.ndarray) -> Trace
     is_judged, token_ids, *floats = arrays
     features_C, features_R, acceptance_R = (values.view(np.float32).astype(np.float64) for values in floats)
     return TracedDrafts(
-        features_3C=features_C.reshape(3, -1),
+        features_4C=features_C.reshape(4, -1),
         is_judged_R=is_judged.astype(bool),
         is_hit_R=is_hit_R,
         token_ids_R=token_ids.astype(np.int64),
-        features_3R=features_R.reshape(3, -1),
+        features_4R=features_R.reshape(4, -1),
         acceptance_R=acceptance_R,
     )

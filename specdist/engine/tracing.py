@@ -5,6 +5,8 @@ R rows that decode, K candidates of a block.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from specdist.data.traces import TracedToken
@@ -16,7 +18,7 @@ def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
     """Before the decision is committed: if a token was drafted ahead in its place, it has been judged."""
     if not drafts.is_judged_R[row]:
         return
-    entropy, probability, top_probability = drafts.features_3R[:, row].tolist()
+    entropy, probability, top_probability, estimate = drafts.features_4R[:, row].tolist()
     sequence.trace.append(
         TracedToken(
             round=sequence.num_blocks,
@@ -29,6 +31,7 @@ def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
             acceptance_probability=float(drafts.acceptance_R[row]),
             is_judged=True,
             is_accepted=bool(drafts.is_hit_R[row]),
+            head_probability=_known(estimate),
         )
     )
 
@@ -36,17 +39,18 @@ def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
 def note_block(
     sequence: Sequence,
     candidate_ids: list[int],
-    features_3K: np.ndarray,
+    features_4K: np.ndarray,
     *,
     acceptance_K: np.ndarray | None,
+    num_trusted: int,
     num_judged: int,
     num_accepted: int,
 ) -> None:
     """Behind the decision, before the accepted candidates are committed. ``acceptance`` is None for a block
-    that no target pass has seen."""
+    that no target pass has seen. Of the ``num_judged`` first, those that are trusted were only looked at."""
     begin = sequence.num_completion_tokens
-    features = zip(candidate_ids, *features_3K.tolist(), strict=True)
-    for depth, (token_id, entropy, probability, top_probability) in enumerate(features):
+    features = zip(candidate_ids, *features_4K.tolist(), strict=True)
+    for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):
         sequence.trace.append(
             TracedToken(
                 round=sequence.num_blocks,
@@ -57,7 +61,12 @@ def note_block(
                 draft_probability=probability,
                 top_probability=top_probability,
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
-                is_judged=depth < num_judged,
+                is_judged=num_trusted <= depth < num_judged,
                 is_accepted=depth < num_accepted,
+                head_probability=_known(estimate),
             )
         )
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -24,7 +24,7 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.theory import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
-NUM_PASSES = 5
+NUM_PASSES = 9
 # The numbers of branches per row among which the costs decide.
 BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
 # What is assumed of a pair of which nothing is known yet.
@@ -64,8 +64,9 @@ def measure_curve(
     *,
     num_rows: int,
     num_tokens_per_row: int,
+    num_context_tokens: int = 0,
 ) -> Curve:
-    """Times of passes of up to so many tokens for each of up to so many rows.
+    """Times of passes of up to so many tokens for each of up to so many rows, behind so long a context.
 
     Every rank of a sharded model must call it at the same time. It overwrites the cache.
 
@@ -73,7 +74,15 @@ def measure_curve(
         finish: what is done with a pass's logits, such as :func:`judge_logits`; it belongs to the pass.
     """
     sizes = _doubling(num_rows * num_tokens_per_row)
-    return Curve(sizes, [_measure_pass_ns(runner, finish, min(size, num_rows), size) for size in sizes])
+    times: list[list[int]] = [[] for _ in sizes]
+    # Size after size, and again: what disturbs the machine for a while meets all of them.
+    for _ in range(NUM_WARMUPS + NUM_PASSES):
+        for size, found in zip(sizes, times, strict=True):
+            found.append(_pass_ns(runner, finish, min(size, num_rows), size, num_context_tokens))
+    medians = [statistics.median(found[NUM_WARMUPS:]) for found in times]
+    # A pass of more tokens does all that one of fewer does, and more: a time above its is a disturbance.
+    bounded = np.minimum.accumulate(medians[::-1])[::-1]
+    return Curve(sizes, bounded.astype(int).tolist())
 
 
 def judge_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
@@ -103,21 +112,22 @@ def _doubling(largest: int) -> list[int]:
     return [1 << power for power in range((largest - 1).bit_length())] + [largest]
 
 
-def _measure_pass_ns(
-    runner: ModelRunner, finish: Callable[[Tensor], object], num_rows: int, num_tokens: int
+def _pass_ns(
+    runner: ModelRunner,
+    finish: Callable[[Tensor], object],
+    num_rows: int,
+    num_tokens: int,
+    num_context_tokens: int,
 ) -> int:
-    """Median time of a pass of so many tokens, spread over the rows, at short contexts."""
+    """Time of a pass of so many tokens, spread over the rows; what the cache holds there does not matter."""
     lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
     batch = FlatBatch(
         np.zeros(num_tokens, np.int64),
         np.repeat(np.arange(num_rows), lengths),
-        np.concatenate([np.arange(length) for length in lengths]),
+        num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
     )
-    times = []
-    for _ in range(NUM_WARMUPS + NUM_PASSES):
-        begin = time.perf_counter_ns()
-        finish(runner.forward(batch, np.arange(len(batch))))
-        if runner.device.type == "cuda":
-            torch.cuda.synchronize(runner.device)
-        times.append(time.perf_counter_ns() - begin)
-    return int(statistics.median(times[NUM_WARMUPS:]))
+    begin = time.perf_counter_ns()
+    finish(runner.forward(batch, np.arange(len(batch))))
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize(runner.device)
+    return time.perf_counter_ns() - begin

@@ -15,6 +15,8 @@ from specdist.policies import (
     Goodput,
     HfHeuristic,
     LengthPolicy,
+    SpecDecPlusPlus,
+    Sprinter,
     Svip,
 )
 from specdist.policy_options import TARGET_ONLY, PolicyChoice, needs_costs
@@ -28,6 +30,8 @@ POLICIES: dict[str, Any] = {
     "adaedl": AdaEdl,
     "gammatune": GammaTune,
     "gammatune_plus": GammaTunePlus,
+    "specdecpp": SpecDecPlusPlus,
+    "sprinter": Sprinter,
     "goodput": Goodput,
 }
 

@@ -13,9 +13,11 @@ from specdist.config import GenerateConfig, resolved_yaml
 from specdist.costs import CostModel
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
+from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.sizes import model_size
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
@@ -28,6 +30,7 @@ class ModelPlan:
     draft: Checkpoint | None
     vocab_size: int
     max_seq_len: int
+    head: DraftHead | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +52,13 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
     target = open_checkpoint("--target", config.target)
     check_family(target, config.tp_size)
-    draft = None
+    draft = head = None
     if config.uses_draft:
         assert config.draft is not None
         draft = open_checkpoint("--draft", config.draft)
         check_family(draft, 1)
         check_same_tokenizer(target, draft)
+        head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
     longest = min(model.max_positions for model in (target, draft) if model is not None)
     if config.max_seq_len is not None and config.max_seq_len > longest:
@@ -67,35 +71,57 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
         draft=draft,
         vocab_size=common_vocab_size(target, draft),
         max_seq_len=config.max_seq_len or longest,
+        head=head,
     )
 
 
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
-    prompts = open_prompts(
+    prompts = open_run_prompts(config)
+    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
+    manifest = run_manifest(config, models, prompts, topology)
+    _check_overwrite(config)
+    membership = Membership(Path(config.output), silent_after_s=config.claim_timeout)
+    folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite)
+    return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
+
+
+def open_run_prompts(config: GenerateConfig) -> Prompts:
+    """Raises :class:`UserError` for a file that cannot be used."""
+    return open_prompts(
         config.prompts,
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
         limit=config.limit,
     )
-    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
-    manifest = Manifest(
-        fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology)
-    )
-    _check_overwrite(config)
-    path = Path(config.output)
-    membership = Membership(path, silent_after_s=config.claim_timeout)
+
+
+def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, topology: Topology) -> Manifest:
+    """What decides a run's rows, and what is good to know of it."""
+    return Manifest(fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology))
+
+
+def open_joined(
+    membership: Membership, manifest: Manifest, config_yaml: str, *, overwrite: bool, is_shared: bool = True
+) -> RunFolder:
+    """The folder, new or resumed, once this replica is a member. Raises :class:`UserError`, also if another
+    is at work and the folder is not for several."""
     membership.join()
     try:
         with membership.setup():
+            if not is_shared and (other := membership.find_another()) is not None:
+                raise UserError(
+                    f"--output {membership.output} is being written by {other}: wait until it has ended, or "
+                    "end it"
+                )
             folder = RunFolder.open(
-                path, manifest, resolved_yaml(config), config.overwrite, membership.find_another
+                membership.output, manifest, config_yaml, overwrite, membership.find_another
             )
             membership.tidy()
     except UserError:
         membership.withdraw()
         raise
-    return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
+    return folder
 
 
 def _check_overwrite(config: GenerateConfig) -> None:
@@ -135,6 +161,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "policy": config.policy,
         "num_draft_tokens": None,
         **config.policy_options,
+        **_head_fingerprint(config, models),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
         "num_branches": config.num_branches if config.drafts_ahead else None,
@@ -151,6 +178,14 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
     }
 
 
+def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, Any]:
+    """Of the policies that read a head; a copy of it elsewhere is the same one."""
+    if models.head is None:
+        return {}
+    found = {"head": models.head.info.weights_sha256}
+    return found if config.verify is None else {**found, "verify": config.verify}
+
+
 def _reproducibility(config: GenerateConfig) -> str:
     """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``law``: the same
     distribution.
@@ -164,12 +199,25 @@ def _reproducibility(config: GenerateConfig) -> str:
     return "law" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
 
 
+def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
+    """Operations of one token in each model, attention aside; None without a draft."""
+    if models.draft is None:
+        return None
+    target, draft = (
+        model_size(model.name, model.config, 1).flops_per_token(1) for model in (models.target, models.draft)
+    )
+    head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
+    return {"target": target, "draft": draft, "head": 2.0 * head}
+
+
 def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
     return {
-        "exact": True,
+        "exact": config.is_exact,
+        "flops_per_token": _flops_per_token(models),
         "reproducibility": _reproducibility(config),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
+        "head": models.head.description() if models.head else None,
         "prompts": config.prompts,
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,

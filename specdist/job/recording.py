@@ -47,6 +47,7 @@ class Recorder:
         num_samples: int,
         progress: Progress,
         is_traced: bool = False,
+        is_exact: bool = True,
     ) -> None:
         self._plan = plan
         self._encoder = encoder
@@ -54,6 +55,7 @@ class Recorder:
         self._num_samples = num_samples
         self._progress = progress
         self._is_traced = is_traced
+        self._is_exact = is_exact
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
@@ -186,9 +188,16 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         results = list(open_shard.log.results.values())
         table = shard_table(
-            self._plan.prompts.table(first, end), results, first_row=first, num_samples=self._num_samples
+            self._plan.prompts.table(first, end),
+            results,
+            first_row=first,
+            num_samples=self._num_samples,
+            is_exact=self._is_exact,
         )
-        stats = count_rows(self._ledger.close_shard(shard), results)
+        stats = {
+            "exact": self._is_exact,
+            **count_rows(self._ledger.close_shard(shard), results),
+        }
         open_shard.log.close()
         trace = None
         if self._is_traced:

@@ -62,13 +62,24 @@ class Replica:
         topology: Topology,
         frozen_costs: CostModel | None = None,
         agree: Callable[[CostModel], CostModel] = _own_costs,
+        *,
+        num_context_tokens: int = 0,
+        num_spare_branches: int = 0,
     ) -> None:
-        """``frozen_costs``: those of the run that is resumed, the same on every rank. ``agree`` is told what
-        the lead has measured, and answers which costs the replica is to decide by."""
+        """
+        Args:
+            frozen_costs: those of the run that is resumed, the same on every rank.
+            agree: told, on the lead, what was measured; answers which costs the replica is to decide by.
+            num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
+                of passes depend; the same on every rank.
+            num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
+        """
         self._config = config
         self._models = models
         self._topology = topology
         self._agree = agree
+        self._num_context_tokens = num_context_tokens
+        self._num_spare_branches = num_spare_branches
         self._group: dist.ProcessGroup | None = None
         self._settings = SamplingSettings(
             temperature=config.temperature,
@@ -110,8 +121,14 @@ class Replica:
     @property
     def runners(self) -> tuple[ModelRunner, ModelRunner]:
         """Target and draft of the colocated placement, for what needs no engine."""
-        assert self._target is not None and self._draft is not None
-        return self._target, self._draft
+        assert self._target is not None
+        return self._target, self.draft_runner
+
+    @property
+    def draft_runner(self) -> ModelRunner:
+        """On the rank that holds the draft."""
+        assert self._draft is not None
+        return self._draft
 
     def serve(self) -> None:
         """The loop of every rank but the lead."""
@@ -133,11 +150,28 @@ class Replica:
         """The lead rank's engine over these requests."""
         pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
         return Engine(
-            target=self._lead_target(),
+            target=self.lead_target(),
             proposer=self._proposer(),
             scheduler=Scheduler(self._scheduling, pages, requests),
             stop_rules=stop_rules,
             ledger=ledger,
+            trusts_draft=not self._config.is_exact,
+        )
+
+    def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
+        """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""
+        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
+        scheduling = dataclasses.replace(
+            self._scheduling, max_batch_rows=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
+        )
+        return Engine(
+            target=LocalTarget(
+                self.draft_runner, settings=self._settings, vocab_size=self._models.vocab_size
+            ),
+            proposer=NoDraft(self.num_slots),
+            scheduler=Scheduler(scheduling, pages, requests),
+            stop_rules=stop_rules,
+            ledger=Ledger(),
         )
 
     def _load_everywhere(self) -> None:
@@ -166,7 +200,8 @@ class Replica:
         draft = self._models.draft
         if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
             model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
-            self._draft = ModelRunner(model, topology.device)
+            head = self._models.head
+            self._draft = ModelRunner(model, topology.device, head=head.network if head else None)
 
     def _load_target(self) -> torch.nn.Module:
         target, device = self._models.target, self._topology.device
@@ -223,9 +258,11 @@ class Replica:
 
     def _room_for_branches(self) -> tuple[int, int]:
         """Rows behind the slots in this rank's memory, and the most tokens of each: of a draft that works
-        ahead, whose costs are yet to be measured."""
-        if not self._config.drafts_ahead or self._draft is None:
+        ahead, whose costs are yet to be measured, or what was asked for."""
+        if self._draft is None:
             return 0, 0
+        if not self._config.drafts_ahead:
+            return self._num_spare_branches, 1
         asked = self._config.num_branches
         most = BRANCH_COUNTS[-1] if asked is None else asked
         return self.num_slots * most, self._scheduling.max_draft_tokens + 1
@@ -237,20 +274,23 @@ class Replica:
         run: the smallest passes are the ones that wait for it.
         """
         settings, vocab_size = self._settings, self._models.vocab_size
+        num_block_tokens = self._scheduling.max_draft_tokens + 1
+        room = max(0, self._models.max_seq_len - num_block_tokens)
+        measure = partial(measure_curve, num_context_tokens=min(self._num_context_tokens, room))
         target: Curve | None = None
         draft: Curve | None = None
         if self._target is not None:
-            target = measure_curve(
+            target = measure(
                 self._target,
                 partial(judge_logits, settings=settings, vocab_size=vocab_size),
                 num_rows=self.num_slots,
-                num_tokens_per_row=self._scheduling.max_draft_tokens + 1,
+                num_tokens_per_row=num_block_tokens,
             )
         if dist.is_initialized():
             dist.barrier()
         if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
-            draft = measure_curve(
+            draft = measure(
                 self._draft,
                 partial(
                     draw_from_logits,
@@ -270,7 +310,8 @@ class Replica:
         costs = CostModel(target, draft)
         return told_by_lead(self._topology, self._agree(costs) if self._topology.is_lead else costs)
 
-    def _lead_target(self) -> Target:
+    def lead_target(self) -> Target:
+        """On the lead, for passes that the other target ranks follow in :meth:`serve`."""
         assert self._target is not None
         settings, vocab_size = self._settings, self._models.vocab_size
         if self._group is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdist.costs import CostModel
 from specdist.data import RunFolder
+from specdist.operations import TokenFlops, operations_of
 from specdist.predictions import Comparison, Predictions, predictions_of
 from specdist.stats import Stats
 
@@ -18,6 +19,11 @@ THEORY = {
     "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
     "wall_time_factor": ("wall-time factor", "{:.2f}"),
     "ready_rate": ("passes of a row with candidates", "{:.1%}"),
+}
+OPERATIONS = {
+    "target_calls_per_token": ("target passes of a row per token", "{:.3f}"),
+    "target_flops_per_token": ("operations of the target", "{:.3g}"),
+    "flops_per_token": ("operations of all models", "{:.3g}"),
 }
 DRIFT = {
     "target_pass_s": ("seconds of a target pass", "{:.5f}"),
@@ -45,7 +51,16 @@ def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
     return predictions_of(total, CostModel.from_json(costs) if costs else None)
 
 
-def comparison_lines(predictions: Predictions, costs: Mapping[str, Any]) -> list[str]:
+def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
+    """Beside the run's total; nothing where its manifest is older and does not know the models' sizes."""
+    info = folder.manifest.info
+    flops = info.get("flops_per_token")
+    return operations_of(total, TokenFlops(**flops), is_exact=info["exact"]) if flops else {}
+
+
+def comparison_lines(
+    predictions: Predictions, costs: Mapping[str, Any], operations: Mapping[str, Comparison]
+) -> list[str]:
     """A table of what was predicted and measured; nothing where nothing was drafted.
 
     ``costs``: those of :meth:`specdist.stats.Stats.costs`.
@@ -60,6 +75,8 @@ def comparison_lines(predictions: Predictions, costs: Mapping[str, Any]) -> list
         lines += _table("frozen costs beside this run", predictions.drift, DRIFT)
         share = _shown(predictions.target_share_in_curve, "{:.0%}")
         lines.append(f"  target passes of measured sizes, {share} of the time of all")
+    if operations:
+        lines += _table("work per token, as SPRINTER counts it", operations, OPERATIONS)
     if predictions.theory:
         lines += [_regression(label, costs.get(name)) for name, label in REGRESSIONS.items()]
     return lines

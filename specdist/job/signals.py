@@ -75,7 +75,7 @@ class StopRequest:
             if number not in STOP_SIGNALS:
                 continue
             if not self._is_gentle:
-                logger.warning("%s before the first row: ending", number.name)
+                logger.warning("%s with nothing to save: ending", number.name)
                 _end(EXIT_STOPPED)
             if asked_at is None:
                 asked_at = time.monotonic()

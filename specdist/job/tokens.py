@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from specdist.data import RowError
+from specdist.data import Prompts, RowError
 from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint
+
+# Prompts whose length is looked at to tell what is typical.
+NUM_SAMPLED = 32
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
@@ -83,6 +88,10 @@ class PromptEncoder:
         except Exception as error:  # a template can raise anything, and speaks of this row alone
             raise RowError(f"the chat template refuses the messages: {error}") from error
 
+    def prompt_ids(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """The prompt's tokens. Raises :class:`RowError` as the two steps do."""
+        return self.token_ids(self.text(prompt), is_chat=not isinstance(prompt, str))
+
     def token_ids(self, text: str, *, is_chat: bool) -> list[int]:
         """Raises :class:`RowError` for a prompt of no tokens, or of too many. A chat template has written the
         special tokens already."""
@@ -95,6 +104,20 @@ class PromptEncoder:
                 f"at most {self._max_prompt_tokens} leave room for a completion"
             )
         return token_ids
+
+    def continuation_ids(self, text: str) -> list[int]:
+        """Tokens of text that stands behind a prompt: no special ones."""
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return token_ids
+
+    def typical_length(self, prompts: Prompts) -> int:
+        """Tokens of a prompt, by the median of a few spread over all; 0 if none of them can be used."""
+        step = max(1, prompts.num_rows // NUM_SAMPLED)
+        lengths = []
+        for row in range(0, prompts.num_rows, step):
+            with contextlib.suppress(RowError):
+                lengths.append(len(self.prompt_ids(prompts.prompt(row))))
+        return int(statistics.median(lengths)) if lengths else 0
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of a completion, without special tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,6 @@ from specdist.config import GenerateConfig
 from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
 
-Told = TypeVar("Told")
 # Far above any pass; a rank that died must not leave the others waiting for ever.
 WAIT = timedelta(minutes=30)
 
@@ -107,7 +106,7 @@ def join_world(topology: Topology, init_method: str = "env://") -> None:
     )
 
 
-def told_by_lead(topology: Topology, value: Told) -> Told:
+def told_by_lead(topology: Topology, value: Any) -> Any:
     """The lead's value, on every rank; those of the others are not looked at."""
     if topology.world_size == 1:
         return value

@@ -44,8 +44,9 @@ def lead_turns(topology: Topology, run: RunPlan, recorder: Recorder, stop: StopR
         is_waiting = turn is Turn.WAIT
 
 
-def follow_turns(topology: Topology, replica: Replica) -> bool:
+def follow_turns(topology: Topology, replica: Replica, stop: StopRequest) -> bool:
     """What every rank but the lead does; returns whether the run is complete."""
+    stop.become_gentle()
     turn = Turn.WAIT
     while not turn.is_last:
         turn = told_by_lead(topology, turn)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageUpdates
@@ -23,6 +23,7 @@ from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
 from specdist.models.graphs import Capturer, CudaGraphs
+from specdist.models.hidden import LastHiddenStates
 from specdist.models.kernel import (
     GatheredVarlenKernel,
     KernelAttention,
@@ -72,12 +73,23 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: PreTrainedModel, device: torch.device, acceleration: Acceleration | None = None
+        self,
+        model: PreTrainedModel,
+        device: torch.device,
+        acceleration: Acceleration | None = None,
+        *,
+        head: nn.Module | None = None,
     ) -> None:
-        """``acceleration``: by default what pays on the device."""
+        """
+        Args:
+            acceleration: by default what pays on the device.
+            head: reads the last hidden states [N, H] of every pass and gives a logit for each [N]; it takes
+                the model's precision.
+        """
         self.model = model.eval()
         self.device = device
         self.dtype = next(model.parameters()).dtype
+        self._head = None if head is None else head.to(device=device, dtype=self.dtype).eval()
         self._acceleration = acceleration or Acceleration.of(device)
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._shapes = LayerShapes()
@@ -175,12 +187,45 @@ class ModelRunner:
 
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Run the tokens, write their keys and values; logits [N, V] of the tokens at ``logits_index``."""
+        return self._without_estimates(self._forward(batch, logits_index))
+
+    @property
+    def has_head(self) -> bool:
+        return self._head is not None
+
+    def forward_with_estimates(
+        self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Like :meth:`forward`, with the head's estimates of the same tokens: float64 [N] in [0, 1]."""
+        assert self._head is not None
+        outputs = self._forward(batch, logits_index)
+        return outputs[:, :-1], outputs[:, -1].double().sigmoid()
+
+    def _forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
+        """Logits [N, V], and behind them, where there is a head, its own: [N, V + 1]."""
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         asked_N = np.asarray(logits_index, np.int64)
         if self._static is not None:
             logits = self._static.forward(batch, asked_N, self._table.pages)
             if logits is not None:
                 return logits
+        return self._forward_ragged(batch, asked_N)
+
+    def forward_with_hidden(
+        self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
+        the final norm. Always a ragged pass: a recorded one runs no hook.
+        """
+        with LastHiddenStates(self.model) as caught:
+            logits_NV = self._forward_ragged(batch, np.asarray(logits_index, np.int64))
+        return self._without_estimates(logits_NV), caught.hidden_NH[: len(logits_NV)]
+
+    def _without_estimates(self, outputs: Tensor) -> Tensor:
+        return outputs if self._head is None else outputs[:, :-1]
+
+    def _forward_ragged(self, batch: FlatBatch, asked_N: np.ndarray) -> Tensor:
+        assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         attention: LayerAttention
         if self._kernel is None:
             plan = plan_attention(batch, self._table.pages, self._cache.page_size, self.device)
@@ -208,7 +253,10 @@ class ModelRunner:
         logits_index_N: Tensor,
         attention: LayerAttention,
     ) -> Tensor:
-        with self._linears.active() if self._linears is not None else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if self._linears is not None:
+                stack.enter_context(self._linears.active())
+            caught = None if self._head is None else stack.enter_context(LastHiddenStates(self.model))
             output = self.model(
                 input_ids=token_ids_T[None],
                 position_ids=positions_T[None],
@@ -217,4 +265,7 @@ class ModelRunner:
                 paged_attention=attention,
             )
         logits: Tensor = output.logits[0]
-        return logits
+        if self._head is None or caught is None:
+            return logits
+        # One tensor, so that a recorded pass has the head in it.
+        return torch.cat([logits, self._head(caught.hidden_NH).to(logits.dtype)[:, None]], dim=1)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from specdist.models.sizes import ModelSize
 from specdist.planning.hardware import Gpu
 from specdist.planning.memory import Fit, fit
 from specdist.planning.roofline import Placement, roofline_costs
@@ -18,7 +19,6 @@ from specdist.planning.simulate import (
     Settings,
     predict,
 )
-from specdist.planning.sizes import ModelSize
 
 MAX_DRAFT_TOKENS = 16
 # Below it the model cannot tell two plans apart, and the simpler one is taken.

@@ -11,6 +11,7 @@ import torch
 from specdist.benchmark.config import device_of
 from specdist.data.files import write_atomically
 from specdist.errors import UserError
+from specdist.models.sizes import ModelSize
 from specdist.planning.advise import Planner, Site, Work, recommend
 from specdist.planning.documents import fit_document, launch_command, plan_document, run_options, run_yaml
 from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
@@ -18,7 +19,6 @@ from specdist.planning.measuring import measure_here
 from specdist.planning.models import open_model
 from specdist.planning.options import PlanConfig
 from specdist.planning.report import comparison_table, memory_table, plan_table, reason
-from specdist.planning.sizes import ModelSize
 from specdist.planning.traces import acceptance_of
 from specdist.planning.validate import validate
 

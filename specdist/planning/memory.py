@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from specdist.job.replica import PAGE_SIZE
 from specdist.models.forks import pages_per_branch
 from specdist.models.memory import RESERVED_FRACTION
+from specdist.models.sizes import ModelSize
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import Mode
-from specdist.planning.sizes import ModelSize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from specdist.benchmark.random_llama import SHAPES
 from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint, check_family
-from specdist.planning.sizes import ModelSize, model_size
+from specdist.models.sizes import ModelSize, model_size
 
 # A shape is no checkpoint, and limits no context.
 ANY_LENGTH = 2**20

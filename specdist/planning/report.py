@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from specdist.models.sizes import ModelSize
 from specdist.planning.advise import WORTHWHILE, Plan, Site, Work
 from specdist.planning.hardware import GIB
 from specdist.planning.memory import Fit
 from specdist.planning.simulate import Mode
-from specdist.planning.sizes import ModelSize
 from specdist.planning.validate import Comparison
 
 NAMES: dict[Mode, str] = {

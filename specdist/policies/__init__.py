@@ -5,6 +5,8 @@ from specdist.policies.base import (
     BatchPolicy,
     DraftedRows,
     DraftFeatures,
+    HeadKind,
+    HeadPolicy,
     JudgedTokens,
     LengthPolicy,
     RoundContext,
@@ -17,6 +19,8 @@ from specdist.policies.gammatune import GammaTune
 from specdist.policies.gammatune_plus import GammaTunePlus
 from specdist.policies.goodput import Goodput
 from specdist.policies.hf_heuristic import HfHeuristic
+from specdist.policies.specdecpp import SpecDecPlusPlus
+from specdist.policies.sprinter import Sprinter
 from specdist.policies.svip import Svip
 
 __all__ = [
@@ -29,10 +33,14 @@ __all__ = [
     "GammaTune",
     "GammaTunePlus",
     "Goodput",
+    "HeadKind",
+    "HeadPolicy",
     "HfHeuristic",
     "JudgedTokens",
     "LengthPolicy",
     "RoundContext",
+    "SpecDecPlusPlus",
+    "Sprinter",
     "Svip",
     "VerifiedBlocks",
     "WithoutHistory",

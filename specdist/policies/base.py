@@ -3,6 +3,10 @@
 A policy may stop before a draw, or after a draw while keeping the token. It may never have a drawn token that
 it has looked at thrown away: that would condition the kept ones on their values and bias the output.
 
+A policy that reads a trained head is asked one draft pass later, in front of the next draw: the estimate of a
+token comes from the draft's hidden state with that token as input. The next token is not drawn yet, so that
+nothing drawn is thrown away there either; what stops has run one pass without a draw.
+
 What it remembers of a row from block to block is the row's *history*, a few numbers that the draft keeps for
 it: a row that has to give up its slot in the middle takes them along, and goes on as if nothing had happened.
 """
@@ -10,9 +14,11 @@ it: a row that has to give up its slot in the middle takes them along, and goes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+
+HeadKind = Literal["acceptance", "verifier"]
 
 # R rows, C tokens of several rows, H numbers of a history
 
@@ -22,26 +28,40 @@ class DraftFeatures:
     """What the draft knows of the token that it drew last for each row, and of the distribution behind it.
 
     That is the one which the token was drawn from; under greedy, where it is one-hot, the softmax at
-    temperature 1.
+    temperature 1. What was not worked out is NaN.
 
     Attributes:
         entropies_R: in nats.
         probabilities_R: of the drawn token.
         top_probabilities_R: of the likeliest token.
+        estimates_R: a trained head's of the token, in [0, 1]; None where there is no head.
     """
 
     entropies_R: np.ndarray
     probabilities_R: np.ndarray
     top_probabilities_R: np.ndarray
+    estimates_R: np.ndarray | None = None
+
+    @staticmethod
+    def of_head(estimates_R: np.ndarray) -> DraftFeatures:
+        """The head's estimates alone."""
+        unknown_R = np.full(len(estimates_R), np.nan)
+        return DraftFeatures(unknown_R, unknown_R, unknown_R, estimates_R)
 
     def stacked(self) -> np.ndarray:
-        """[3, R], in the order of the attributes."""
-        return np.stack([self.entropies_R, self.probabilities_R, self.top_probabilities_R])
+        """[4, R], in the order of the attributes."""
+        estimates_R = self.estimates_R
+        if estimates_R is None:
+            estimates_R = np.full(len(self.entropies_R), np.nan)
+        return np.stack([self.entropies_R, self.probabilities_R, self.top_probabilities_R, estimates_R])
 
     def select(self, index: np.ndarray) -> DraftFeatures:
         """Those of some of the rows."""
         return DraftFeatures(
-            self.entropies_R[index], self.probabilities_R[index], self.top_probabilities_R[index]
+            self.entropies_R[index],
+            self.probabilities_R[index],
+            self.top_probabilities_R[index],
+            None if self.estimates_R is None else self.estimates_R[index],
         )
 
 
@@ -147,6 +167,17 @@ class BatchPolicy(LengthPolicy, Protocol):
 
     def observe_tokens(self, tokens: JudgedTokens) -> None:
         """The target has judged these."""
+        ...
+
+
+@runtime_checkable
+class HeadPolicy(LengthPolicy, Protocol):
+    """A policy that is told a trained head's estimate of every token of the block, and is asked for another
+    one when the pass is over that gives it; before the first token it is asked without."""
+
+    @property
+    def head_kind(self) -> HeadKind:
+        """What the head must estimate: the chance of acceptance, or whether a token is acceptable."""
         ...
 
 

@@ -48,7 +48,7 @@ class Goodput:
     def __init__(self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool) -> None:
         """``is_coupled``: target and draft draw with the same noise, or without any (greedy)."""
         self.max_draft_tokens = max_draft_tokens
-        self._costs = costs
+        self._target_ns, self._draft_ns = costs.target.look_up, costs.draft.look_up
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
         # Of a token that is not drawn yet.
         self._forecast = PRIOR_ACCEPTANCE
@@ -77,7 +77,7 @@ class Goodput:
             self._survival[rows.chains_R] *= self._chances(rows.features, depths_R)
         wants_R = self._rows_that_pay(rows)
         self._num_tokens += int(wants_R.sum())
-        self._drafting_ns += float(self._costs.draft(wants_R.sum()))
+        self._drafting_ns += float(self._draft_ns(wants_R.sum()))
         return wants_R
 
     def num_to_verify(
@@ -98,7 +98,7 @@ class Goodput:
         # Survival falls along a row, so that the best tokens of all are every row's first ones.
         order_C = np.argsort(-survival_C, kind="stable")
         num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
-        pass_ns = self._costs.target(num_other_tokens + np.arange(len(lines_C) + 1))
+        pass_ns = self._target_ns(num_other_tokens + np.arange(len(lines_C) + 1))
         rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, self._drafting_ns))
         best = int(np.argmax(rates))
         self._goodput = float(rates[best])
@@ -124,14 +124,14 @@ class Goodput:
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
             # The decisions' own step is over.
-            self._drafting_ns = float(self._costs.draft(rows.round.num_rows))
+            self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
         num_rows = len(rows.chains_R)
         lengths_D = np.arange(self.max_draft_tokens + 1)
         worth_D = _worth_of_steps(np.array([[self._forecast]]), self.max_draft_tokens)[0]
         num_tokens_D = rows.round.num_rows + num_rows * np.r_[0.0, worth_D]
-        ns_D = lengths_D * self._costs.draft(num_rows)
-        ns_D = ns_D + self._costs.target(rows.round.num_rows + num_rows * lengths_D)
+        ns_D = lengths_D * self._draft_ns(num_rows)
+        ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * lengths_D)
         self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
 
     def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
@@ -145,15 +145,15 @@ class Goodput:
         counts_R = np.arange(1, num_rows + 1)
         steps_D = np.arange(1, num_steps + 1)
         gain_RD = np.cumsum(worth_RD[order_R], axis=0)
-        drafting_RD = self._costs.draft(counts_R)[:, None] * steps_D
+        drafting_RD = self._draft_ns(counts_R)[:, None] * steps_D
         if rows.round.is_ahead:
-            free_ns = float(self._costs.target(rows.round.num_pass_tokens))
+            free_ns = float(self._target_ns(rows.round.num_pass_tokens))
             over_ns = max(0.0, self._drafting_ns - free_ns)
             ns_RD = np.maximum(0.0, self._drafting_ns + drafting_RD - free_ns) - over_ns
         else:
             sizes_RD = rows.round.num_pass_tokens + self._num_tokens + counts_R[:, None] * steps_D
-            now_ns = self._costs.target(rows.round.num_pass_tokens + self._num_tokens)
-            ns_RD = drafting_RD + self._costs.target(sizes_RD) - now_ns
+            now_ns = self._target_ns(rows.round.num_pass_tokens + self._num_tokens)
+            ns_RD = drafting_RD + self._target_ns(sizes_RD) - now_ns
         value_RD = gain_RD - self._goodput * ns_RD
         best_row, best_step = np.unravel_index(np.argmax(value_RD), value_RD.shape)
         wants_R = np.zeros(num_rows, bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -152,7 +153,13 @@ def _collect(config: TuneConfig) -> tuple[ExhaustiveTrace, CostModel]:
     requests = _requests(config, encoder)
     longest = max(len(request.prompt_ids) for request in requests) + config.max_new_tokens
     models = dataclasses.replace(models, max_seq_len=min(models.max_seq_len, longest))
-    replica = Replica(run_config, models, topology_from_environment(run_config))
+    replica = Replica(
+        run_config,
+        models,
+        topology_from_environment(run_config),
+        num_context_tokens=int(statistics.median(len(request.prompt_ids) for request in requests))
+        + config.max_new_tokens // 2,
+    )
     assert replica.costs is not None
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
     engine = replica.engine(iter(requests), stop_rules, Ledger())
@@ -179,8 +186,7 @@ def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
     for first, end in pairwise(bounds):
         for row_id in range(first, end):
             try:
-                prompt = prompts.prompt(row_id)
-                prompt_ids = encoder.token_ids(encoder.text(prompt), is_chat=not isinstance(prompt, str))
+                prompt_ids = encoder.prompt_ids(prompts.prompt(row_id))
             except RowError as error:
                 logger.warning("row %d is left out: %s", row_id, error.reason)
                 continue

@@ -304,7 +304,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     file.write_text("")
     for path, message in ((file, "is a file: give a folder"), (file / "run", "cannot be written")):
         member = Replica(tmp_path, "a").membership
-        member._output, member._folder = path, path / "claims"
+        member.output, member._folder = path, path / "claims"
         with pytest.raises(UserError, match=f"--output .*{message}"):
             member.join()
 

@@ -1,7 +1,8 @@
 """An engine on tiny random models, in this process.
 
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
-``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``.
+``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
+draft's hidden states; with ``trusts_draft`` only the last token of a block is judged.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageTable
@@ -31,10 +33,12 @@ CPU = torch.device("cpu")
 PAGE_SIZE = 4
 
 
-def paged_runner(model: PreTrainedModel, acceleration: Acceleration | None = None) -> ModelRunner:
+def paged_runner(
+    model: PreTrainedModel, acceleration: Acceleration | None = None, head: nn.Module | None = None
+) -> ModelRunner:
     model = copy.deepcopy(model)
     use_paged_attention(model)
-    return ModelRunner(model, CPU, acceleration)
+    return ModelRunner(model, CPU, acceleration, head=head)
 
 
 def decode(token_ids: list[int]) -> str:
@@ -65,6 +69,8 @@ class Replica:
         seed: int = 0,
         acceleration: Acceleration | None = None,
         is_traced: bool = False,
+        head: nn.Module | None = None,
+        trusts_draft: bool = False,
     ) -> None:
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
@@ -81,7 +87,10 @@ class Replica:
         self.num_pages = num_pages
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
         self.max_seq_len = max_seq_len
-        self.runners = [paged_runner(model, acceleration) for model in (target, draft) if model is not None]
+        self.runners = [paged_runner(target, acceleration)]
+        if draft is not None:
+            self.runners.append(paged_runner(draft, acceleration, head))
+        self.trusts_draft = trusts_draft
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:
             runner.allocate(
@@ -126,6 +135,7 @@ class Replica:
             scheduler=self.scheduler,
             stop_rules=self.stop_rules,
             ledger=self.ledger,
+            trusts_draft=self.trusts_draft,
         )
         completions = list(engine.run())
         assert pages.num_available == pages.num_pages, "a finished row kept its pages"

@@ -63,7 +63,13 @@ def completion_law(model: PreTrainedModel, prompt: list[int], settings: Sampling
     return law
 
 
-def bucket_p_values(replica: Replica, model: PreTrainedModel, num_samples: int = NUM_SAMPLES) -> list[float]:
+def bucket_p_values(
+    replica: Replica,
+    model: PreTrainedModel,
+    num_samples: int = NUM_SAMPLES,
+    law_of: Callable[[list[int]], torch.Tensor] | None = None,
+) -> list[float]:
+    """``law_of`` a prompt: by default the model's own of its completions."""
     buckets = torch.randint(NUM_BUCKETS, (VOCAB_SIZE**DEPTH,), generator=torch.Generator().manual_seed(9))
     completions = replica.generate(requests_for(PROMPTS, num_samples))
     place = VOCAB_SIZE ** torch.arange(DEPTH - 1, -1, -1)
@@ -71,7 +77,7 @@ def bucket_p_values(replica: Replica, model: PreTrainedModel, num_samples: int =
     for row, prompt in enumerate(PROMPTS):
         found = torch.tensor([c.token_ids for c in completions if c.request.row_id == row])
         assert found.shape == (num_samples, DEPTH)
-        law = completion_law(model, prompt, replica.settings)
+        law = completion_law(model, prompt, replica.settings) if law_of is None else law_of(prompt)
         counts = torch.bincount(buckets[(found * place).sum(1)], minlength=NUM_BUCKETS)
         expected = torch.zeros(NUM_BUCKETS, dtype=torch.float64).index_add_(0, buckets, law)
         p_values.append(chi_square_p_value(counts, expected))

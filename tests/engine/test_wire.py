@@ -93,11 +93,11 @@ def test_request_and_reply_round_trip() -> None:
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )
     traced = TracedDrafts(
-        features_3C=np.float32(np.arange(9) / 7).astype(float).reshape(3, 3),
+        features_4C=np.float32(np.arange(12) / 7).astype(float).reshape(4, 3),
         is_judged_R=np.array([True, True]),
         is_hit_R=np.array([True, False]),
         token_ids_R=ints(4, 70_000),
-        features_3R=np.float32(np.arange(6) / 11).astype(float).reshape(3, 2),
+        features_4R=np.float32(np.arange(8) / 11).astype(float).reshape(4, 2),
         acceptance_R=np.array([1.0, 0.25]),
     )
     for each in (reply, dataclasses.replace(reply, traced=traced)):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specdist.job import generate
+from tests.job.heads import write_heads
 from tests.job.launching import Ended, run_here
 from tests.job.pair import Pair, build_pair
 
@@ -15,6 +16,12 @@ from tests.job.pair import Pair, build_pair
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return build_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def heads(pair: Pair) -> dict[str, Path]:
+    """Of the policies that read one."""
+    return write_heads(pair)
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
-from specdist.job.generate import main
+from specdist.job.generate import main as generate
+from tests.job.launching import Main
 
 
-def run_quietly(arguments: list[str]) -> None:
+def run_quietly(arguments: list[str], main: Main = generate) -> None:
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         sys.stdout = sys.stderr = nowhere
         sys.exit(main(arguments))

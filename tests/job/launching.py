@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.ranks import REPOSITORY
 JOB = REPOSITORY / "jobs" / "generate.py"
 ACCELERATE_CONFIG = REPOSITORY / "jobs" / "accelerate" / "cpu.yaml"
 TIMEOUT_S = 200
+Main = Callable[[Sequence[str]], int]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def parse(**options: Any) -> GenerateConfig:
     return parse_generate_config(arguments(**options))
 
 
-def run_here(**options: Any) -> Ended:
+def run_here(main: Main = main, **options: Any) -> Ended:
     """One rank in this process, which saves the seconds that importing the libraries takes."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -66,17 +68,17 @@ def run_here(**options: Any) -> Ended:
     return Ended(code, stdout.getvalue(), stderr.getvalue())
 
 
-def command(num_ranks: int = 1, **options: Any) -> list[str]:
+def command(num_ranks: int = 1, job: Path = JOB, **options: Any) -> list[str]:
     """The command line as users type it: through accelerate where there are several ranks."""
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE_CONFIG)]
     launcher += ["--num_processes", str(num_ranks)]
-    return [sys.executable, *(launcher if num_ranks > 1 else []), str(JOB), *arguments(**options)]
+    return [sys.executable, *(launcher if num_ranks > 1 else []), str(job), *arguments(**options)]
 
 
-def run_process(num_ranks: int = 1, **options: Any) -> Ended:
+def run_process(num_ranks: int = 1, job: Path = JOB, **options: Any) -> Ended:
     """The job in processes of its own, to its end."""
     ended = subprocess.run(
-        command(num_ranks, **options), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S
+        command(num_ranks, job, **options), cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 

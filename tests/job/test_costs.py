@@ -1,15 +1,18 @@
 """How far to draft ahead, and how many branches: what the measured times say."""
 
-import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from torch import Tensor
 
 from specdist.costs import CostModel, Curve
 from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
 from specdist.job.preflight import freeze_costs, plan_models, plan_run
 from specdist.job.topology import topology_from_environment
+from specdist.models.flat import FlatBatch
 from specdist.theory import caught_share
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.job.launching import parse
@@ -50,17 +53,6 @@ def test_more_branches_catch_more() -> None:
     assert shares[0] == 0 and shares == sorted(shares) and shares[-1] < 1
 
 
-def test_a_curve_goes_through_its_points_and_on() -> None:
-    curve = Curve([1, 2, 8], [60, 120, 240])
-    assert curve(np.array([0, 1, 2, 5, 8, 10])).tolist() == [0, 60, 120, 180, 240, 280]
-    assert float(Curve([1, 4], [10, 5])(8)) == 5
-
-
-def test_costs_survive_json() -> None:
-    costs = CostModel(Curve([1, 2], [3, 4]), Curve([1], [2]))
-    assert CostModel.from_json(json.loads(json.dumps(costs.to_json()))) == costs
-
-
 def test_every_size_up_to_the_largest_block_is_measured() -> None:
     runner = paged_runner(tiny_model("llama"))
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
@@ -81,3 +73,32 @@ def test_the_costs_that_are_frozen_first_are_everybodys(options: dict[str, Any],
     assert second.folder.manifest.info["costs"] == costs[0].to_json()
     for run in (first, second):
         run.membership.leave()
+
+
+def test_passes_are_measured_behind_a_context() -> None:
+    runner = paged_runner(tiny_model("llama"))
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
+    last_positions: set[int] = set()
+    forward = runner.forward
+
+    def watched(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
+        last_positions.add(int(np.max(batch.positions_T)))
+        return forward(batch, logits_index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "forward", watched)
+        measure_curve(runner, len, num_rows=3, num_tokens_per_row=4, num_context_tokens=9)
+    assert last_positions == {9, 10, 11, 12}
+
+
+def test_a_disturbed_pass_is_not_taken_for_dear() -> None:
+    runner = paged_runner(tiny_model("llama"))
+    runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
+
+    def finish(logits: Tensor) -> None:
+        if len(logits) == 2:
+            time.sleep(0.05)
+
+    curve = measure_curve(runner, finish, num_rows=3, num_tokens_per_row=4)
+    assert list(curve.ns) == sorted(curve.ns)
+    assert curve.ns[1] < 50_000_000

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,9 @@ from typing import Any
 import pytest
 
 from specdist.data import PartLog, RowResult
-from tests.job import forked
+from tests.job.killing import fork_and_kill, wait_until
 from tests.job.launching import (
-    TIMEOUT_S,
     Ended,
-    arguments,
     command,
     kill_tree,
     logged_rows,
@@ -33,7 +29,6 @@ from tests.job.launching import (
 from tests.ranks import REPOSITORY
 
 NUM_SHARDS, ROWS_PER_SHARD = 4, 6
-POLL_S = 0.001
 # Two rows at a time and long completions: long enough to be hit at a chosen moment.
 SLOW = {
     "rows_per_shard": ROWS_PER_SHARD,
@@ -59,31 +54,6 @@ def num_logged(output: Path, shard: int) -> int:
 
 def is_finished(output: Path, shard: int) -> bool:
     return (output / "shards" / f"shard-{shard:05d}.json").exists()
-
-
-def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool]) -> None:
-    """Until the moment comes, or the job ends by itself."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not reached() and is_running():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(POLL_S)
-
-
-def fork_and_kill(moment: Callable[[], bool], **options: Any) -> int | None:
-    """Run the job in a process of its own, SIGKILL it when the moment comes; its exit code.
-
-    The process is forked from one that has imported the libraries: it starts in milliseconds.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([forked.__name__])
-    process = context.Process(target=forked.run_quietly, args=(arguments(**options),))
-    process.start()
-    try:
-        wait_until(moment, process.is_alive)
-    finally:
-        process.kill()
-        process.join()
-    return process.exitcode
 
 
 class Progress:

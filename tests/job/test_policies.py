@@ -28,9 +28,11 @@ ADAPTIVE = sorted(set(POLICIES) - {"fixed"})
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_built_from_its_options(options: dict[str, Any], name: str) -> None:
+def test_a_policy_is_built_from_its_options(
+    options: dict[str, Any], heads: dict[str, Path], name: str
+) -> None:
     """Under the names that the options have; its cap is what is reserved for a row."""
-    config = parse(**options, output="run", policy=name)
+    config = parse(**options, output="run", policy=name, head=heads.get(name))
     policy = make_policy(config, COSTS)
     assert config.policy_options == {option: getattr(policy, option) for option in config.policy_options}
     assert policy.max_draft_tokens + 1 == config.block_tokens
@@ -49,9 +51,10 @@ def test_policies_and_options_know_each_other() -> None:
 
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_greedy_text_is_the_same_and_the_run_continues(
-    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, name: str
+    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path, name: str
 ) -> None:
     output = tmp_path / "run"
+    options = options | {"head": heads.get(name), "verify": "all" if name == "sprinter" else None}
     assert run_here(**options, output=output, policy=name).code == 0
     found, expected = read_output(output), read_output(greedy[0])
     assert found["completion_ids"].to_pylist() == expected["completion_ids"].to_pylist()

@@ -77,7 +77,7 @@ def test_without_frozen_costs_nothing_drifts(greedy: tuple[Path, Ended]) -> None
     figure = predictions["theory"]["tokens_per_row_pass"]
     assert figure["measured"] > 1.5 and 0.7 < figure["ratio"] < 1.3
     total = total_stats(RunFolder(output))
-    lines = comparison_lines(run_predictions(RunFolder(output), total), total.costs())
+    lines = comparison_lines(run_predictions(RunFolder(output), total), total.costs(), {})
     assert not any("frozen" in line for line in lines)
     # A table's columns are below one another.
     rows = [line for line in lines if line.startswith("  ") and ":" not in line]

@@ -149,7 +149,7 @@ def test_before_the_first_row_one_signal_ends_the_job() -> None:
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == EXIT_STOPPED
-    assert "SIGTERM before the first row" in stderr
+    assert "SIGTERM with nothing to save" in stderr
 
 
 def test_a_second_interrupt_ends_at_once() -> None:

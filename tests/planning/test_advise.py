@@ -8,12 +8,12 @@ import torch
 from specdist.benchmark.random_llama import SHAPES
 from specdist.job.replica import PAGE_SIZE
 from specdist.models.memory import RESERVED_FRACTION
+from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.advise import Plan, Planner, Site, Work, recommend
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from specdist.planning.report import reason
 from specdist.planning.simulate import Mode
-from specdist.planning.sizes import ModelSize, model_size
 
 GPU = GPUS["h100-sxm"]
 

@@ -6,10 +6,10 @@ import pytest
 from transformers import LlamaConfig
 
 from specdist.errors import UserError
+from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.hardware import GPUS, find_gpu
 from specdist.planning.roofline import LAUNCH_S, Placement, roofline_costs
 from specdist.planning.simulate import Mode, Settings, predict
-from specdist.planning.sizes import ModelSize, model_size
 
 HALF_BYTES = 2
 TP_SIZE = 4

@@ -13,6 +13,7 @@ from specdist.sampling.distributions import (
     SamplingSettings,
     distributions_from_logits,
 )
+from specdist.theory import sprinter_acceptance
 
 VOCAB_SIZE = 7
 SETTINGS = [
@@ -47,20 +48,69 @@ def acceptance_probability(target: Tensor, draft: Tensor) -> float:
 def test_accepted_and_recovered_mass_is_the_target_law(settings: SamplingSettings) -> None:
     for seed in range(20):
         target, draft = pair_of_laws(settings, seed)
-        accepted = torch.tensor(
-            [
-                float(draft[token]) * acceptance_probability(target[token], draft[token])
-                if draft[token] > 0
-                else 0.0
-                for token in range(VOCAB_SIZE)
-            ],
-            dtype=torch.float64,
-        )
+        accepted = accepted_masses(target, draft)
         residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
         law = accepted + (1 - accepted.sum()) * residual
         torch.testing.assert_close(law, target, atol=TOLERANCE, rtol=0)
         # The acceptance rate is the overlap of the two laws (Leviathan et al. 2023, Corollary 3.6).
         torch.testing.assert_close(accepted.sum(), torch.minimum(target, draft).sum(), atol=1e-12, rtol=0)
+
+
+def accepted_masses(target: Tensor, draft: Tensor) -> Tensor:
+    """[V]: that each token is drawn and then accepted."""
+    chances = [
+        acceptance_probability(target[token], draft[token]) if draft[token] > 0 else 0.0
+        for token in range(VOCAB_SIZE)
+    ]
+    return draft * torch.tensor(chances, dtype=torch.float64)
+
+
+def lossy_law(target: Tensor, draft: Tensor, trusts: Tensor) -> Tensor:
+    """Of SPRINTER's next token: drawn by the draft; with the chance ``trusts`` [V] the verifier lets it pass,
+    else it is judged by the ordinary rule."""
+    judged = accepted_masses(target, draft) * (1 - trusts)
+    trusted = draft * trusts
+    residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
+    return trusted + judged + (1 - (trusted + judged).sum()) * residual
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("false_positive", [0.0, 0.3, 1.0])
+def test_a_trusted_draft_emits_the_mixture_of_theorem_1(
+    settings: SamplingSettings, false_positive: float
+) -> None:
+    """SPRINTER, Theorem 1: (1 - f) P + f Q. What its proof uses without saying so: the verifier
+    lets every unacceptable token (Q > P) pass with the same chance f, whatever the token, independently of
+    which one the draft prefers; and a doubted token is judged by min(1, P/Q) with the residual of the whole P
+    and Q. Of acceptable tokens it may do what it likes: judged, they are accepted with certainty."""
+    generator = torch.Generator().manual_seed(3)
+    for seed in range(10):
+        target, draft = pair_of_laws(settings, seed)
+        true_positives = torch.rand(VOCAB_SIZE, generator=generator, dtype=torch.float64)
+        trusts = torch.where(draft <= target, true_positives, false_positive)
+        law = lossy_law(target, draft, trusts)
+        mixture = (1 - false_positive) * target + false_positive * draft
+        torch.testing.assert_close(law, mixture, atol=TOLERANCE, rtol=0)
+        distance = (target - draft).abs().sum() / 2
+        torch.testing.assert_close(
+            (law - target).abs().sum() / 2, false_positive * distance, atol=TOLERANCE, rtol=0
+        )
+        # Of the draft's tokens, those that are kept (Theorem 7, where acceptable ones always are).
+        kept = draft * trusts + accepted_masses(target, draft) * (1 - trusts)
+        expected = sprinter_acceptance(false_positive, float(distance))
+        assert float(kept.sum()) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_a_verifier_with_favourites_is_outside_of_theorem_1() -> None:
+    """Guards the test above: with another chance for every token the law is no mixture of P and Q, not even
+    with the share of unacceptable draws that pass."""
+    target, draft = pair_of_laws(SamplingSettings(), seed=0)
+    unacceptable = draft > target
+    trusts = torch.linspace(0, 1, VOCAB_SIZE, dtype=torch.float64)
+    share = float((draft * trusts)[unacceptable].sum() / draft[unacceptable].sum())
+    law = lossy_law(target, draft, trusts)
+    assert float(law.sum()) == pytest.approx(1)
+    assert float((law - ((1 - share) * target + share * draft)).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_slice
-from specdist.planning.sizes import model_size
+from specdist.models.sizes import model_size
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 

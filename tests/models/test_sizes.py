@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from specdist.benchmark.random_llama import SHAPES
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.planning.sizes import ModelSize, model_size
+from specdist.models.sizes import ModelSize, model_size
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import FAMILIES, tiny_model
 from tests.ranks import run_ranks
@@ -43,7 +43,7 @@ def test_a_ranks_weights_are_those_that_it_holds(tmp_path: Path) -> None:
     for family in ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gpt_neox", "phi"):
         tiny_model(family, intermediate_size=128).save_pretrained(tmp_path / family)
         folders.append(str(tmp_path / family))
-    run_ranks("tests.planning.sharded_sizes", 2, *folders)
+    run_ranks("tests.models.sharded_sizes", 2, *folders)
 
 
 def test_a_pass_reads_all_but_the_embedding() -> None:

@@ -1,0 +1,112 @@
+"""The ranks of a collection: the lead says what comes next, and the others do it.
+
+Generation is the engine's own business, and every rank serves it. In between the lead alone knows the texts:
+it asks the draft's rank to draw and to complete, and runs passes that the target's other ranks follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from specdist.collecting.draft_side import Drafted, DraftSide
+from specdist.collecting.target_side import TargetSide
+from specdist.collecting.texts import Text
+from specdist.engine.collectives import LEAD_RANK
+from specdist.engine.sequence import Request
+from specdist.errors import UserError
+from specdist.job.replica import Replica
+from specdist.job.signals import StopRequest
+from specdist.job.topology import Topology, told_by_lead
+from specdist.job.turns import follow_turns
+
+# Objects travel over gloo, on a GPU's replica too.
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Task:
+    """``generate``: the turns of a run; ``follow``: passes of the target; the others ask the draft."""
+
+    name: Literal["generate", "follow", "complete", "score", "end"]
+    argument: Any = None
+
+
+class Conductor:
+    """The lead's side. ``draft`` is there where the lead holds the draft too."""
+
+    def __init__(self, replica: Replica, topology: Topology, draft: DraftSide | None) -> None:
+        self._replica = replica
+        self._topology = topology
+        self._draft = draft
+
+    def begin_generation(self) -> None:
+        """The other ranks follow the turns of a run, which has to come to its end."""
+        self._announce(Task("generate"))
+
+    def begin_passes(self) -> TargetSide:
+        """The target, for passes of the lead's choice; it has to be closed."""
+        self._announce(Task("follow"))
+        return TargetSide(
+            self._replica.lead_target(), num_slots=self._replica.num_slots, num_pages=self._replica.num_pages
+        )
+
+    def complete_by_draft(self, requests: list[Request]) -> dict[int, list[int]]:
+        """See :meth:`DraftSide.complete`."""
+        if self._draft is not None:
+            return self._draft.complete(requests)
+        completions: dict[int, list[int]] = self._ask(Task("complete", requests))
+        return completions
+
+    def draw(self, texts: Sequence[Text]) -> list[Drafted]:
+        """See :meth:`DraftSide.score`."""
+        if self._draft is not None:
+            return self._draft.score(texts)
+        drafted: list[Drafted] = self._ask(Task("score", texts))
+        return drafted
+
+    def end(self) -> None:
+        self._announce(Task("end"))
+
+    def _announce(self, task: Task) -> None:
+        told_by_lead(self._topology, task)
+
+    def _ask(self, task: Task) -> Any:
+        self._announce(task)
+        _raise_if_refused(None, self._topology)
+        answer: list[Any] = [None]
+        dist.recv_object_list(answer, self._topology.draft_rank, device=HOST)
+        return answer[0]
+
+
+def follow_conductor(
+    replica: Replica, topology: Topology, draft: DraftSide | None, stop: StopRequest
+) -> None:
+    """What every other rank does; ``draft`` is there on the rank that holds the draft."""
+    while (task := told_by_lead(topology, None)).name != "end":
+        if task.name == "generate":
+            follow_turns(topology, replica, stop)
+        elif task.name == "follow" and topology.holds_target:
+            replica.serve()
+        elif task.name in ("complete", "score"):
+            answer, message = None, None
+            if draft is not None:
+                try:
+                    answer = (draft.complete if task.name == "complete" else draft.score)(task.argument)
+                except UserError as error:
+                    message = str(error)
+            _raise_if_refused(message, topology)
+            if draft is not None:
+                dist.send_object_list([answer], LEAD_RANK, device=HOST)
+
+
+def _raise_if_refused(message: str | None, topology: Topology) -> None:
+    """What the draft's rank has found wrong is the error of all."""
+    box = [message]
+    dist.broadcast_object_list(box, topology.draft_rank, device=HOST)
+    if box[0] is not None:
+        raise UserError(box[0])

@@ -1,0 +1,218 @@
+"""The collecting job: prompts in, training examples of a head out. ``jobs/collect.py`` calls :func:`main`.
+
+First the target's responses are generated, as an ordinary run in a folder of its own, which keeps every
+finished row. Then each shard of them becomes a shard of examples, all at once: a crash costs the work on one
+shard at most, which is a few passes over texts that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import tqdm
+
+from specdist.arguments import parse_arguments
+from specdist.collecting.config import CollectConfig
+from specdist.collecting.draft_side import NUM_BRANCHES, Drafted, DraftSide
+from specdist.collecting.plan import CollectPlan, draft_hidden_size, plan_collection
+from specdist.collecting.ranks import Conductor, follow_conductor
+from specdist.collecting.texts import Text, response_text, verifier_texts
+from specdist.collecting.writers import TextWriter
+from specdist.heads.examples import ExampleBlock, example_table
+from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
+from specdist.job.generate import generate_rows
+from specdist.job.preflight import ModelPlan, plan_models
+from specdist.job.replica import Replica
+from specdist.job.signals import EXIT_STOPPED, StopRequest
+from specdist.job.tokens import PromptEncoder, load_tokenizer
+from specdist.job.topology import Topology, told_by_lead
+from specdist.sampling.distributions import SamplingSettings
+
+NS_PER_S = 10**9
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank of the job; returns its exit code. The lead's last line on stdout is a JSON document."""
+    return run_rank(
+        lambda: parse_arguments(CollectConfig, arguments), lambda config: config.run_config(), _run
+    )
+
+
+def _run(config: CollectConfig, topology: Topology, stop: StopRequest) -> int:
+    models = lead_first(topology, lambda: plan_models(config.run_config()))
+    plan = lead_only(topology, lambda: plan_collection(config, models, topology))
+    try:
+        log_to_file(Path(config.output), topology, None if plan is None else plan.membership)
+        if told_by_lead(topology, plan is not None and bool(plan.pending_shards)):
+            _collect(config, topology, models, plan, stop)
+        elif plan is not None:
+            logger.info("%s is complete: nothing to do", config.output)
+        if plan is not None:
+            _print_totals(config, plan)
+    finally:
+        if plan is not None:
+            plan.release()
+    is_complete = told_by_lead(topology, plan is None or not plan.pending_shards)
+    return 0 if is_complete else EXIT_STOPPED
+
+
+def _collect(
+    config: CollectConfig,
+    topology: Topology,
+    models: ModelPlan,
+    plan: CollectPlan | None,
+    stop: StopRequest,
+) -> None:
+    """``plan`` is None on every rank but the lead."""
+    replica = Replica(
+        config.run_config(),
+        models,
+        topology,
+        num_spare_branches=NUM_BRANCHES if config.runs_branches else 0,
+    )
+    draft = None
+    if topology.is_colocated or topology.rank == topology.draft_rank:
+        draft = DraftSide(
+            replica,
+            settings=SamplingSettings(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p),
+            vocab_size=models.vocab_size,
+            stop_token_ids=models.target.stop_token_ids(),
+            token_mixing=config.token_mixing,
+            hidden_dtype=config.hidden_dtype,
+        )
+    if plan is None:
+        follow_conductor(replica, topology, draft, stop)
+        return
+    conductor = Conductor(replica, topology, draft)
+    if plan.responses.pending_shards:
+        conductor.begin_generation()
+        generate_rows(config.run_config(), models, plan.responses, replica, topology, stop)
+    stop.become_gentle()
+    collection = Collection(config, models, plan, replica, conductor)
+    for shard in tqdm.tqdm(plan.pending_shards, "shards of examples", disable=None):
+        if stop.is_made:
+            break
+        collection.collect(shard)
+    conductor.end()
+
+
+class Collection:
+    """Turns finished shards of responses into shards of examples, on the lead."""
+
+    def __init__(
+        self,
+        config: CollectConfig,
+        models: ModelPlan,
+        plan: CollectPlan,
+        replica: Replica,
+        conductor: Conductor,
+    ) -> None:
+        self._config = config
+        self._models = models
+        self._plan = plan
+        self._conductor = conductor
+        self._stop_token_ids = models.target.stop_token_ids()
+        encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+        self._writer = TextWriter(config, models, plan.responses.prompts, replica, conductor, encoder)
+
+    def collect(self, shard: int) -> None:
+        """Draw behind the shard's prefixes, ask the target about what was drawn, and write it down."""
+        begin = time.perf_counter_ns()
+        texts = self._texts(shard)
+        drafted = self._conductor.draw(texts)
+        target = self._conductor.begin_passes()
+        target_probabilities = target.probabilities(texts, drafted) if texts else []
+        target.close()
+        blocks = [
+            ExampleBlock(
+                row_id=text.row_id,
+                prefix_kind=text.kind,
+                positions_M=found.places_M,
+                token_ids_M=found.token_ids_M,
+                ratios_M=_ratios(found, probabilities_M),
+                features_3M=found.features_3M,
+                hidden_MH=found.hidden_MH,
+            )
+            for text, found, probabilities_M in zip(texts, drafted, target_probabilities, strict=True)
+        ]
+        table = example_table(
+            blocks,
+            hidden_size=draft_hidden_size(self._models),
+            hidden_dtype=self._config.hidden_dtype,
+        )
+        self._plan.folder.finish_shard(shard, table, self._stats(shard, table, begin))
+
+    def _texts(self, shard: int) -> list[Text]:
+        responses = _read_responses(self._plan.responses.folder.data_path(shard))
+        config = self._config
+        if config.kind == "acceptance":
+            return [
+                response_text(row_id, self._writer.prompt_ids(row_id), response_ids, seed=config.seed)
+                for row_id, response_ids in responses.items()
+            ]
+        return [
+            text
+            for row in self._writer.rows(responses)
+            for text in verifier_texts(
+                row,
+                seed=config.seed,
+                max_seq_len=self._models.max_seq_len,
+                stop_token_ids=self._stop_token_ids,
+            )
+        ]
+
+    def _stats(self, shard: int, table: pa.Table, begin_ns: int) -> dict[str, Any]:
+        first, end = self._plan.shards.bounds(shard)
+        kinds = Counter(table["prefix_kind"].to_pylist())
+        return {
+            "num_rows": end - first,
+            "num_examples": table.num_rows,
+            "num_examples_per_prefix_kind": dict(sorted(kinds.items())),
+            "acceptance_sum": float(table["acceptance"].to_numpy().sum(dtype=float)),
+            "wall_ns": time.perf_counter_ns() - begin_ns,
+        }
+
+
+def _ratios(drafted: Drafted, target_probabilities_M: np.ndarray) -> np.ndarray:
+    """Q / P; where the target never draws the token it is infinite."""
+    with np.errstate(divide="ignore"):
+        return drafted.probabilities_M / target_probabilities_M
+
+
+def _read_responses(path: Path) -> dict[int, list[int]]:
+    """Token ids by row, of the rows that have some."""
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+        return {
+            row["row_id"]: row["completion_ids"]
+            for row in table.select(["row_id", "completion_ids", "finish_reason"]).to_pylist()
+            if row["finish_reason"] != "error"
+        }
+
+
+def _print_totals(config: CollectConfig, plan: CollectPlan) -> None:
+    shards = plan.folder.shard_stats()
+    num_examples = sum(stats["num_examples"] for stats in shards)
+    complete = set(range(plan.shards.num_shards)) - set(plan.pending_shards)
+    paths = [plan.folder.data_path(shard) for shard in complete]
+    document = {
+        "output": config.output,
+        "kind": config.kind,
+        "num_rows": sum(stats["num_rows"] for stats in shards),
+        "num_examples": num_examples,
+        "mean_acceptance": sum(stats["acceptance_sum"] for stats in shards) / max(1, num_examples),
+        "num_bytes": sum(path.stat().st_size for path in paths),
+        "wall_s": sum(stats["wall_ns"] for stats in shards) / NS_PER_S,
+    }
+    print(json.dumps(document))  # noqa: T201 (the job's result)

@@ -1,0 +1,70 @@
+"""The target's part of a collection: its probability of every drafted token.
+
+N places whose law is asked for, T flat tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specdist.cache.pages import PageUpdates
+from specdist.collecting.draft_side import Drafted
+from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_of
+from specdist.collecting.texts import Text
+from specdist.engine.targets import Target
+from specdist.engine.verdicts import Questions
+from specdist.job.replica import PAGE_SIZE
+
+
+class TargetSide:
+    """The lead's view of the target, whose other ranks follow its passes."""
+
+    def __init__(self, target: Target, *, num_slots: int, num_pages: int) -> None:
+        self._target = target
+        self._num_slots = num_slots
+        self._num_pages = num_pages
+
+    def probabilities(self, texts: Sequence[Text], drafted: Sequence[Drafted]) -> list[np.ndarray]:
+        """P of each text's drafted tokens, float64, behind the text's own tokens."""
+        asked = [
+            dataclasses.replace(text, places_N=found.places_M)
+            for text, found in zip(texts, drafted, strict=True)
+        ]
+        token_ids = np.concatenate([found.token_ids_M for found in drafted])
+        groups = groups_of(asked, num_slots=self._num_slots, num_pages=self._num_pages, page_size=PAGE_SIZE)
+        answers, begin = [], 0
+        for group in groups:
+            end = begin + sum(len(text.places_N) for text in group)
+            answers.append(self._ask(group, token_ids[begin:end]))
+            begin = end
+        ends = np.cumsum([len(found.token_ids_M) for found in drafted])
+        return np.split(np.concatenate(answers), ends[:-1])
+
+    def close(self) -> None:
+        """The other ranks need not follow any more."""
+        self._target.close()
+
+    def _ask(self, group: Sequence[Text], token_ids_N: np.ndarray) -> np.ndarray:
+        updates = pages_of(group, PAGE_SIZE)
+        answers, begin = [np.zeros(0)], 0
+        for part in in_passes(contexts_of(group)):
+            num_asked = len(part.index_N)
+            questions = Questions.about(
+                part.batch,
+                index_N=part.index_N,
+                # Nothing is drawn here.
+                stream_keys_N=np.zeros(num_asked, np.int64),
+                judges_C=np.zeros(0, np.int64),
+            )
+            verdicts = self._target.forward(updates, part.batch, questions)
+            updates = PageUpdates.from_entries([])
+            if num_asked:
+                laws_N = verdicts.decisions(np.arange(num_asked))
+                ids_N = torch.from_numpy(token_ids_N[begin : begin + num_asked]).to(laws_N.device)
+                answers.append(laws_N.probabilities_of(ids_N).cpu().numpy())
+            begin += num_asked
+        return np.concatenate(answers)

@@ -1,0 +1,42 @@
+"""Which draft a head belongs to: a digest of its weights, read from a small part of them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from specdist.heads.info import DraftIdentity
+from specdist.models.checkpoint import Checkpoint
+
+HUB_SNAPSHOTS = "snapshots"
+# Of each weight file so many blocks, spread evenly from its first byte to its last.
+NUM_BLOCKS = 256
+BLOCK_BYTES = 2**12
+
+
+def identify_draft(draft: Checkpoint) -> DraftIdentity:
+    """Who this checkpoint is. Its weight files are not read whole: a megabyte of each."""
+    return DraftIdentity(
+        name=draft.name,
+        revision=draft.folder.name if draft.folder.parent.name == HUB_SNAPSHOTS else None,
+        architecture=str(draft.config.get_text_config().model_type),
+        hidden_size=int(draft.config.get_text_config().hidden_size),
+        fingerprint=_weights_digest(draft),
+    )
+
+
+def _weights_digest(draft: Checkpoint) -> str:
+    """Changes with the weights alone: names and tokenizer files make no other draft.
+
+    The blocks are spread, since a fine-tuned model may differ from its base in a few layers only.
+    """
+    digest = hashlib.sha256()
+    for path in draft.weight_files:
+        size = path.stat().st_size
+        digest.update(f"{size}\0".encode())
+        with path.open("rb") as file:
+            for start in np.linspace(0, max(0, size - BLOCK_BYTES), NUM_BLOCKS).astype(int):
+                file.seek(int(start))
+                digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()

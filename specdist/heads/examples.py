@@ -1,0 +1,96 @@
+"""Training examples of heads: the Arrow columns in which ``jobs/collect.py`` leaves them. Imports no torch.
+
+One row per drafted token whose fate is known. P and Q are the target's and the draft's probability of the
+token, behind the same prefix and after temperature, top-k and top-p.
+
+M examples, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+PrefixKind = Literal["original", "draft", "target", "mixed"]
+PREFIX_KINDS: tuple[PrefixKind, ...] = ("original", "draft", "target", "mixed")
+HIDDEN_TYPES = {"float16": pa.float16(), "float32": pa.float32()}
+# Of equal width in every row, so that the hidden states can be read where they lie.
+COLUMNS = {
+    "row_id": pa.int64(),
+    "prefix_kind": pa.dictionary(pa.int8(), pa.string()),
+    "position": pa.int32(),
+    "token_id": pa.int32(),
+    "ratio": pa.float32(),
+    "acceptance": pa.float32(),
+    "entropy": pa.float32(),
+    "probability": pa.float32(),
+    "top_probability": pa.float32(),
+}
+HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleBlock:
+    """Some examples of one input row.
+
+    Attributes:
+        positions_M: of the drafted tokens in their sequence, prompt included, from 0.
+        ratios_M: Q / P, infinite where the target never draws the token.
+        features_3M: entropy in nats, probability of the token and of the likeliest one, of the law that the
+            draft drew it from (of the softmax at temperature 1 under greedy).
+        hidden_MH: the draft's last hidden states with the drafted tokens as input.
+    """
+
+    row_id: int
+    prefix_kind: PrefixKind
+    positions_M: np.ndarray
+    token_ids_M: np.ndarray
+    ratios_M: np.ndarray
+    features_3M: np.ndarray
+    hidden_MH: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.positions_M)
+
+
+def bytes_per_example(hidden_size: int, hidden_dtype: str) -> int:
+    """What one row takes in a file, but for a few bytes per thousand rows."""
+    widths = [type_.bit_width for type_ in COLUMNS.values()]
+    return (sum(widths) + hidden_size * HIDDEN_TYPES[hidden_dtype].bit_width) // 8
+
+
+def example_table(blocks: list[ExampleBlock], *, hidden_size: int, hidden_dtype: str) -> pa.Table:
+    """The Arrow table of a shard, in the order of the blocks."""
+    kinds = np.repeat(
+        np.array([PREFIX_KINDS.index(block.prefix_kind) for block in blocks], np.int8),
+        [len(block) for block in blocks],
+    )
+    ratios_M = _joined([block.ratios_M for block in blocks], np.float64)
+    features_3M = _joined([block.features_3M.T for block in blocks], np.float64, 3).T
+    hidden_MH = _joined([block.hidden_MH for block in blocks], np.dtype(hidden_dtype), hidden_size)
+    values = {
+        "row_id": np.repeat([block.row_id for block in blocks], [len(block) for block in blocks]),
+        "position": _joined([block.positions_M for block in blocks], np.int64),
+        "token_id": _joined([block.token_ids_M for block in blocks], np.int64),
+        "ratio": ratios_M,
+        "acceptance": np.minimum(1.0, 1.0 / ratios_M),
+        "entropy": features_3M[0],
+        "probability": features_3M[1],
+        "top_probability": features_3M[2],
+    }
+    columns: list[pa.Array] = []
+    for name, type_ in COLUMNS.items():
+        if name == "prefix_kind":
+            columns.append(pa.DictionaryArray.from_arrays(kinds, list(PREFIX_KINDS)))
+        else:
+            columns.append(pa.array(values[name].astype(type_.to_pandas_dtype()), type_))
+    flat = pa.array(np.ascontiguousarray(hidden_MH).reshape(-1), HIDDEN_TYPES[hidden_dtype])
+    columns.append(pa.FixedSizeListArray.from_arrays(flat, hidden_size))
+    return pa.table(columns, names=[*COLUMNS, HIDDEN])
+
+
+def _joined(arrays: list[np.ndarray], dtype: np.dtype | type, *width: int) -> np.ndarray:
+    return np.concatenate([np.zeros((0, *width), dtype), *arrays])

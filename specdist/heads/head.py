@@ -1,0 +1,85 @@
+"""The trained head on a draft: one logit per token from the draft's last hidden state, and its file.
+
+Both kinds read the same place. For a drafted token y_i it is the draft's last hidden state, after the final
+norm, at the position where y_i is the *input*: e_i of SpecDec++ (Huang et al. 2024, Equation 4.1). It is the
+input of the output head in the pass that also gives the law of y_{i+1}, so that an estimate for y_i is there
+one draft pass after y_i was drawn. SPRINTER leaves the features of its verifier open ("embedding of the draft
+token x", s(x, prefix)), and names "the last embedding of the previous token" for its experiments: seen from
+the pass that draws the next token, the same position. The other reading, the position *before* x, knows
+nothing of which token was drawn, and could not tell an acceptable token from another.
+
+N tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from specdist.data.files import sha256_of, write_atomically
+from specdist.errors import UserError
+from specdist.heads.info import WEIGHTS_NAME, DraftIdentity, HeadKind, read_head_info
+
+
+class TokenHead(nn.Module):
+    """ResNet of ``depth`` residual layers x + SiLU(Wx + b) and a linear one to a single logit (SpecDec++,
+    section 5.1, "(D + 1)-layer ResNet with SiLU"); with depth 0 it is the linear layer alone."""
+
+    def __init__(self, hidden_size: int, depth: int) -> None:
+        super().__init__()
+        self.residuals = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(depth))
+        self.output = nn.Linear(hidden_size, 1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.output.weight.dtype
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        """Logits [N] of last hidden states in any floating type; their sigmoid is the estimate."""
+        state_NH = hidden_NH.to(self.dtype)
+        for residual in self.residuals:
+            state_NH = state_NH + nn.functional.silu(residual(state_NH))
+        return cast(Tensor, self.output(state_NH)[:, 0])
+
+
+def save_weights(head: TokenHead, folder: Path) -> str:
+    """Write the weights; returns the file's SHA-256 for the JSON beside it, which is to be written next."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    write_atomically(folder / WEIGHTS_NAME, lambda file: file.write(save(tensors)))
+    return sha256_of(folder / WEIGHTS_NAME).hex()
+
+
+def load_head(
+    path: str | Path,
+    *,
+    kind: HeadKind,
+    draft: DraftIdentity,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> TokenHead:
+    """The head in a folder, ready for inference.
+
+    Raises :class:`UserError` for one of another kind or another draft, or whose files do not belong together.
+    It reads nothing of the draft's weights: call it (or ``read_head_info(path).check(...)``) before they are
+    loaded.
+    """
+    info = read_head_info(path)
+    info.check(path, kind=kind, draft=draft)
+    file = Path(path) / WEIGHTS_NAME
+    try:
+        content = file.read_bytes()
+        if sha256_of(file).hex() != info.weights_sha256:
+            raise ValueError("its SHA-256 is not that of the JSON beside it")
+        head = TokenHead(info.hidden_size, info.depth)
+        head.load_state_dict(load(content))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"--head {path}: {WEIGHTS_NAME} cannot be used ({error}): copy the folder again as a whole, or "
+            "train the head again"
+        ) from error
+    return head.to(device=device, dtype=dtype).eval().requires_grad_(False)

@@ -1,0 +1,110 @@
+"""What a trained head's file says of it, and whether it fits a draft. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from specdist.data.files import write_json
+from specdist.errors import UserError
+from specdist.policies import HeadKind
+
+WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
+FORMAT_VERSION = 1
+POLICY_OF_KIND = {"acceptance": "specdecpp", "verifier": "sprinter"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftIdentity:
+    """The draft that a head reads.
+
+    ``fingerprint`` is a digest of its weights; ``name`` and ``revision`` (the hub's commit, None for a folder
+    that is no snapshot of the hub) are for people: a copy under another name is the same draft.
+    """
+
+    name: str
+    revision: str | None
+    architecture: str
+    hidden_size: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadInfo:
+    """The JSON beside a head's weights.
+
+    Attributes:
+        kind: ``acceptance`` estimates min(1, P/Q) (SpecDec++), ``verifier`` the chance of Q/P <= max_ratio
+            (SPRINTER).
+        depth: residual layers before the linear one; 0 = the linear one alone.
+        hidden_size: of the draft, the width of the input.
+        max_ratio: the verifier's λ; None for the other kind.
+        data: what it was trained on, with the temperature, top_k and top_p of the collection.
+        options: of the training.
+        metrics: on the held-out rows.
+        weights_sha256: of the weights' file, hexadecimal.
+    """
+
+    kind: HeadKind
+    depth: int
+    hidden_size: int
+    draft: DraftIdentity
+    weights_sha256: str
+    max_ratio: float | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def write(self, folder: Path) -> None:
+        """To be called when the weights are there: without this file a folder is no head."""
+        write_json(folder / INFO_NAME, dataclasses.asdict(self))
+
+    def check(self, folder: str | Path, *, kind: HeadKind, draft: DraftIdentity) -> None:
+        """Raises :class:`UserError` for a head of another kind, or for another draft than this."""
+        what = f"--head {folder}"
+        if self.kind != kind:
+            raise UserError(
+                f"{what} is of kind {self.kind}, for --policy {POLICY_OF_KIND[self.kind]}, but --policy "
+                f"{POLICY_OF_KIND[kind]} needs one of kind {kind}: train one with jobs/train_head.py --kind "
+                f"{kind}, or change --policy"
+            )
+        for name in ("hidden_size", "architecture"):
+            if getattr(self.draft, name) != getattr(draft, name):
+                raise UserError(
+                    f"{what} was trained for a draft of {name} {getattr(self.draft, name)} "
+                    f"({self.draft.name}), but --draft {draft.name} has {getattr(draft, name)}: choose that "
+                    "draft, or train a head for this one with jobs/collect.py and jobs/train_head.py"
+                )
+        if self.draft.fingerprint != draft.fingerprint:
+            revision = f" at revision {self.draft.revision}" if self.draft.revision else ""
+            raise UserError(
+                f"{what} was trained for {self.draft.name}{revision}, and --draft {draft.name} has other "
+                "weights: choose that draft, or train a head for this one with jobs/collect.py and "
+                "jobs/train_head.py"
+            )
+
+
+def read_head_info(path: str | Path) -> HeadInfo:
+    """Read the JSON in a head's folder. Raises :class:`UserError` if there is none that can be used."""
+    file = Path(path) / INFO_NAME
+    try:
+        values = json.loads(file.read_bytes())
+        version = values["format_version"]
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise UserError(
+                f"--head {path} has format version {version}, written by a newer specdist; this one knows up "
+                f"to {FORMAT_VERSION}: update specdist, or train another head"
+            )
+        info = HeadInfo(**{**values, "draft": DraftIdentity(**values["draft"])})
+        if info.kind not in get_args(HeadKind):
+            raise TypeError(f"kind {info.kind!r} is not one of {', '.join(get_args(HeadKind))}")
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise UserError(
+            f"--head {path} is no head: {INFO_NAME} cannot be read ({error!r}); give a folder that "
+            "jobs/train_head.py has written"
+        ) from error
+    return info

@@ -1,0 +1,38 @@
+"""A model's last hidden states: the inputs of its output head, caught as it gets them.
+
+They are what transformers calls the last hidden state, after the final norm, at just the tokens whose logits
+are asked for. Catching them at the head works for every family, and needs none of the model's code.
+
+N asked tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class LastHiddenStates:
+    """While it is open, ``hidden_NH`` is what the output head has got last."""
+
+    hidden_NH: Tensor
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._head: nn.Module = model.get_output_embeddings()
+
+    def __enter__(self) -> LastHiddenStates:
+        self._hook = self._head.register_forward_pre_hook(self._catch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hook.remove()
+
+    def _catch(self, head: nn.Module, inputs: tuple[Any, ...]) -> None:
+        del head
+        # A flat batch is one row for the model.
+        self.hidden_NH = inputs[0][0]

@@ -1,0 +1,150 @@
+"""A finished collection, and which of its rows are kept out of the training. Imports no torch.
+
+M examples of one input row or of several, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data import Manifest, RunFolder, ShardPlan
+from specdist.errors import UserError
+from specdist.heads.examples import COLUMNS, HIDDEN
+from specdist.heads.info import DraftIdentity, HeadKind
+from specdist.sampling.keys import stream_key
+
+# What a head's file says of its data: all that decides a collection's examples.
+DESCRIBED = (
+    "target", "draft", "prompts", "num_rows", "token_mixing", "reference_column", "temperature", "top_k",
+    "top_p", "max_new_tokens", "seed",
+)  # fmt: skip
+SPLIT_STREAM = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExampleSet:
+    """The examples of some input rows. Hidden states stay on disk until they are asked for.
+
+    Attributes:
+        columns: by name, [M] each, of all examples that the files hold.
+        spans: first example of each row, and the one after its last.
+    """
+
+    folder: str
+    manifest: Manifest
+    columns: dict[str, np.ndarray]
+    hidden: pa.ChunkedArray
+    row_ids: np.ndarray
+    spans: np.ndarray
+
+    def __len__(self) -> int:
+        """Rows, not examples."""
+        return len(self.row_ids)
+
+    @property
+    def num_examples(self) -> int:
+        return int((self.spans[:, 1] - self.spans[:, 0]).sum())
+
+    @property
+    def draft(self) -> DraftIdentity:
+        return DraftIdentity(**self.manifest.info["draft_identity"])
+
+    def select(self, rows: np.ndarray) -> ExampleSet:
+        """Only these rows, counted from 0, in this order."""
+        return ExampleSet(
+            folder=self.folder,
+            manifest=self.manifest,
+            columns=self.columns,
+            hidden=self.hidden,
+            row_ids=self.row_ids[rows],
+            spans=self.spans[rows],
+        )
+
+    def column(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """[M] one value per example of these rows."""
+        return np.concatenate(
+            [self.columns[name][:0], *(self.columns[name][begin:end] for begin, end in self.spans[rows])]
+        )
+
+    def hidden_states(self, rows: slice) -> np.ndarray:
+        """[M, H] of these rows' examples, as they are stored."""
+        width = self.hidden.type.list_size
+        parts = [
+            self.hidden.slice(begin, end - begin).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            for begin, end in self.spans[rows]
+        ]
+        return np.concatenate(parts).reshape(-1, width)
+
+    def description(self) -> dict[str, Any]:
+        """For the head's file."""
+        known = {**self.manifest.info, **self.manifest.fingerprint}
+        # In the fingerprint models and prompts are digests; in the info they have their names.
+        names = {name: self.manifest.info[name] for name in ("target", "draft", "prompts")}
+        return {
+            "folder": self.folder,
+            **{name: known[name] for name in DESCRIBED if known.get(name) is not None},
+            **names,
+            "num_examples": self.num_examples,
+            "num_rows": len(self),
+        }
+
+
+def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
+    """Open a collection. Raises :class:`UserError` if it is none, not finished, or of another kind."""
+    run = RunFolder(Path(folder))
+    if not run.manifest_path.is_file():
+        raise UserError(f"{option} {folder} has no manifest.json: give the --output of jobs/collect.py")
+    manifest = run.manifest
+    found = manifest.fingerprint.get("kind")
+    if found != kind:
+        what = f"a collection of kind {found}" if found else "no collection"
+        raise UserError(
+            f"{option} {folder} is {what}, but --kind is {kind}: collect with jobs/collect.py --kind {kind}"
+        )
+    plan = ShardPlan(manifest.fingerprint["num_rows"], manifest.fingerprint["rows_per_shard"])
+    pending = [shard for shard in range(plan.num_shards) if not run.is_complete(shard)]
+    if pending:
+        raise UserError(
+            f"{option} {folder} is not finished: {len(pending)} of {plan.num_shards} shards are missing; "
+            "start jobs/collect.py again with the same options"
+        )
+    table = pa.concat_tables(_read(run.data_path(shard)) for shard in range(plan.num_shards))
+    if not table.num_rows:
+        raise UserError(f"{option} {folder} has no examples: none of its prompts could be used")
+    columns = {
+        name: (table[name].cast(pa.string()) if name == "prefix_kind" else table[name]).to_numpy()
+        for name in COLUMNS
+    }
+    row_ids, begins = np.unique(columns["row_id"], return_index=True)
+    spans = np.stack([begins, np.append(begins[1:], table.num_rows)], axis=1)
+    return ExampleSet(
+        folder=folder, manifest=manifest, columns=columns, hidden=table[HIDDEN], row_ids=row_ids, spans=spans
+    )
+
+
+def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tuple[ExampleSet, ExampleSet]:
+    """Training rows, and rows kept out: those with the smallest hashes, whatever the order of the files.
+
+    Raises :class:`UserError` if one part would be empty.
+    """
+    hashes = np.array([stream_key(seed, int(row_id), SPLIT_STREAM) for row_id in examples.row_ids])
+    num_kept_out = round(validation_share * len(examples))
+    if not 0 < num_kept_out < len(examples):
+        raise UserError(
+            f"--validation_share {validation_share} of the {len(examples)} rows of --data {examples.folder} "
+            f"leaves {len(examples) - num_kept_out} to train on and {num_kept_out} to evaluate on: collect "
+            "more, change the share, or give --eval_data"
+        )
+    is_kept_out = np.zeros(len(examples), bool)
+    is_kept_out[np.argsort(hashes, kind="stable")[:num_kept_out]] = True
+    return examples.select(np.flatnonzero(~is_kept_out)), examples.select(np.flatnonzero(is_kept_out))
+
+
+def _read(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -1,0 +1,100 @@
+"""How good estimates of probabilities are. Imports no torch.
+
+A label is a probability itself: of being accepted, or 0 or 1. Where it is in between, an example stands for
+both outcomes in these shares, so that nothing is lost to chance.
+
+M examples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+NUM_BINS = 10
+
+
+@dataclass(frozen=True)
+class RocCurve:
+    """True positive rate over false positive rate, from no example called positive to all of them."""
+
+    false_positive_rates: np.ndarray
+    true_positive_rates: np.ndarray
+
+    @property
+    def auc(self) -> float | None:
+        """Probability that a positive example has the larger score than a negative one, ties half; None where
+        one outcome never occurs."""
+        widths = np.diff(self.false_positive_rates)
+        heights = (self.true_positive_rates[1:] + self.true_positive_rates[:-1]) / 2
+        area = float((widths * heights).sum())
+        return None if math.isnan(area) else area
+
+
+def roc_curve(scores_M: np.ndarray, labels_M: np.ndarray) -> RocCurve:
+    """Of scores that are larger where the label should be. NaN rates where one outcome never occurs."""
+    labels_M = labels_M.astype(float)
+    order = np.argsort(-scores_M, kind="stable")
+    # Examples with one score are called positive together.
+    ends = np.append(np.flatnonzero(np.diff(scores_M[order])), len(order) - 1)
+    positives, negatives = (
+        np.append(0.0, weights_M[order].cumsum()[ends]) for weights_M in (labels_M, 1 - labels_M)
+    )
+    with np.errstate(invalid="ignore"):
+        return RocCurve(negatives / negatives[-1], positives / positives[-1])
+
+
+def binary_kl(logits_M: np.ndarray, labels_M: np.ndarray) -> float:
+    """Mean Kullback-Leibler divergence of estimates from labels, in nats (SpecDec++, appendix D.3)."""
+    labels_M = labels_M.astype(float)
+    entropies_M = _entropy(labels_M) + _entropy(1 - labels_M)
+    return float((cross_entropies(logits_M, labels_M) - entropies_M).mean())
+
+
+def cross_entropies(
+    logits_M: np.ndarray, labels_M: np.ndarray, *, accepted_weight: float = 1.0, rejected_weight: float = 1.0
+) -> np.ndarray:
+    """Weighted binary cross entropy of every example, in nats (SpecDec++, section 4.4)."""
+    logits_M = logits_M.astype(float)
+    accepted_M = accepted_weight * labels_M * np.logaddexp(0, -logits_M)
+    return accepted_M + rejected_weight * (1 - labels_M) * np.logaddexp(0, logits_M)
+
+
+def _entropy(probabilities_M: np.ndarray) -> np.ndarray:
+    """-p log p, 0 at p = 0."""
+    positive_M = np.where(probabilities_M > 0, probabilities_M, 1.0)
+    return -probabilities_M * np.log(positive_M)
+
+
+def sigmoid(logits_M: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -logits_M.astype(float)))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Mean estimate and mean label in bins of equal width; NaN where a bin is empty."""
+
+    estimates: np.ndarray
+    labels: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Mean distance of the two over the examples (expected calibration error)."""
+        is_full = self.counts > 0
+        distances = np.abs(self.estimates - self.labels)[is_full]
+        return float((distances * self.counts[is_full]).sum() / self.counts.sum())
+
+
+def calibration(estimates_M: np.ndarray, labels_M: np.ndarray) -> Calibration:
+    """Of estimates in [0, 1]."""
+    bins_M = np.minimum((estimates_M * NUM_BINS).astype(int), NUM_BINS - 1)
+    counts = np.bincount(bins_M, minlength=NUM_BINS)
+    with np.errstate(invalid="ignore"):
+        estimates, labels = (
+            np.bincount(bins_M, weights=values_M, minlength=NUM_BINS) / counts
+            for values_M in (estimates_M, labels_M)
+        )
+    return Calibration(estimates, labels, counts)

@@ -1,0 +1,165 @@
+"""What is collected is what transformers says of the same texts, and follows the laws that it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from specdist.collecting import run
+from specdist.collecting.run import main
+from specdist.collecting.texts import Text, verifier_texts
+from specdist.heads.examples import COLUMNS, PREFIX_KINDS, bytes_per_example
+from tests.collecting.conftest import FILTERED
+from tests.collecting.plain import HALF_TOLERANCE, PlainPair, hidden_of
+from tests.job.launching import read_output, run_here
+from tests.job.pair import Pair, write_arrow
+
+HIDDEN_SIZE = 64
+
+
+def examples_of(data: pa.Table, row_id: int, kind: str = "target") -> pa.Table:
+    is_asked = pc.and_(pc.equal(data["row_id"], row_id), pc.equal(data["prefix_kind"].cast("string"), kind))
+    return data.filter(is_asked)
+
+
+def sequences(output: Path, plain: PlainPair) -> dict[int, tuple[list[int], list[int]]]:
+    """Prompt and response of every row, as token ids."""
+    rows = read_output(output / "responses").to_pylist()
+    return {
+        row["row_id"]: (plain.tokenizer(row["prompt"])["input_ids"], row["completion_ids"]) for row in rows
+    }
+
+
+def check_acceptance(output: Path, plain: PlainPair) -> int:
+    """Every example of every row; how many there are."""
+    data = read_output(output)
+    num_checked = 0
+    for row_id, (prompt_ids, response_ids) in sequences(output, plain).items():
+        examples = examples_of(data, row_id)
+        plain.check_laws(examples, prompt_ids + response_ids)
+        places = examples["position"].to_numpy()
+        mixed = np.array(prompt_ids + response_ids)
+        mixed[places] = examples["token_id"].to_numpy()
+        hidden = plain.hidden(mixed.tolist())[places]
+        np.testing.assert_allclose(hidden_of(examples), hidden, **HALF_TOLERANCE)
+        num_checked += len(examples)
+    assert num_checked == len(data)
+    return num_checked
+
+
+def test_acceptance_examples_are_those_of_plain_forwards(acceptance: Path, pair: Pair) -> None:
+    """min(1, P/Q) behind the target's own tokens; hidden states in the sequence that mixes both."""
+    assert check_acceptance(acceptance, PlainPair(pair, **FILTERED)) > 300
+
+
+def test_greedy_acceptance_is_agreement(pair: Pair, options: dict[str, Any], tmp_path: Path) -> None:
+    options = options | {"temperature": 0, "top_k": None, "top_p": None, "output": tmp_path / "data"}
+    assert run_here(main, **options, kind="acceptance", limit=6).code == 0
+    check_acceptance(tmp_path / "data", PlainPair(pair, 0))
+    data = read_output(tmp_path / "data")
+    assert set(data["acceptance"].to_pylist()) == {0.0, 1.0}
+    assert set(data["ratio"].to_pylist()) == {1.0, float("inf")}
+
+
+def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path) -> None:
+    """85 of 100 places have a drafted token, and the tokens have the draft's law.
+
+    Their log-probability is compared with its mean under the law, in standard deviations: with this seed 0.9.
+    """
+    plain = PlainPair(pair, **FILTERED)
+    data = read_output(acceptance)
+    rows = sequences(acceptance, plain)
+    num_places = sum(len(response_ids) for _, response_ids in rows.values())
+    assert len(data) / num_places == pytest.approx(0.85, abs=0.05)
+    found, means, variances = [], [], []
+    for row_id, (prompt_ids, response_ids) in rows.items():
+        examples = examples_of(data, row_id)
+        laws = plain.laws(plain.draft, prompt_ids + response_ids)[examples["position"].to_numpy().copy() - 1]
+        found += np.log(examples["probability"].to_numpy()).tolist()
+        logs = laws.log().where(laws > 0, 0.0)
+        means += (laws * logs).sum(1).tolist()
+        variances += ((laws * logs**2).sum(1) - (laws * logs).sum(1) ** 2).tolist()
+    assert abs(sum(found) - sum(means)) < 3.5 * sum(variances) ** 0.5
+
+
+def test_without_mixing_every_token_stands_behind_the_targets_own(
+    pair: Pair, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """``--token_mixing 1``: the drafted tokens are run beside the sequence, each in a branch."""
+    output = tmp_path / "data"
+    assert run_here(main, **options, kind="acceptance", token_mixing=1, limit=5, output=output).code == 0
+    plain, data = PlainPair(pair, **FILTERED), read_output(output)
+    for row_id, (prompt_ids, response_ids) in sequences(output, plain).items():
+        examples = examples_of(data, row_id)
+        assert len(examples) == len(response_ids)
+        plain.check_laws(examples, prompt_ids + response_ids)
+        check_branches(plain, examples, prompt_ids + response_ids)
+
+
+def check_branches(plain: PlainPair, examples: pa.Table, token_ids: list[int]) -> None:
+    """Hidden states of the drafted tokens, each right behind its prefix."""
+    rows = zip(examples["position"].to_pylist(), examples["token_id"].to_pylist(), strict=True)
+    expected = [plain.hidden([*token_ids[:place], token])[-1] for place, token in rows]
+    np.testing.assert_allclose(hidden_of(examples), np.stack(expected), **HALF_TOLERANCE)
+
+
+def test_verifier_examples_are_those_of_plain_forwards(
+    pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All four kinds, in equal parts, behind the very texts that were written."""
+    texts: list[Text] = []
+
+    def noted(*arguments: Any, **named: Any) -> list[Text]:
+        found = verifier_texts(*arguments, **named)
+        texts.extend(found)
+        return found
+
+    monkeypatch.setattr(run, "verifier_texts", noted)
+    output = tmp_path / "data"
+    assert run_here(main, **options, kind="verifier", limit=6, output=output).code == 0
+    plain, data = PlainPair(pair, **FILTERED), read_output(output)
+    assert len({text.row_id for text in texts}) == 6 and len(texts) == 24
+    for text in texts:
+        examples = examples_of(data, text.row_id, text.kind)
+        assert examples["position"].to_pylist() == text.places_N.tolist()
+        plain.check_laws(examples, text.token_ids)
+        check_branches(plain, examples, text.token_ids)
+
+
+def test_the_four_kinds_are_in_equal_parts(verifier: Path) -> None:
+    data = read_output(verifier)
+    for row_id in set(data["row_id"].to_pylist()):
+        sizes = {len(examples_of(data, row_id, kind)) for kind in PREFIX_KINDS}
+        assert len(sizes) == 1 and sizes != {0}
+    stats = [json.loads(path.read_text()) for path in sorted((verifier / "stats").glob("*.json"))]
+    for shard in stats:
+        assert set(shard["num_examples_per_prefix_kind"]) == set(PREFIX_KINDS)
+        assert sum(shard["num_examples_per_prefix_kind"].values()) == shard["num_examples"]
+
+
+def test_an_example_takes_what_is_stated(acceptance: Path) -> None:
+    """The size that is said before anything is collected, but for the buffers' padding."""
+    data = read_output(acceptance)
+    assert data.schema.names == [*COLUMNS, "hidden"]
+    stated = bytes_per_example(HIDDEN_SIZE, "float16")
+    flat = data.combine_chunks().get_total_buffer_size()
+    assert stated * len(data) <= flat <= stated * len(data) + 4096
+
+
+def test_rows_that_cannot_be_used_give_no_example(
+    options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    prompts = write_arrow(tmp_path / "p.arrow", {"prompt": ["a lazy dog", None, "a " * 500, "seven wizards"]})
+    changed = options | {"prompts": prompts, "rows_per_shard": 1}
+    for kind in ("acceptance", "verifier"):
+        output = tmp_path / kind
+        totals = run_here(main, **changed, kind=kind, output=output).totals
+        assert totals["num_rows"] == 4
+        data = read_output(output)
+        assert set(data["row_id"].to_pylist()) == {0, 3}

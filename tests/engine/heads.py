@@ -1,0 +1,42 @@
+"""Heads for tests: by chance, of one opinion, and as good as random numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from specdist.heads.head import TokenHead
+
+
+def random_head(
+    model: PreTrainedModel | PretrainedConfig, *, spread: float = 2.0, offset: float = 0.0, seed: int = 5
+) -> TokenHead:
+    """Its logits depend on the hidden state, with about this spread around the offset."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden_size = getattr(model, "config", model).hidden_size
+    head = TokenHead(hidden_size, 1)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / hidden_size**0.5)
+        head.output.weight.mul_(spread)
+        head.output.bias.fill_(offset)
+    return head.requires_grad_(False)
+
+
+def constant_head(model: PreTrainedModel, logit: float) -> TokenHead:
+    """One opinion of every token."""
+    head = TokenHead(model.config.hidden_size, 0)
+    with torch.no_grad():
+        head.output.weight.zero_()
+        head.output.bias.fill_(logit)
+    return head.requires_grad_(False)
+
+
+class NoiseHead(nn.Module):
+    """Estimates that are uniform in (0, 1) and independent of one another, as far as a hash of the hidden
+    state is."""
+
+    def forward(self, hidden_NH: Tensor) -> Tensor:
+        scrambled_N = (hidden_NH.double() * torch.arange(1, hidden_NH.shape[1] + 1)).sum(dim=1) * 1e4
+        return torch.logit(scrambled_N - scrambled_N.floor(), eps=1e-9)

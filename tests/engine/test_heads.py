@@ -1,0 +1,225 @@
+"""A policy that reads a trained head: exact in every mode, asked in time, and nothing is run twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.engine import drafting
+from specdist.engine.drafting import Burst, Drafter
+from specdist.models.runner import Acceleration
+from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPlus, Sprinter, WithoutHistory
+from tests.engine.harness import Replica, requests_for
+from tests.engine.heads import constant_head, random_head
+from tests.engine.test_coupling import COUPLED
+from tests.engine.test_greedy import MAX_NEW_TOKENS, MODES, prompts_of_lengths, reference
+from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
+from tests.engine.test_law import ALARM, FILTERED, PLAIN, bucket_p_values, small_pair, small_replica
+from tests.engine.test_policies import num_lengths
+from tests.models.families import noisy_copy, tiny_model
+from tests.models.tape import TapeCapturer
+
+CAP = 6
+every_mode = pytest.mark.parametrize(
+    "ahead",
+    [{}, {"num_ahead_tokens": CAP + 1}, {"num_ahead_tokens": CAP + 1, "num_branches": 2}],
+    ids=MODES,
+)
+every_policy = pytest.mark.parametrize("name", ["specdecpp", "sprinter"])
+
+
+def policy_of(name: str) -> LengthPolicy:
+    """New ones: they gather what they know of a block."""
+    if name == "specdecpp":
+        return SpecDecPlusPlus(max_draft_tokens=CAP, stop_threshold=0.7)
+    return Sprinter(max_draft_tokens=CAP, verifier_threshold=0.5)
+
+
+def with_head(name: str, *, offset: float = 0.7) -> dict[str, Any]:
+    return {"policy": policy_of(name), "head": random_head(tiny_model("llama"), offset=offset)}
+
+
+@every_policy
+@every_mode
+@pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
+def test_the_output_follows_the_target_law(name: str, ahead: dict[str, int], settings: Any) -> None:
+    target, draft = small_pair()
+    replica = small_replica(
+        3, settings, policy=policy_of(name), head=random_head(draft, spread=4.0, offset=1.0), **ahead
+    )
+    p_values = bucket_p_values(replica, target)
+    assert min(p_values) > ALARM, p_values
+    stats = replica.ledger.close_shard(0)
+    assert num_lengths(stats) > 2 and 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+
+
+def test_throwing_away_the_doubted_token_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trap: its estimate is of the token itself, so that those which stay would be chosen by value. (A
+    draft that works ahead would draw it again with the same number, and judge it.)"""
+    extend = Drafter.extend
+
+    def without_the_last(self: Drafter, burst: Burst) -> np.ndarray:
+        lengths = extend(self, burst)
+        is_doubted = (lengths > 0) & (lengths < burst.num_wanted_R)
+        return np.where(is_doubted, lengths - 1, lengths)
+
+    monkeypatch.setattr(drafting.Drafter, "extend", without_the_last)
+    target, draft = small_pair()
+    head = random_head(draft, spread=20.0, seed=7)
+    replica = small_replica(3, PLAIN, policy=policy_of("sprinter"), head=head)
+    assert min(bucket_p_values(replica, target)) < 1e-8
+
+
+@every_policy
+@every_mode
+def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    prompts = prompts_of_lengths(5, 23, 12, 2)
+    replica = Replica(
+        target,
+        noisy_copy(target),
+        max_new_tokens=MAX_NEW_TOKENS,
+        max_batch_rows=3,
+        **with_head(name),
+        **ahead,
+    )
+    completions = replica.generate(requests_for(prompts))
+    assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
+    assert num_lengths(replica.ledger.close_shard(0)) > 1
+
+
+@every_policy
+@every_mode
+def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
+    common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
+    alone = Replica(target, None, **common).generate(requests)
+    replica = Replica(target, noisy_copy(target), **with_head(name), **ahead, **common)
+    assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in alone]
+    assert num_lengths(replica.ledger.close_shard(0)) > 1
+
+
+@every_policy
+@every_mode
+@pytest.mark.parametrize("trusts_draft", [False, True], ids=["exact", "lossy"])
+def test_a_row_is_the_same_in_any_batch_and_after_a_preemption(
+    name: str, ahead: dict[str, int], trusts_draft: bool
+) -> None:
+    """Where the draft is trusted, too: what ends a block is the row's own affair."""
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    requests = requests_for(prompts_of_lengths(5, 2, 11, 8))
+    common: dict[str, Any] = {"settings": SAMPLED, "max_new_tokens": 40, "max_seq_len": 52, **ahead}
+    common |= {**with_head(name), "trusts_draft": trusts_draft}
+    together = Replica(target, draft, **common).generate(requests)
+    stats = check_preempted(target, draft, requests, together, 22, **common)
+    assert num_lengths(stats) > 1
+
+
+@every_policy
+@every_mode
+@pytest.mark.parametrize("trusts_draft", [False, True], ids=["exact", "lossy"])
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_draft_that_is_the_target_is_accepted_always(
+    name: str, ahead: dict[str, int], settings: Any, trusts_draft: bool
+) -> None:
+    target = tiny_model("llama", seed=3)
+    replica = Replica(target, target, **with_head(name), **ahead, settings=settings, max_new_tokens=16,
+                      trusts_draft=trusts_draft)  # fmt: skip
+    completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 2)))
+    stats = replica.ledger.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert stats.num_misses == 0 and (stats.num_trusted_tokens > 0) == trusts_draft
+    if settings is GREEDY:
+        alone = Replica(target, None, max_new_tokens=16).generate([c.request for c in completions])
+        assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
+
+
+@dataclass
+class Spy(WithoutHistory):
+    """Never stops, and remembers the estimates that it was told."""
+
+    max_draft_tokens: int = 4
+    uses_features: bool = False
+    asked: list[DraftedRows] = field(default_factory=list)
+    head_kind: ClassVar[HeadKind] = "acceptance"
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        self.asked.append(rows)
+        return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
+
+
+@pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
+@pytest.mark.parametrize("uses_features", [False, True], ids=["estimates", "features too"])
+def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
+    kind_of_pass: str, uses_features: bool
+) -> None:
+    """The hidden state is that of the pass over the token, in a recorded pass as well."""
+    target = tiny_model("llama", seed=3)
+    head = random_head(target)
+    acceleration = Acceleration(
+        is_static=kind_of_pass != "ragged", capturer=TapeCapturer() if kind_of_pass == "replayed" else None
+    )
+    spy = Spy(uses_features=uses_features)
+    replica = Replica(target, target, policy=spy, head=head, max_new_tokens=15, acceleration=acceleration)
+    [prompt] = prompts_of_lengths(9)
+    [completion] = replica.generate(requests_for([prompt]))
+    with torch.inference_mode():
+        hidden = target.model(torch.tensor([prompt + completion.token_ids])).last_hidden_state[
+            0, len(prompt) :
+        ]
+        expected = head(hidden).sigmoid()
+    told = [rows for rows in spy.asked if rows.features is not None]
+    assert [rows.num_drafted for rows in told[:3]] == [1, 2, 3]
+    for rows in told[:3]:
+        estimates_R = rows.features.estimates_R
+        # The first token of the row is the prompt's decision.
+        np.testing.assert_allclose(estimates_R, expected[rows.num_drafted], atol=1e-5)
+        assert np.isnan(rows.features.entropies_R).all() == (not uses_features)
+
+
+@pytest.mark.parametrize(("logit", "num_steps"), [(-20.0, 2), (20.0, CAP)], ids=["doubts all", "doubts none"])
+def test_every_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: int) -> None:
+    """A block that ends by the head has run its last token too, and the next block begins behind it."""
+    target = tiny_model("llama", seed=3)
+    replica = Replica(target, target, policy=policy_of("sprinter"), head=constant_head(target, logit),
+                      max_new_tokens=2 + 3 * (num_steps if logit > 0 else 1) + 3)  # fmt: skip
+    replica.generate(requests_for(prompts_of_lengths(9)))
+    stats = replica.ledger.close_shard(0)
+    sizes = stats.num_draft_passes_per_size
+    num_tokens = sum(size * count for size, count in sizes.items())
+    if logit < 0:
+        # y_1 is drawn behind the decision and then run; nothing is left over for the next block.
+        assert set(sizes) == {1}
+        assert stats.num_draft_passes == num_tokens >= 2 * stats.num_drafts - 1
+    else:
+        # The cap ends it without a pass; the next block catches up.
+        assert max(sizes) == 2
+        assert num_tokens <= stats.num_completion_tokens
+
+
+@every_mode
+def test_the_trace_has_the_estimates(ahead: dict[str, int]) -> None:
+    target = tiny_model("llama", seed=3)
+    head = random_head(target, offset=0.7)
+    draft = noisy_copy(target)
+    replica = Replica(target, draft, policy=policy_of("specdecpp"), head=head, max_new_tokens=24,
+                      is_traced=True, **ahead)  # fmt: skip
+    num_known = num_unknown = 0
+    for completion in replica.generate(requests_for(prompts_of_lengths(5, 23))):
+        whole = completion.request.prompt_ids + completion.token_ids
+        with torch.inference_mode():
+            expected = head(draft.model(torch.tensor([whole])).last_hidden_state[0]).sigmoid()
+        for token in completion.trace:
+            if token.head_probability is None:
+                num_unknown += 1
+            elif token.is_accepted:
+                num_known += 1
+                place = len(completion.request.prompt_ids) + token.position
+                assert token.head_probability == pytest.approx(float(expected[place]), abs=1e-4)
+    assert num_known > 10 and num_unknown > 0

@@ -1,0 +1,40 @@
+"""Heads for the pair, in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specdist.heads.drafts import identify_draft
+from specdist.heads.head import save_weights
+from specdist.heads.info import HeadInfo
+from specdist.models.checkpoint import open_checkpoint
+from specdist.policies import HeadKind
+from tests.engine.heads import random_head
+from tests.job.pair import Pair
+
+
+def write_head(folder: Path, kind: HeadKind, draft_folder: Path, *, seed: int = 5) -> Path:
+    """One that was never trained, of which half of the tokens are doubtful."""
+    folder.mkdir(parents=True)
+    draft = open_checkpoint("--draft", str(draft_folder))
+    head = random_head(draft.config, offset=1.0, seed=seed)
+    identity = identify_draft(draft)
+    info = HeadInfo(
+        kind=kind,
+        depth=1,
+        hidden_size=identity.hidden_size,
+        draft=identity,
+        weights_sha256=save_weights(head, folder),
+        max_ratio=1.2 if kind == "verifier" else None,
+    )
+    info.write(folder)
+    return folder
+
+
+def write_heads(pair: Pair) -> dict[str, Path]:
+    """By the policy that reads it."""
+    folder = pair.folder / "heads"
+    return {
+        "specdecpp": write_head(folder / "acceptance", "acceptance", pair.draft),
+        "sprinter": write_head(folder / "verifier", "verifier", pair.draft),
+    }

@@ -1,0 +1,170 @@
+"""Runs whose policy reads a trained head: what is refused, what says that it is not exact, and ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.ipc
+import pytest
+from datasets import load_dataset
+
+from specdist.data.rows import EXACT_METADATA
+from tests.job.heads import write_head
+from tests.job.launching import (
+    Ended,
+    read_output,
+    refused,
+    run_here,
+    run_process,
+    shard_bytes,
+    shard_files,
+    shard_stats,
+)
+from tests.job.pair import Pair
+from tests.job.test_crash import fork_and_kill, num_logged
+
+SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def lossy(options: dict[str, Any], heads: dict[str, Path]) -> dict[str, Any]:
+    return options | SAMPLED | {"policy": "sprinter", "head": heads["sprinter"]}
+
+
+@pytest.fixture(scope="module")
+def lossy_run(lossy: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    output = tmp_path_factory.mktemp("lossy") / "run"
+    return output, run_here(**lossy, output=output)
+
+
+@pytest.mark.usefixtures("no_models")
+def test_what_does_not_fit_is_refused_before_a_model_is_loaded(
+    options: dict[str, Any], heads: dict[str, Path], pair: Pair, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+
+    def refusal(**changes: Any) -> str:
+        return refused(run_here(**(options | changes), output=output))
+
+    acceptance, verifier = heads["specdecpp"], heads["sprinter"]
+    assert "--head" in refusal(policy="specdecpp") and "jobs/train_head.py" in refusal(policy="sprinter")
+    assert "kind verifier" in refusal(policy="specdecpp", head=verifier)
+    assert "kind acceptance" in refusal(policy="sprinter", head=acceptance)
+    assert "other weights" in refusal(policy="specdecpp", head=acceptance, draft=pair.target)
+    assert "has no effect with --policy svip" in refusal(policy="svip", head=acceptance)
+    assert "is no head" in refusal(policy="specdecpp", head=tmp_path / "nothing")
+    assert "--verifier_threshold 1.5 must be in [0, 1]" in refusal(
+        policy="sprinter", head=verifier, verifier_threshold=1.5
+    )
+    assert "--stop_threshold 0.5 has no effect with --policy sprinter" in refusal(
+        policy="sprinter", head=verifier, stop_threshold=0.5
+    )
+    assert "--verify all has no effect with --policy specdecpp" in refusal(
+        policy="specdecpp", head=acceptance, verify="all"
+    )
+    broken = tmp_path / "broken"
+    shutil.copytree(acceptance, broken)
+    with (broken / "head.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    assert "SHA-256" in refusal(policy="specdecpp", head=broken)
+    assert not output.exists()
+
+
+def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
+    output, ended = lossy_run
+    totals = ended.totals
+    assert totals["exact"] is False and totals["num_trusted_tokens"] > 100
+    # What is not judged is kept, and the rest as often as what is judged.
+    assert totals["predictions"]["theory"]["tokens_per_row_pass"]["ratio"] == pytest.approx(1, abs=0.05)
+    operations = totals["operations"]
+    # Every token was run by the target at least once, which the paper does not count.
+    assert operations["target_flops_per_token"]["ratio"] > 1.5
+    assert operations["target_calls_per_token"]["measured"] < 1
+    # At the start and at the end.
+    assert ended.stderr.count("NOT exact") == 2
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["info"]["exact"] is False and manifest["info"]["head"]["kind"] == "verifier"
+    assert [shard["exact"] for shard in shard_stats(output)] == [False] * 3
+    for path in shard_files(output):
+        assert pyarrow.ipc.open_file(path).schema.metadata[EXACT_METADATA] == b"false"
+    rows = load_dataset("arrow", data_files=[str(path) for path in shard_files(output)], split="train")
+    assert rows.num_rows == read_output(output).num_rows
+
+
+def test_an_exact_run_says_so_too(options: dict[str, Any], greedy: tuple[Path, Ended]) -> None:
+    output, ended = greedy
+    assert ended.totals["exact"] is True and "NOT exact" not in ended.stderr
+    assert json.loads((output / "manifest.json").read_text())["info"]["exact"] is True
+    assert all(shard["exact"] for shard in shard_stats(output))
+    assert pyarrow.ipc.open_file(shard_files(output)[0]).schema.metadata[EXACT_METADATA] == b"true"
+
+
+def test_a_verifier_that_only_says_when_to_stop_changes_no_greedy_token(
+    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    common = options | {"policy": "sprinter", "head": heads["sprinter"]}
+    ended = run_here(**common, verify="all", output=output)
+    assert ended.totals["exact"] is True and ended.totals["num_trusted_tokens"] == 0
+    found, expected = read_output(output), read_output(greedy[0])
+    assert found["completion_ids"].equals(expected["completion_ids"])
+    message = refused(run_here(**common, output=output))
+    assert 'verify: "all" in --output, "doubted" now' in message
+
+
+def test_a_run_goes_on_with_its_own_head_only(
+    lossy: dict[str, Any], lossy_run: tuple[Path, Ended], pair: Pair, tmp_path: Path
+) -> None:
+    output = lossy_run[0]
+    again = run_here(config=output / "config.yaml")
+    assert "nothing to do" in again.stderr and "NOT exact" in again.stderr
+    moved = tmp_path / "moved"
+    shutil.copytree(lossy["head"], moved)
+    assert "nothing to do" in run_here(**(lossy | {"head": moved}), output=output).stderr
+    other = write_head(tmp_path / "other", "verifier", pair.draft, seed=6)
+    refused(run_here(**(lossy | {"head": other}), output=output), "head: ")
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(lossy: dict[str, Any], tmp_path: Path) -> None:
+    slow = lossy | {"max_batch_rows": 2, "rows_per_shard": 12, "max_new_tokens": 48}
+    assert run_here(**slow, output=tmp_path / "whole").code == 0
+    output = tmp_path / "killed"
+    code = fork_and_kill(
+        lambda: (output / "parts").is_dir() and num_logged(output, 0) > 4, **slow, output=output
+    )
+    assert code is not None and code < 0
+    assert run_here(**slow, output=output).code == 0
+    assert shard_bytes(output) == shard_bytes(tmp_path / "whole")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("policy", ["specdecpp", "sprinter"])
+def test_ranks_emit_what_one_process_does(
+    options: dict[str, Any], heads: dict[str, Path], policy: str, tmp_path: Path
+) -> None:
+    """The target sliced over two ranks, the draft with its head on a third."""
+    common = options | SAMPLED | {"policy": policy, "head": heads[policy]}
+    assert run_here(**common, output=tmp_path / "alone").code == 0
+    ended = run_process(3, **common, tp_size=2, output=tmp_path / "ranks")
+    assert ended.totals["exact"] is (policy == "specdecpp")
+    found, expected = read_output(tmp_path / "ranks"), read_output(tmp_path / "alone")
+    assert found["completion_ids"].equals(expected["completion_ids"])
+    assert found["num_draft_tokens"].equals(expected["num_draft_tokens"])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("policy", ["specdecpp", "sprinter"])
+def test_a_draft_with_a_head_works_ahead(
+    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], policy: str, tmp_path: Path
+) -> None:
+    common = options | {"policy": policy, "head": heads[policy], "overlap": "ahead", "num_branches": 1}
+    ended = run_process(2, **common, output=tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    assert ended.totals["exact"] is (policy == "specdecpp")
+    found, expected = read_output(tmp_path / "run"), read_output(greedy[0])
+    is_same = found["completion_ids"].equals(expected["completion_ids"])
+    assert is_same == (policy == "specdecpp")
