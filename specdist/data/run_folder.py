@@ -275,19 +275,18 @@ class RunFolder:
         """
         for path, _ in self._shard_files():
             path.unlink(missing_ok=True)
-        for path in self._claimed_shards().values():
+        for path, _ in self._claim_files():
             path.unlink(missing_ok=True)
         for name in SHARD_FOLDERS:
             fsync_folder(self.path / name)
 
-    def _claimed_shards(self) -> dict[int, Path]:
-        """Some claim of every shard that has one."""
-        found = {}
-        for path in self.path.glob(f"{CLAIMS_FOLDER}/shard-*"):
-            match = CLAIM_FILE.fullmatch(path.name)
-            if match:
-                found[int(match[1][-5:])] = path
-        return found
+    def _claim_files(self) -> list[tuple[Path, int]]:
+        """Every claim of a shard, with the shard's number, in ascending order."""
+        return [
+            (path, int(match[1][-5:]))
+            for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/shard-*"))
+            if (match := CLAIM_FILE.fullmatch(path.name))
+        ]
 
     def _tidy(self) -> None:
         """Complete shards from what a crash left, and remove the rest of it.
@@ -299,7 +298,8 @@ class RunFolder:
                 temporary.unlink(missing_ok=True)
         files = self._shard_files()
         # In this order: claims outlive the files that they are for, and end when the shard is complete.
-        claimed = self._claimed_shards()
+        claims = self._claim_files()
+        claimed = {shard for _, shard in claims}
         shards = sorted({shard for _, shard in files})
         for shard in shards:
             self.complete_from_attempts(shard)
@@ -308,4 +308,7 @@ class RunFolder:
             is_stale = path == self.record_path(shard) or path.suffix == TEMPORARY_SUFFIX
             is_leftover = path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts"
             if is_leftover if shard in complete else is_stale and shard not in claimed:
+                path.unlink(missing_ok=True)
+        for path, shard in claims:
+            if shard in complete:
                 path.unlink(missing_ok=True)

@@ -326,6 +326,10 @@ def test_files_of_a_claimed_shard_are_not_tidied_away(tmp_path):
         path.write_bytes(b"ARROW1")
     open_(folder.path)
     assert kept.exists() and not removed.exists()
+    # Unless it is complete: then it needs neither.
+    folder.finish_shard(0, TABLE, STATS, TRACE)
+    open_(folder.path)
+    assert not kept.exists() and list((folder.path / "claims").iterdir()) == []
 
 
 def test_a_shard_without_its_files_is_not_complete_and_its_record_goes(tmp_path):

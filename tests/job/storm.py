@@ -133,7 +133,8 @@ def check_whole(output: Path, undisturbed: Path) -> None:
     assert sum(stats["num_rows"] for stats in shard_stats(output)) == NUM_ROWS
     left = [path for name in ("shards", "stats", "parts", "claims") for path in (output / name).iterdir()]
     kept = {".arrow", ".json"}
-    assert [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")] == []
+    left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
+    assert left == [], left
 
 
 def main() -> None:
