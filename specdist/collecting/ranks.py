@@ -30,9 +30,10 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Task:
-    """``generate``: the turns of a run; ``follow``: passes of the target; the others ask the draft."""
+    """``generate``: the turns of a run; ``serve``: an engine of the lead's; ``follow``: passes of the target;
+    the others ask the draft."""
 
-    name: Literal["generate", "follow", "complete", "score", "end"]
+    name: Literal["generate", "serve", "follow", "complete", "score", "end"]
     argument: Any = None
 
 
@@ -44,9 +45,13 @@ class Conductor:
         self._topology = topology
         self._draft = draft
 
-    def begin_generation(self) -> None:
+    def begin_run(self) -> None:
         """The other ranks follow the turns of a run, which has to come to its end."""
         self._announce(Task("generate"))
+
+    def begin_generation(self) -> None:
+        """The other ranks serve an engine, which has to be run to its end."""
+        self._announce(Task("serve"))
 
     def begin_passes(self) -> TargetSide:
         """The target, for passes of the lead's choice; it has to be closed."""
@@ -90,7 +95,7 @@ def follow_conductor(
     while (task := told_by_lead(topology, None)).name != "end":
         if task.name == "generate":
             follow_turns(topology, replica, stop)
-        elif task.name == "follow" and topology.holds_target:
+        elif task.name == "serve" or (task.name == "follow" and topology.holds_target):
             replica.serve()
         elif task.name in ("complete", "score"):
             answer, message = None, None

@@ -96,7 +96,7 @@ def _collect(
         return
     conductor = Conductor(replica, topology, draft)
     if plan.responses.pending_shards:
-        conductor.begin_generation()
+        conductor.begin_run()
         generate_rows(config.run_config(), models, plan.responses, replica, topology, stop)
     stop.become_gentle()
     collection = Collection(config, models, plan, replica, conductor)

@@ -125,6 +125,22 @@ def storm(
     return num_killed
 
 
+def storms(
+    folder: Path, options: dict[str, Any], *, num_kills: int, num_replicas: int, rng: random.Random
+) -> Iterator[int]:
+    """Run after run until so many have been killed; after each, how many they are so far. ``folder`` has an
+    undisturbed run in ``undisturbed``."""
+    num_killed = num_runs = 0
+    while num_killed < num_kills:
+        output = folder / f"run-{num_runs}"
+        num_killed += storm(
+            output, options, num_kills=num_kills - num_killed, num_replicas=num_replicas, rng=rng
+        )
+        check_whole(output, folder / "undisturbed")
+        num_runs += 1
+        yield num_killed
+
+
 def check_whole(output: Path, undisturbed: Path) -> None:
     """Every row once, no byte different, and nothing left over."""
     assert shard_bytes(output) == shard_bytes(undisturbed)
@@ -153,14 +169,8 @@ def main() -> None:
             "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
         }  # fmt: skip
         assert run_here(**options, output=folder / "undisturbed").code == 0
-        num_killed = num_runs = 0
-        while num_killed < chosen.kills:
-            output = folder / f"run-{num_runs}"
-            num_killed += storm(
-                output, options, num_kills=chosen.kills - num_killed, num_replicas=chosen.replicas, rng=rng
-            )
-            check_whole(output, folder / "undisturbed")
-            num_runs += 1
+        totals = storms(folder, options, num_kills=chosen.kills, num_replicas=chosen.replicas, rng=rng)
+        for num_runs, num_killed in enumerate(totals, 1):
             print(f"{num_killed} killed in {num_runs} runs: all rows there, once, every byte the same")  # noqa: T201
 
 
