@@ -1,42 +1,71 @@
 #!/usr/bin/env bash
-# One replica on one node of a Slurm cluster:
+# Replicas of one run on a Slurm cluster:
 #
-#   sbatch slurm/run.sh CONFIG [--option value ...]
-#   sbatch --gpus-per-node=3 slurm/run.sh jobs/configs/my.yaml --tp_size 2
+#   sbatch slurm/run.sh CONFIG [--option value ...]                one replica on one node
+#   sbatch --array=0-15 slurm/run.sh CONFIG                        sixteen jobs of one replica each
+#   sbatch --nodes=4 slurm/run.sh CONFIG                           one replica on each of four nodes
+#   REPLICAS=2 GPUS_PER_REPLICA=3 sbatch --gpus-per-node=6 slurm/run.sh CONFIG    two on one node
 #
 # CONFIG and the options are those of jobs/generate.py; options given to sbatch win over the lines below.
-# Submit it from the repository's folder. Install there first (bash jobs/install.sh), or set SPECDIST_PYTHON.
+# Submit it from the repository's folder, which all nodes must see. Install there first (bash jobs/install.sh), or
+# set SPECDIST_PYTHON. All replicas write into one output folder; more can be submitted at any time.
 
+# Slurm reads its options down to the first command.
 #SBATCH --job-name=specdist
 #SBATCH --nodes=1
-# accelerate starts the ranks, so Slurm starts one task.
+# accelerate starts the ranks, and srun below a launcher for each replica.
 #SBATCH --ntasks-per-node=1
-# tp_size and one for the draft, as jobs/configs/llama-70b.yaml needs; every GPU gets a rank.
+# REPLICAS times GPUS_PER_REPLICA, as jobs/configs/llama-70b.yaml needs for one.
 #SBATCH --gpus-per-node=5
 #SBATCH --cpus-per-task=40
 #SBATCH --time=24:00:00
-# A job that is preempted or loses its node starts again, and goes on where it was: finished rows are kept.
+# Two minutes before the time is over the replicas are asked to stop, and the job goes back into the queue. So it
+# does when it is preempted or loses its node. It goes on where it was: finished rows are kept.
+#SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.log
+
+# Settings, from the environment of sbatch:
+REPLICAS="${REPLICAS:-1}"                  # on each node
+GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-5}"  # ranks, each on a GPU of its own: tp_size and one for the draft
+ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
+
 set -euo pipefail
 
 if (($# < 1)); then
     echo "usage: sbatch slurm/run.sh CONFIG [--option value ...]" >&2
     exit 2
 fi
-config="$1"
-shift
+: "${SLURM_JOB_ID:?start this script with sbatch}"
 
 # Slurm runs a copy of this file from its spool folder, so the repository is where the job was submitted.
-cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
-python="${SPECDIST_PYTHON:-.venv/bin/python}"
-if ! command -v "$python" >/dev/null; then
-    echo "error: there is no $python in $PWD: run jobs/install.sh there first, or set SPECDIST_PYTHON" >&2
+cd "$SLURM_SUBMIT_DIR"
+export SPECDIST_PYTHON="${SPECDIST_PYTHON:-$PWD/.venv/bin/python}" GPUS_PER_REPLICA ACCELERATE_CONFIG
+if ! command -v "$SPECDIST_PYTHON" >/dev/null; then
+    echo "error: there is no $SPECDIST_PYTHON: run jobs/install.sh in $PWD first, or set SPECDIST_PYTHON" >&2
     exit 1
 fi
 
-# Port 0 lets the launcher find a free one: other jobs may run on this node.
-exec "$python" -m accelerate.commands.launch --config_file jobs/accelerate/gpu8.yaml \
-    --num_processes "${SLURM_GPUS_ON_NODE:?start this script with sbatch}" \
-    jobs/generate.py --config "$config" "$@"
+# A replica that fails takes no other with it: they do its shards.
+srun --ntasks="$((SLURM_JOB_NUM_NODES * REPLICAS))" --ntasks-per-node="$REPLICAS" --overcommit --cpu-bind=none \
+    --kill-on-bad-exit=0 --wait=0 bash slurm/replica.sh "$@" &
+replicas=$!
+
+# USR1: the time is nearly over. TERM: preempted, in which case Slurm puts the job back itself, or cancelled.
+# A signal to srun would make it kill the replicas; this one goes to them.
+ask_to_stop() { scancel --quiet --signal=TERM "$SLURM_JOB_ID" || true; }
+requeue=
+trap 'requeue=yes; ask_to_stop' USR1
+trap ask_to_stop TERM INT
+code=0
+wait "$replicas" || code=$?
+while kill -0 "$replicas" 2>/dev/null; do # a signal has ended the waiting
+    code=0
+    wait "$replicas" || code=$?
+done
+
+if [[ -n $requeue ]] && ((code != 0)); then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -147,6 +147,9 @@ class GenerateConfig:
     max_seq_len: int | None = option(
         None, help="longest prompt plus completion (default: what the models allow)"
     )
+    claim_timeout: float = option(
+        60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
+    )
     cache_memory: str | None = option(
         None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
     )
@@ -163,6 +166,9 @@ class GenerateConfig:
             "num_branches",
             self.num_branches is None or self.num_branches >= 0,
             "must not be negative; 0 prepares none",
+        )
+        self._require(
+            "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
         )
         self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")

@@ -42,7 +42,7 @@ TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "regression", "stats", "calibration", "costs",
     "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
-    "planning.hardware", "planning.simulate", "planning.events",
+    "job.status", "planning.hardware", "planning.simulate", "planning.events",
     "heads.info", "heads.examples", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400

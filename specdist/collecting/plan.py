@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from specdist.collecting.config import CollectConfig
 from specdist.config import resolved_yaml
-from specdist.data import FolderLock, Manifest, Prompts, RunFolder, ShardPlan
+from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan
 from specdist.data.text import BYTES_OF_TEXT
 from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.examples import PREFIX_KINDS, bytes_per_example
-from specdist.job.preflight import ModelPlan, RunPlan, open_locked, open_run_prompts, plan_run, run_manifest
+from specdist.job.preflight import ModelPlan, RunPlan, open_joined, open_run_prompts, plan_run, run_manifest
 from specdist.job.topology import Topology
 
 MILLION = 10**6
@@ -31,7 +31,7 @@ class CollectPlan:
     """What the lead rank alone must know: the folder of the examples, and the run of the responses in it."""
 
     folder: RunFolder
-    lock: FolderLock
+    membership: Membership
     responses: RunPlan
 
     @property
@@ -43,8 +43,8 @@ class CollectPlan:
         return [shard for shard in range(self.shards.num_shards) if not self.folder.is_complete(shard)]
 
     def release(self) -> None:
-        self.responses.lock.release()
-        self.lock.release()
+        self.responses.membership.leave()
+        self.membership.leave()
 
 
 def plan_collection(config: CollectConfig, models: ModelPlan, topology: Topology) -> CollectPlan:
@@ -58,15 +58,16 @@ def plan_collection(config: CollectConfig, models: ModelPlan, topology: Topology
         fingerprint={**run.fingerprint, **config.fingerprint()},
         info={**run.info, "draft_identity": dataclasses.asdict(identify_draft(models.draft))},
     )
-    folder, lock = open_locked(
-        Path(config.output), manifest, resolved_yaml(config), overwrite=config.overwrite
+    membership = Membership(Path(config.output), silent_after_s=run_config.claim_timeout)
+    folder = open_joined(
+        membership, manifest, resolved_yaml(config), overwrite=config.overwrite, is_shared=False
     )
     try:
         responses = plan_run(run_config, models, topology)
     except UserError:
-        lock.release()
+        membership.leave()
         raise
-    plan = CollectPlan(folder=folder, lock=lock, responses=responses)
+    plan = CollectPlan(folder=folder, membership=membership, responses=responses)
     _say_sizes(config, models, plan)
     return plan
 

@@ -19,9 +19,10 @@ from specdist.collecting.texts import Text
 from specdist.engine.collectives import LEAD_RANK
 from specdist.engine.sequence import Request
 from specdist.errors import UserError
-from specdist.job.entry import told_by_lead
 from specdist.job.replica import Replica
-from specdist.job.topology import Topology
+from specdist.job.signals import StopRequest
+from specdist.job.topology import Topology, told_by_lead
+from specdist.job.turns import follow_turns
 
 # Objects travel over gloo, on a GPU's replica too.
 HOST = torch.device("cpu")
@@ -29,9 +30,10 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Task:
-    """``serve``: an engine of the lead's; ``follow``: passes of the target; the others ask the draft."""
+    """``generate``: the turns of a run; ``serve``: an engine of the lead's; ``follow``: passes of the target;
+    the others ask the draft."""
 
-    name: Literal["serve", "follow", "complete", "score", "end"]
+    name: Literal["generate", "serve", "follow", "complete", "score", "end"]
     argument: Any = None
 
 
@@ -42,6 +44,10 @@ class Conductor:
         self._replica = replica
         self._topology = topology
         self._draft = draft
+
+    def begin_run(self) -> None:
+        """The other ranks follow the turns of a run, which has to come to its end."""
+        self._announce(Task("generate"))
 
     def begin_generation(self) -> None:
         """The other ranks serve an engine, which has to be run to its end."""
@@ -82,10 +88,14 @@ class Conductor:
         return answer[0]
 
 
-def follow_conductor(replica: Replica, topology: Topology, draft: DraftSide | None) -> None:
+def follow_conductor(
+    replica: Replica, topology: Topology, draft: DraftSide | None, stop: StopRequest
+) -> None:
     """What every other rank does; ``draft`` is there on the rank that holds the draft."""
     while (task := told_by_lead(topology, None)).name != "end":
-        if task.name == "serve" or (task.name == "follow" and topology.holds_target):
+        if task.name == "generate":
+            follow_turns(topology, replica, stop)
+        elif task.name == "serve" or (task.name == "follow" and topology.holds_target):
             replica.serve()
         elif task.name in ("complete", "score"):
             answer, message = None, None

@@ -28,12 +28,13 @@ from specdist.collecting.ranks import Conductor, follow_conductor
 from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
 from specdist.heads.examples import ExampleBlock, example_table
-from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank, told_by_lead
+from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
 from specdist.job.generate import generate_rows
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
+from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
-from specdist.job.topology import Topology
+from specdist.job.topology import Topology, told_by_lead
 from specdist.sampling.distributions import SamplingSettings
 
 NS_PER_S = 10**9
@@ -48,13 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def _run(config: CollectConfig, topology: Topology) -> int:
+def _run(config: CollectConfig, topology: Topology, stop: StopRequest) -> int:
     models = lead_first(topology, lambda: plan_models(config.run_config()))
     plan = lead_only(topology, lambda: plan_collection(config, models, topology))
     try:
-        log_to_file(Path(config.output), topology)
+        log_to_file(Path(config.output), topology, None if plan is None else plan.membership)
         if told_by_lead(topology, plan is not None and bool(plan.pending_shards)):
-            _collect(config, topology, models, plan)
+            _collect(config, topology, models, plan, stop)
         elif plan is not None:
             logger.info("%s is complete: nothing to do", config.output)
         if plan is not None:
@@ -62,10 +63,17 @@ def _run(config: CollectConfig, topology: Topology) -> int:
     finally:
         if plan is not None:
             plan.release()
-    return 0
+    is_complete = told_by_lead(topology, plan is None or not plan.pending_shards)
+    return 0 if is_complete else EXIT_STOPPED
 
 
-def _collect(config: CollectConfig, topology: Topology, models: ModelPlan, plan: CollectPlan | None) -> None:
+def _collect(
+    config: CollectConfig,
+    topology: Topology,
+    models: ModelPlan,
+    plan: CollectPlan | None,
+    stop: StopRequest,
+) -> None:
     """``plan`` is None on every rank but the lead."""
     replica = Replica(
         config.run_config(),
@@ -84,14 +92,17 @@ def _collect(config: CollectConfig, topology: Topology, models: ModelPlan, plan:
             hidden_dtype=config.hidden_dtype,
         )
     if plan is None:
-        follow_conductor(replica, topology, draft)
+        follow_conductor(replica, topology, draft, stop)
         return
     conductor = Conductor(replica, topology, draft)
     if plan.responses.pending_shards:
-        conductor.begin_generation()
-        generate_rows(config.run_config(), models, plan.responses, replica)
+        conductor.begin_run()
+        generate_rows(config.run_config(), models, plan.responses, replica, topology, stop)
+    stop.become_gentle()
     collection = Collection(config, models, plan, replica, conductor)
     for shard in tqdm.tqdm(plan.pending_shards, "shards of examples", disable=None):
+        if stop.is_made:
+            break
         collection.collect(shard)
     conductor.end()
 
@@ -193,7 +204,8 @@ def _read_responses(path: Path) -> dict[int, list[int]]:
 def _print_totals(config: CollectConfig, plan: CollectPlan) -> None:
     shards = plan.folder.shard_stats()
     num_examples = sum(stats["num_examples"] for stats in shards)
-    paths = [plan.folder.data_path(shard) for shard in range(plan.shards.num_shards)]
+    complete = set(range(plan.shards.num_shards)) - set(plan.pending_shards)
+    paths = [plan.folder.data_path(shard) for shard in complete]
     document = {
         "output": config.output,
         "kind": config.kind,

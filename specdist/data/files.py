@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 TEMPORARY_SUFFIX = ".tmp"
 READ_BYTES = 2**20
+# What file systems without hard links answer to one.
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-def temporary_path(path: Path) -> Path:
+def unique_tag() -> str:
+    """Tells the files of one writer apart from those of all others, on any node."""
+    return secrets.token_hex(6)
+
+
+def temporary_path(path: Path, tag: str) -> Path:
     """Where ``path`` is written before it gets its name: the same folder, so that the rename is atomic."""
-    return path.with_name(path.name + TEMPORARY_SUFFIX)
+    return path.with_name(f"{path.name}.{tag}{TEMPORARY_SUFFIX}")
 
 
 def fsync_folder(folder: Path) -> None:
@@ -27,17 +37,26 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write ``path`` itself, for a name that nobody reads yet. What ``write`` raises leaves no file."""
+    try:
+        with path.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write ``path`` so that a reader sees the old file or the whole new one, never a part of it.
 
     ``write`` gets the open file. Whatever it raises is passed on and leaves ``path`` as it was.
     """
-    temporary = temporary_path(path)
+    temporary = temporary_path(path, unique_tag())
+    write_durably(temporary, write)
     try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -45,10 +64,53 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     fsync_folder(path.parent)
 
 
+def publish(temporary: Path, path: Path) -> bool:
+    """Give a finished file its name, unless the name is taken: of all who try, on any node, one gets True.
+
+    ``temporary`` stays where it is. Raises FileNotFoundError if somebody has removed it.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # The answer to a link may be lost on the way, and the second attempt meets the first.
+        if not path.exists() or not temporary.samefile(path):
+            return False
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return _publish_without_links(temporary, path)
+    fsync_folder(path.parent)
+    return True
+
+
+def _publish_without_links(temporary: Path, path: Path) -> bool:
+    """The name is won with an empty file, which a reader may see for a moment."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except FileExistsError:
+        return False
+    copy = temporary_path(path, unique_tag())
+    try:
+        copy.write_bytes(temporary.read_bytes())
+        copy.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            copy.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+    return True
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, atomically; equal values in equal order give equal bytes."""
-    content = (json.dumps(value, indent=2) + "\n").encode()
+    """Write ``value`` as :func:`json_bytes`, atomically."""
+    content = json_bytes(value)
     write_atomically(path, lambda file: file.write(content))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON; equal values in equal order give equal bytes."""
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def sha256_of(path: Path) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,13 +28,21 @@ class PartLog:
     a power loss costs at most what was appended since the last :meth:`sync`, about a second.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Open or create the log; ``clock`` gives seconds."""
+    def __init__(
+        self, path: Path, *, earlier: Sequence[Path] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Open or create the log; ``clock`` gives seconds.
+
+        ``earlier``: logs of those who held the shard before, oldest first. They are read and left as they
+        are, since one of them may still be appended to; of two results for a sample the oldest log's counts.
+        """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
         self._clock = clock
+        for log in earlier:
+            self._load(log)
         self._file = path.open("ab", buffering=0)
         self._num_bytes = self._load(path)
         self._file.truncate(self._num_bytes)
@@ -74,17 +83,13 @@ class PartLog:
     def _load(self, path: Path) -> int:
         """Read the valid lines; returns how many bytes they take."""
         num_bytes = 0
-        with path.open("rb") as file:
-            for line in file:
-                match = LINE.fullmatch(line)
-                if match is None or int(match[1], 16) != zlib.crc32(match[2]):
-                    break
-                num_bytes += len(line)
-                if match[3] == b"row":
-                    result = RowResult.from_json(match[4])
-                    self.results.setdefault((result.row_id, result.sample_index), result)
-                else:
-                    self.stats = json.loads(match[4])
+        for line, kind, content in _valid_lines(path):
+            num_bytes += len(line)
+            if kind == b"row":
+                result = RowResult.from_json(content)
+                self.results.setdefault((result.row_id, result.sample_index), result)
+            else:
+                self.stats = json.loads(content)
         return num_bytes
 
     def _write_line(self, content: bytes) -> None:
@@ -98,3 +103,25 @@ class PartLog:
             self._file.truncate(self._num_bytes)
             raise
         self._num_bytes += len(line)
+
+
+def read_rows(paths: Iterable[Path]) -> list[RowResult]:
+    """The rows of logs that may be somebody's, of each sample the first one; nothing is changed."""
+    results: dict[tuple[int, int], RowResult] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            for _, kind, content in _valid_lines(path):
+                if kind == b"row":
+                    result = RowResult.from_json(content)
+                    results.setdefault((result.row_id, result.sample_index), result)
+    return list(results.values())
+
+
+def _valid_lines(path: Path) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Every line before the first bad one, with its kind and content."""
+    with path.open("rb") as file:
+        for line in file:
+            match = LINE.fullmatch(line)
+            if match is None or int(match[1], 16) != zlib.crc32(match[2]):
+                return
+            yield line, match[3], match[4]

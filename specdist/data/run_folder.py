@@ -1,45 +1,43 @@
 """The folder of a run: what is finished, what is half done, and how a shard goes from one to the other.
 
 Order of truth of a shard: data file, statistics, trace, completion record, each durable before the next; only
-then does its part log go. So after a crash at any moment a shard is complete, or redone from its part log.
+then do its part logs go. So after a crash at any moment a shard is complete, is completed from the files that
+are there, or redone from its part logs. :mod:`specdist.data.publishing` says how, also where several replicas
+have worked on one shard.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.ipc
 
-from specdist.data.files import (
-    TEMPORARY_SUFFIX,
-    fsync_folder,
-    sha256_of,
-    temporary_path,
-    write_atomically,
-    write_json,
-)
-from specdist.data.lock import LOCK_NAME
-from specdist.data.manifest import Manifest, check_same
+from specdist.data.claims import CLAIM_FILE
+from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, write_atomically
+from specdist.data.manifest import Manifest, ShardPlan, check_same
+from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
+from specdist.data.publishing import Attempt, ShardPaths
 from specdist.errors import UserError
 
-ROWS_PER_BATCH = 1024
 SHARD_FOLDERS = ("shards", "stats", "parts")
-SHARD_FILE = re.compile(r"shard-(\d{5})\.(arrow|trace\.arrow|json|jsonl)(\.tmp)?")
+SHARD_FILE = re.compile(
+    r"shard-(\d{5})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardRecord:
-    """The completion record: what the shard's Arrow file must be."""
+def nobody() -> str | None:
+    """No other replica is at work."""
+    return None
 
-    num_rows: int
-    num_bytes: int
-    sha256: str
+
+def yes() -> bool:
+    return True
 
 
 class RunFolder:
@@ -49,16 +47,25 @@ class RunFolder:
         self.path = path
 
     @staticmethod
-    def open(path: Path, manifest: Manifest, config_yaml: str, overwrite: bool) -> RunFolder:
+    def open(
+        path: Path,
+        manifest: Manifest,
+        config_yaml: str,
+        overwrite: bool,
+        find_another: Callable[[], str | None] = nobody,
+    ) -> RunFolder:
         """Create the folder, or resume the run that it holds if it has the same manifest.
 
         With ``overwrite`` that run's files are deleted first, and no others (``logs/`` stays). A resumed run
         keeps its manifest, with the ``info`` of its start, and gets the new ``config.yaml``. Raises
-        :class:`UserError` if the folder holds another run or other files, or cannot be written.
+        :class:`UserError` if the folder holds another run or other files, or cannot be written, or if the
+        run is to be replaced and ``find_another`` finds a replica that is at work on it.
+
+        Replicas must not open a folder at the same time: see :meth:`specdist.data.Membership.setup`.
         """
         folder = RunFolder(path)
         try:
-            folder._claim(manifest, overwrite)
+            folder._claim(manifest, overwrite, find_another)
             write_atomically(folder.config_path, lambda file: file.write(config_yaml.encode()))
             folder._tidy()
         except OSError as error:
@@ -69,6 +76,19 @@ class RunFolder:
     def manifest(self) -> Manifest:
         """The manifest in force. Raises :class:`UserError` if there is none that can be read."""
         return Manifest.read(self.manifest_path)
+
+    def plan(self) -> tuple[ShardPlan, int]:
+        """The run's shards, and completions per row. Raises :class:`UserError` as :attr:`manifest` does."""
+        fingerprint = self.manifest.fingerprint
+        try:
+            return (
+                ShardPlan(int(fingerprint["num_rows"]), int(fingerprint["rows_per_shard"])),
+                int(fingerprint["num_samples"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.manifest_path} does not say how many rows the run has: {error!r}"
+            ) from error
 
     def freeze(self, name: str, value: Any) -> None:
         """Add what was measured at the start to the manifest's ``info``, for restarts to repeat."""
@@ -100,35 +120,78 @@ class RunFolder:
         """Of a run with ``--trace``."""
         return self.path / "stats" / f"shard-{shard:05d}.trace.arrow"
 
-    def parts_path(self, shard: int) -> Path:
-        return self.path / "parts" / f"shard-{shard:05d}.jsonl"
+    def parts_path(self, shard: int, generation: int = 0) -> Path:
+        """Of the holder of the shard's claim of this generation; 0 is that of a run without claims."""
+        middle = f".{generation:05d}" if generation else ""
+        return self.path / "parts" / f"shard-{shard:05d}{middle}.jsonl"
+
+    def paths(self, shard: int) -> ShardPaths:
+        return ShardPaths(
+            data=self.data_path(shard),
+            stats=self.stats_path(shard),
+            trace=self.trace_path(shard),
+            record=self.record_path(shard),
+        )
 
     def is_complete(self, shard: int) -> bool:
         """Whether the shard has a completion record, statistics, and data of the recorded size."""
-        try:
-            record = ShardRecord(**json.loads(self.record_path(shard).read_bytes()))
-            size = self.data_path(shard).stat().st_size
-        except (OSError, ValueError, TypeError):
-            return False
-        return size == record.num_bytes and self.stats_path(shard).is_file()
+        return self.paths(shard).is_complete()
 
-    def parts(self, shard: int) -> PartLog:
-        """The log of the shard's finished rows, open for appending; close it before :meth:`finish_shard`."""
-        return PartLog(self.parts_path(shard))
+    def parts(self, shard: int, generation: int = 0) -> PartLog:
+        """The log of the shard's finished rows, open for appending, with those of earlier generations;
+        close it before :meth:`finish_shard`."""
+        earlier = [number for number in self.log_generations(shard) if number < generation]
+        return PartLog(
+            self.parts_path(shard, generation),
+            earlier=[self.parts_path(shard, number) for number in earlier],
+        )
+
+    def log_generations(self, shard: int) -> list[int]:
+        """Of the part logs that there are, ascending."""
+        matches = [
+            SHARD_FILE.fullmatch(path.name) for path in self.path.glob(f"parts/shard-{shard:05d}*.jsonl")
+        ]
+        return sorted(int(match[2] or 0) for match in matches if match)
 
     def finish_shard(
-        self, shard: int, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None = None
-    ) -> None:
-        """Write a shard's output, statistics and trace, record that it is complete, and drop its part log.
+        self,
+        shard: int,
+        table: pa.Table,
+        stats: dict[str, Any],
+        trace: pa.Table | None = None,
+        is_held: Callable[[], bool] = yes,
+    ) -> bool:
+        """Write a shard's output, statistics and trace, record that it is complete, and drop its part logs.
 
-        The same tables and statistics give the same bytes, so it can be called again after a crash.
+        It can be called again after a crash. Of several replicas that finish the same shard one succeeds; the
+        others get False and leave its files as they are, as does one for which ``is_held`` has become false.
         """
-        self._write_data(shard, table)
-        self._write_stats(shard, stats)
-        if trace is not None:
-            self._write_trace(shard, trace)
-        self._write_record(shard, table.num_rows)
-        self._remove_parts(shard)
+        attempt = Attempt(self.paths(shard), unique_tag())
+        attempt.write(table, stats, trace)
+        # Asked behind the writing: who deletes this run deletes these files too, or is noticed here.
+        if not is_held():
+            attempt.discard()
+            return False
+        if not attempt.publish_data():
+            self.complete_from_attempts(shard)
+            if self.is_complete(shard) or not attempt.replace_data():
+                attempt.discard()
+                return False
+        attempt.publish_stats()
+        attempt.publish_trace()
+        attempt.publish_record()
+        self.sweep(shard)
+        return True
+
+    def complete_from_attempts(self, shard: int) -> bool:
+        """Go on where a crash, between its data and its record, has stopped a shard from being completed."""
+        if self.is_complete(shard):
+            return False
+        attempt = Attempt.that_won(self.paths(shard))
+        if attempt is None:
+            return False
+        attempt.finish()
+        return self.is_complete(shard)
 
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
@@ -137,50 +200,31 @@ class RunFolder:
             json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
         ]
 
-    def _write_data(self, shard: int, table: pa.Table) -> None:
-        self._write_table(self.data_path(shard), table)
+    def sweep(self, shard: int) -> None:
+        """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
+        for path in self._files_of(shard):
+            if path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts":
+                path.unlink(missing_ok=True)
+        fsync_folder(self.path / "parts")
 
-    def _write_trace(self, shard: int, trace: pa.Table) -> None:
-        self._write_table(self.trace_path(shard), trace)
-
-    @staticmethod
-    def _write_table(path: Path, table: pa.Table) -> None:
-        # The file format allows one dictionary per column.
-        options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
-
-        def write(file: BinaryIO) -> None:
-            with pa.ipc.new_file(file, table.schema, options=options) as writer:
-                writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
-
-        write_atomically(path, write)
-
-    def _write_stats(self, shard: int, stats: dict[str, Any]) -> None:
-        write_json(self.stats_path(shard), stats)
-
-    def _write_record(self, shard: int, num_rows: int) -> None:
-        data_path = self.data_path(shard)
-        record = ShardRecord(
-            num_rows=num_rows, num_bytes=data_path.stat().st_size, sha256=sha256_of(data_path).hex()
-        )
-        write_json(self.record_path(shard), asdict(record))
-
-    def _remove_parts(self, shard: int) -> None:
-        self.parts_path(shard).unlink(missing_ok=True)
-        fsync_folder(self.parts_path(shard).parent)
-
-    def _claim(self, manifest: Manifest, overwrite: bool) -> None:
+    def _claim(self, manifest: Manifest, overwrite: bool, find_another: Callable[[], str | None]) -> None:
         """Make the folder that of a run with this manifest, or refuse."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"--output {self.path} is a file: give a folder")
         self.path.mkdir(parents=True, exist_ok=True)
         has_run = self.manifest_path.exists()
         if has_run:
             old = self.manifest
             # Refused before its first row, perhaps for the size of its cache: nothing would be lost.
             has_no_rows = not self._shard_files()
-            if not overwrite and not has_no_rows:
+            is_other = old.fingerprint != manifest.fingerprint
+            other = find_another() if overwrite or (has_no_rows and is_other) else None
+            if overwrite and other is not None:
+                raise UserError(
+                    f"--overwrite would delete what {other} is writing into --output {self.path}: wait until "
+                    "it has ended, or end it; without --overwrite this replica joins it"
+                )
+            if not overwrite and (other is not None or not has_no_rows):
                 check_same(old, manifest)
-            if has_no_rows and old.fingerprint != manifest.fingerprint:
+            if has_no_rows and is_other:
                 manifest.write(self.manifest_path)
         else:
             self._check_empty()
@@ -195,14 +239,25 @@ class RunFolder:
 
     def _check_empty(self) -> None:
         """A launcher may have made the logs' folder, and a crash may have left the start of a manifest."""
-        harmless = {self.logs_path.name, LOCK_NAME, temporary_path(self.manifest_path).name}
-        others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in harmless)
+        others = sorted(entry.name for entry in self.path.iterdir() if not self._is_harmless(entry))
         if others:
             shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             raise UserError(
                 f"--output {self.path} is not empty and not the folder of a run (no manifest.json; it holds "
                 f"{shown}): give a new folder. --overwrite deletes only what a run has written"
             )
+
+    def _is_harmless(self, entry: Path) -> bool:
+        if entry.name == CLAIMS_FOLDER and entry.is_dir():
+            return all(is_membership_file(file.name) for file in entry.iterdir())
+        is_torn = entry.suffix == TEMPORARY_SUFFIX and entry.name.startswith(self.manifest_path.name)
+        return entry.name == self.logs_path.name or is_torn
+
+    def _files_of(self, shard: int) -> list[Path]:
+        return [
+            path for name in SHARD_FOLDERS for path in sorted((self.path / name).glob(f"shard-{shard:05d}.*"))
+            if SHARD_FILE.fullmatch(path.name)
+        ]  # fmt: skip
 
     def _shard_files(self) -> list[tuple[Path, int]]:
         """Every file of a shard, temporary ones too, with the shard's number; records come first."""
@@ -219,16 +274,41 @@ class RunFolder:
         The old manifest stays until it is replaced in one step: without one the folder would be nobody's.
         """
         for path, _ in self._shard_files():
-            path.unlink()
+            path.unlink(missing_ok=True)
+        for path, _ in self._claim_files():
+            path.unlink(missing_ok=True)
         for name in SHARD_FOLDERS:
             fsync_folder(self.path / name)
 
+    def _claim_files(self) -> list[tuple[Path, int]]:
+        """Every claim of a shard, with the shard's number, in ascending order."""
+        return [
+            (path, int(match[1][-5:]))
+            for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/shard-*"))
+            if (match := CLAIM_FILE.fullmatch(path.name))
+        ]
+
     def _tidy(self) -> None:
-        """Remove what a crash left: temporary files, part logs of the finished, records of the unfinished."""
+        """Complete shards from what a crash left, and remove the rest of it.
+
+        Temporary files of unfinished shards that are claimed may be somebody's; they go with the shard.
+        """
         for path in (self.manifest_path, self.config_path):
-            temporary_path(path).unlink(missing_ok=True)
-        for path, shard in self._shard_files():
-            is_stale_record = path == self.record_path(shard) and not self.is_complete(shard)
-            is_done_log = path == self.parts_path(shard) and self.is_complete(shard)
-            if path.suffix == TEMPORARY_SUFFIX or is_stale_record or is_done_log:
-                path.unlink()
+            for temporary in self.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
+                temporary.unlink(missing_ok=True)
+        files = self._shard_files()
+        # In this order: claims outlive the files that they are for, and end when the shard is complete.
+        claims = self._claim_files()
+        claimed = {shard for _, shard in claims}
+        shards = sorted({shard for _, shard in files})
+        for shard in shards:
+            self.complete_from_attempts(shard)
+        complete = {shard for shard in shards if self.is_complete(shard)}
+        for path, shard in files:
+            is_stale = path == self.record_path(shard) or path.suffix == TEMPORARY_SUFFIX
+            is_leftover = path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts"
+            if is_leftover if shard in complete else is_stale and shard not in claimed:
+                path.unlink(missing_ok=True)
+        for path, shard in claims:
+            if shard in complete:
+                path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ asked for, W places whose decision is drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +78,11 @@ class _Judged:
         return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
 
 
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
+
+
 class Engine:
     """Turns requests into completions, in whatever order they finish."""
 
@@ -109,10 +114,11 @@ class Engine:
         self._decisions: Distributions | None = None
         self._decision_of: dict[int, int] = {}
 
-    def run(self) -> Iterator[Completion]:
-        """Generate until the scheduler has nothing left. Ends the other ranks' loops when it is done."""
+    def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
+        """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;
+        rows that are not finished then are lost. Ends the other ranks' loops when it is done."""
         self._clock.take()
-        while not (plan := self._scheduler.plan()).is_empty:
+        while not should_stop() and not (plan := self._scheduler.plan()).is_empty:
             self._ledger.open_round(plan)
             for sequence in plan.opened:
                 self._stream_keys[sequence.slot] = sequence.stream_key

@@ -8,17 +8,20 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from specdist.config import GenerateConfig
+from specdist.data import Membership
 from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
+from specdist.job.signals import StopRequest
 from specdist.job.topology import (
     Topology,
     join_world,
     rank_from_environment,
+    told_by_lead,
     topology_from_environment,
 )
 
@@ -30,9 +33,9 @@ USAGE_ERROR = 2
 def run_rank(
     parse: Callable[[], Config],
     replica_of: Callable[[Config], GenerateConfig],
-    run: Callable[[Config, Topology], int],
+    run: Callable[[Config, Topology, StopRequest], int],
 ) -> int:
-    """Run one rank of a job; returns its exit code.
+    """Run one rank of a job; returns its exit code, ``USAGE_ERROR`` for a :class:`UserError`.
 
     Args:
         parse: the job's options, the same on every rank.
@@ -41,13 +44,14 @@ def run_rank(
     """
     # Every rank finds the same error in its options, or is told of the others': it is shown once.
     shows_errors = rank_from_environment() == LEAD_RANK
+    stop = StopRequest()
     try:
         with contextlib.nullcontext() if shows_errors else contextlib.redirect_stderr(io.StringIO()):
             config = parse()
         topology = topology_from_environment(replica_of(config))
         _configure_logging(topology)
         join_world(topology)
-        code = run(config, topology)
+        code = run(config, topology, stop)
         if dist.is_initialized():
             dist.barrier()  # nobody hangs up while another rank is still talking
         return code
@@ -58,6 +62,7 @@ def run_rank(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        stop.close()
 
 
 def lead_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
@@ -81,15 +86,6 @@ def lead_only(topology: Topology, plan: Callable[[], Planned]) -> Planned | None
     return planned
 
 
-def told_by_lead(topology: Topology, value: Any) -> Any:
-    """The lead's value, on every rank."""
-    if topology.world_size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, LEAD_RANK)
-    return box[0]
-
-
 def _configure_logging(topology: Topology) -> None:
     logging.basicConfig(
         stream=sys.stderr,
@@ -103,8 +99,9 @@ def _configure_logging(topology: Topology) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def log_to_file(folder: Path, topology: Topology) -> None:
-    """Every rank keeps a log in the run folder, which a relaunch continues."""
-    handler = logging.FileHandler(folder / "logs" / f"rank-{topology.rank}.log")
+def log_to_file(folder: Path, topology: Topology, membership: Membership | None) -> None:
+    """Every rank of every replica keeps a log of its own in the run folder. ``membership``: the lead's."""
+    replica = told_by_lead(topology, "" if membership is None else membership.replica)
+    handler = logging.FileHandler(folder / "logs" / f"{replica}-rank-{topology.rank}.log")
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{topology.role}] %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)

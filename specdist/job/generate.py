@@ -9,45 +9,51 @@ from pathlib import Path
 
 from specdist.config import GenerateConfig, parse_generate_config
 from specdist.costs import CostModel
-from specdist.data import RunFolder
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
-from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank, told_by_lead
-from specdist.job.preflight import ModelPlan, RunPlan, plan_models, plan_run
+from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
+from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
+from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
-from specdist.job.topology import Topology
+from specdist.job.topology import Topology, told_by_lead
+from specdist.job.turns import Turn, follow_turns, lead_turns
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one rank of the job; returns its exit code. The lead's last line on stdout is a JSON document."""
+    """Run one rank of the job; the lead's last line on stdout is a JSON document.
+
+    Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
+    """
     return run_rank(lambda: parse_generate_config(arguments), lambda config: config, _run)
 
 
-def _run(config: GenerateConfig, topology: Topology) -> int:
+def _run(config: GenerateConfig, topology: Topology, stop: StopRequest) -> int:
     models = lead_first(topology, lambda: plan_models(config))
     run = lead_only(topology, lambda: plan_run(config, models, topology))
     try:
-        return _run_planned(config, topology, models, run)
+        return _run_planned(config, topology, models, run, stop)
     finally:
         if run is not None:
-            run.lock.release()
+            run.membership.leave()
 
 
-def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, run: RunPlan | None) -> int:
+def _run_planned(
+    config: GenerateConfig, topology: Topology, models: ModelPlan, run: RunPlan | None, stop: StopRequest
+) -> int:
     """``run`` is None on every rank but the lead."""
-    log_to_file(Path(config.output), topology)
+    log_to_file(Path(config.output), topology, None if run is None else run.membership)
     for warning in config.warnings() if run is not None else []:
         logger.warning(warning)
     if not told_by_lead(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
-            _print_totals(config, run.folder, topology)
+            _print_totals(config, run, topology)
         return 0
     frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
     num_context_tokens = told_by_lead(
@@ -58,16 +64,15 @@ def _run_planned(config: GenerateConfig, topology: Topology, models: ModelPlan, 
         models,
         topology,
         CostModel.from_json(frozen) if frozen else None,
+        agree=lambda costs: costs if run is None else freeze_costs(run, costs),
         num_context_tokens=num_context_tokens,
     )
     if run is None:
-        replica.serve()
+        is_complete = follow_turns(topology, replica, stop)
     else:
-        if replica.costs is not None and frozen is None:
-            run.folder.freeze("costs", replica.costs.to_json())
-        generate_rows(config, models, run, replica)
-        _print_totals(config, run.folder, topology)
-    return 0
+        is_complete = generate_rows(config, models, run, replica, topology, stop)
+        _print_totals(config, run, topology)
+    return 0 if is_complete else EXIT_STOPPED
 
 
 def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:
@@ -78,11 +83,18 @@ def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) ->
     return encoder.typical_length(run.prompts) + config.max_new_tokens // 2
 
 
-def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, replica: Replica) -> None:
-    """The lead's work: every row that is not finished, recorded as it is. The other ranks serve."""
+def generate_rows(
+    config: GenerateConfig,
+    models: ModelPlan,
+    run: RunPlan,
+    replica: Replica,
+    topology: Topology,
+    stop: StopRequest,
+) -> bool:
+    """The lead's work: every row that is not finished, recorded as it is, while the other ranks follow its
+    turns. Returns whether the run is complete; otherwise it was stopped."""
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
-    num_pending = len(run.pending_shards)
     _log_exactness(config)
     if replica.ahead.num_tokens:
         logger.info(
@@ -92,18 +104,12 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
         )
     logger.info(
         "%d of %d shards to do, up to %d rows at a time, %d cache pages",
-        num_pending,
+        len(run.pending_shards),
         run.shards.num_shards,
         replica.num_slots,
         replica.num_pages,
     )
-    num_done = sum(
-        end - first
-        for shard in range(run.shards.num_shards)
-        if run.folder.is_complete(shard)
-        for first, end in [run.shards.bounds(shard)]
-    )
-    progress = Progress(run.prompts.num_rows * config.num_samples, num_done * config.num_samples)
+    progress = Progress(run.prompts.num_rows * config.num_samples, 0)
     ledger = Ledger()
     recorder = Recorder(
         run,
@@ -114,9 +120,18 @@ def generate_rows(config: GenerateConfig, models: ModelPlan, run: RunPlan, repli
         is_traced=config.is_traced,
         is_exact=config.is_exact,
     )
-    for completion in replica.engine(recorder.requests(), stop_rules, ledger).run():
-        recorder.record(completion)
-    progress.close()
+    run.membership.heartbeat.begin()
+    stop.become_gentle()
+    try:
+        for turn in lead_turns(topology, run, recorder, stop):
+            if turn is Turn.WORK:
+                engine = replica.engine(recorder.requests(), stop_rules, ledger)
+                for completion in engine.run(lambda: stop.is_made):
+                    recorder.record(completion)
+    finally:
+        recorder.close()
+        progress.close()
+    return recorder.is_run_complete
 
 
 def _log_exactness(config: GenerateConfig) -> None:
@@ -129,8 +144,9 @@ def _log_exactness(config: GenerateConfig) -> None:
         )
 
 
-def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology) -> None:
+def _print_totals(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     _log_exactness(config)
+    folder = run.folder
     totals = total_stats(folder)
     predictions = run_predictions(folder, totals)
     operations = run_operations(folder, totals)
@@ -139,6 +155,7 @@ def _print_totals(config: GenerateConfig, folder: RunFolder, topology: Topology)
     document = {
         "output": config.output,
         "exact": config.is_exact,
+        "complete": not run.pending_shards,
         **totals.summary(topology.world_size),
         "predictions": predictions.to_json(),
         "operations": {name: figure.to_json() for name, figure in operations.items()},

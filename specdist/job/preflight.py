@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdist.config import GenerateConfig, resolved_yaml
-from specdist.data import FolderLock, Manifest, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.costs import CostModel
+from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
 from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
@@ -38,7 +40,8 @@ class RunPlan:
     prompts: Prompts
     shards: ShardPlan
     folder: RunFolder
-    lock: FolderLock
+    manifest: Manifest
+    membership: Membership
 
     @property
     def pending_shards(self) -> list[int]:
@@ -76,13 +79,11 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     prompts = open_run_prompts(config)
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
-    folder, lock = open_locked(
-        Path(config.output),
-        run_manifest(config, models, prompts, topology),
-        resolved_yaml(config),
-        overwrite=config.overwrite,
-    )
-    return RunPlan(prompts=prompts, shards=shards, folder=folder, lock=lock)
+    manifest = run_manifest(config, models, prompts, topology)
+    _check_overwrite(config)
+    membership = Membership(Path(config.output), silent_after_s=config.claim_timeout)
+    folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite)
+    return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
@@ -100,16 +101,49 @@ def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, to
     return Manifest(fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology))
 
 
-def open_locked(
-    path: Path, manifest: Manifest, config_yaml: str, *, overwrite: bool
-) -> tuple[RunFolder, FolderLock]:
-    """A folder, new or resumed, for this process alone. Raises :class:`UserError`."""
-    lock = FolderLock(path)
+def open_joined(
+    membership: Membership, manifest: Manifest, config_yaml: str, *, overwrite: bool, is_shared: bool = True
+) -> RunFolder:
+    """The folder, new or resumed, once this replica is a member. Raises :class:`UserError`, also if another
+    is at work and the folder is not for several."""
+    membership.join()
     try:
-        return RunFolder.open(path, manifest, config_yaml, overwrite), lock
+        with membership.setup():
+            if not is_shared and (other := membership.find_another()) is not None:
+                raise UserError(
+                    f"--output {membership.output} is being written by {other}: wait until it has ended, or "
+                    "end it"
+                )
+            folder = RunFolder.open(
+                membership.output, manifest, config_yaml, overwrite, membership.find_another
+            )
+            membership.tidy()
     except UserError:
-        lock.withdraw()
+        membership.withdraw()
         raise
+    return folder
+
+
+def _check_overwrite(config: GenerateConfig) -> None:
+    """Slurm repeats a command line, for a requeued job or for the tasks of an array: what was deleted once
+    must not be deleted again."""
+    is_repeated = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+    is_one_of_many = "SLURM_ARRAY_TASK_ID" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1
+    if config.overwrite and (is_repeated or is_one_of_many):
+        raise UserError(
+            "--overwrite in a job that Slurm has requeued, or that starts several replicas, would delete "
+            "what was generated meanwhile: delete the run's folder yourself, and leave --overwrite out"
+        )
+
+
+def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
+    """Costs for all replicas and restarts of a run to decide by: those of the first that measured them."""
+    with run.membership.setup():
+        frozen = run.folder.manifest.info.get("costs")
+        if frozen is not None:
+            return CostModel.from_json(frozen)
+        run.folder.freeze("costs", costs.to_json())
+        return costs
 
 
 def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:

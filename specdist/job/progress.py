@@ -35,11 +35,10 @@ class Progress:
         self._num_accepted = 0
         self._start = self._line_at = time.monotonic()
 
-    def skip(self, result: RowResult) -> None:
-        """A row that an earlier run had finished."""
-        del result
-        self._num_done += 1
-        self._bar.update(1)
+    def skip(self, num_rows: int) -> None:
+        """Rows that an earlier run, or another replica, has finished."""
+        self._num_done += num_rows
+        self._bar.update(num_rows)
 
     def add(self, result: RowResult) -> None:
         """A row that has just been finished."""

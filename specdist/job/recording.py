@@ -1,13 +1,20 @@
-"""From completions to finished shards: part logs as rows finish, one Arrow file when all of a shard have."""
+"""From completions to finished shards: part logs as rows finish, one Arrow file when all of a shard have.
+
+Shards are claimed one after the other, each when the requests of the last one have been handed out: rows of
+two shards may run side by side. One that another replica has taken over is dropped; its rows that still run
+are not written down.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.data import PartLog, RowError, RowResult, shard_table, trace_table
+from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
+from specdist.data.shard_queue import ClaimedShard
 from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.job.preflight import RunPlan
@@ -17,9 +24,12 @@ from specdist.stats import Stats
 
 SNAPSHOT_INTERVAL_S = 1.0
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class _OpenShard:
+    claimed: ClaimedShard
     log: PartLog
     num_expected: int
     snapshot_at: float = 0.0
@@ -46,31 +56,57 @@ class Recorder:
         self._progress = progress
         self._is_traced = is_traced
         self._is_exact = is_exact
+        self._queue = ShardQueue(
+            plan.folder,
+            plan.membership,
+            plan.manifest,
+            plan.shards.num_shards,
+            on_done_elsewhere=lambda shard: progress.skip(self._num_expected(shard)),
+        )
+        self._next: ClaimedShard | None = None
         self._open: dict[int, _OpenShard] = {}
         self._texts: dict[int, str] = {}
 
+    @property
+    def is_run_complete(self) -> bool:
+        """Whether every shard was seen complete, whoever has done it."""
+        return self._queue.is_done
+
+    def claim(self) -> bool:
+        """Claim the next shard, unless one is claimed already; False if there is none to be had now."""
+        self._next = self._next or self._queue.take()
+        return self._next is not None
+
     def requests(self) -> Iterator[Request]:
-        """One request for every completion that no earlier run has finished, in input order."""
-        for shard in self._plan.pending_shards:
-            first, end = self._plan.shards.bounds(shard)
-            log = self._plan.folder.parts(shard)
-            self._open[shard] = _OpenShard(log, (end - first) * self._num_samples)
-            if log.stats is not None:
-                self._ledger.shard(shard).add(Stats.from_json(log.stats))
-            for result in log.results.values():
-                self._progress.skip(result)
-            for row_id in range(first, end):
-                samples = [
-                    sample for sample in range(self._num_samples) if (row_id, sample) not in log.results
-                ]
-                if samples:
-                    yield from self._row_requests(shard, row_id, samples)
-            # Every row may have been finished before, or refused.
-            self._finish_if_complete(shard)
+        """One request for every completion that nobody has finished, of shard after shard."""
+        while self.claim():
+            assert self._next is not None
+            claimed, self._next = self._next, None
+            yield from self._shard_requests(claimed)
+
+    def _shard_requests(self, claimed: ClaimedShard) -> Iterator[Request]:
+        shard = claimed.shard
+        first, end = self._plan.shards.bounds(shard)
+        log = self._queue.log(claimed)
+        mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
+        if log.stats is not None:
+            self._ledger.shard(shard).add(Stats.from_json(log.stats))
+        self._progress.skip(len(log.results))
+        for row_id in range(first, end):
+            samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in log.results]
+            if samples:
+                yield from self._row_requests(shard, row_id, samples)
+            if self._open.get(shard) is not mine:
+                return
+        # Every row may have been finished before, or refused.
+        self._finish_if_complete(shard)
 
     def record(self, completion: Completion) -> None:
         """Write down a finished completion; it survives the end of this process from here on."""
         request = completion.request
+        # A row of a shard that was dropped, or of one that was claimed again and has not come to it yet.
+        if request.shard not in self._open or request.row_id not in self._texts:
+            return
         self._record(
             request.shard,
             RowResult(
@@ -91,6 +127,21 @@ class Recorder:
         )
         self._finish_if_complete(request.shard)
 
+    def close(self) -> None:
+        """Give back every shard that is not finished; what was written down of it stays."""
+        try:
+            for shard, open_shard in self._open.items():
+                open_shard.log.snapshot(self._ledger.shard(shard).to_json())
+                open_shard.log.sync()
+                open_shard.log.close()
+        finally:
+            self._open.clear()
+            self._queue.give_back()
+
+    def _num_expected(self, shard: int) -> int:
+        first, end = self._plan.shards.bounds(shard)
+        return (end - first) * self._num_samples
+
     def _row_requests(self, shard: int, row_id: int, samples: list[int]) -> Iterator[Request]:
         text: str | None = None
         try:
@@ -106,13 +157,28 @@ class Recorder:
             yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=shard)
 
     def _record(self, shard: int, result: RowResult) -> None:
-        open_shard = self._open[shard]
+        open_shard = self._open.get(shard)
+        if open_shard is None:
+            return
         open_shard.log.append(result)
         now = time.monotonic()
         if now - open_shard.snapshot_at >= SNAPSHOT_INTERVAL_S:
             open_shard.log.snapshot(self._ledger.shard(shard).to_json())
             open_shard.snapshot_at = now
+            if not self._queue.is_held(open_shard.claimed):
+                self._drop(open_shard)
         self._progress.add(result)
+        self._plan.membership.heartbeat.count(result.num_completion_tokens)
+
+    def _drop(self, open_shard: _OpenShard) -> None:
+        """Somebody else does this shard: this replica was silent for too long."""
+        shard = open_shard.claimed.shard
+        logger.warning("shard %d has been taken over by another replica: leaving it to that one", shard)
+        del self._open[shard]
+        open_shard.log.close()
+        self._ledger.close_shard(shard)
+        self._forget_texts(shard)
+        self._queue.lost(open_shard.claimed)
 
     def _finish_if_complete(self, shard: int) -> None:
         open_shard = self._open.get(shard)
@@ -136,8 +202,18 @@ class Recorder:
         trace = None
         if self._is_traced:
             trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
-        self._plan.folder.finish_shard(shard, table, stats, trace)
-        for row_id in range(first, end):
+        claimed = open_shard.claimed
+        if self._plan.folder.finish_shard(
+            shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
+        ):
+            self._queue.finished(claimed)
+        else:
+            logger.warning("shard %d was finished here too late: another replica has it", shard)
+            self._queue.lost(claimed)
+        self._forget_texts(shard)
+
+    def _forget_texts(self, shard: int) -> None:
+        for row_id in range(*self._plan.shards.bounds(shard)):
             self._texts.pop(row_id, None)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -33,7 +33,7 @@ from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan
-from specdist.job.topology import Topology, init_deepspeed
+from specdist.job.topology import Topology, init_deepspeed, told_by_lead
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.forks import pages_per_branch
 from specdist.models.loading import join_slicing, load_slice, load_whole
@@ -47,6 +47,11 @@ TARGET_GROUP = 0
 logger = logging.getLogger(__name__)
 
 
+def _own_costs(costs: CostModel) -> CostModel:
+    """There is nobody to agree with."""
+    return costs
+
+
 class Replica:
     """This rank's part of a replica. All ranks construct it at the same time."""
 
@@ -56,6 +61,7 @@ class Replica:
         models: ModelPlan,
         topology: Topology,
         frozen_costs: CostModel | None = None,
+        agree: Callable[[CostModel], CostModel] = _own_costs,
         *,
         num_context_tokens: int = 0,
         num_spare_branches: int = 0,
@@ -63,6 +69,7 @@ class Replica:
         """
         Args:
             frozen_costs: those of the run that is resumed, the same on every rank.
+            agree: told, on the lead, what was measured; answers which costs the replica is to decide by.
             num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
                 of passes depend; the same on every rank.
             num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
@@ -70,6 +77,7 @@ class Replica:
         self._config = config
         self._models = models
         self._topology = topology
+        self._agree = agree
         self._num_context_tokens = num_context_tokens
         self._num_spare_branches = num_spare_branches
         self._group: dist.ProcessGroup | None = None
@@ -299,7 +307,8 @@ class Replica:
             dist.all_gather_object(curves, (target, draft))
             target, draft = curves[LEAD_RANK][0], curves[self._topology.draft_rank][1]
         assert target is not None and draft is not None
-        return CostModel(target, draft)
+        costs = CostModel(target, draft)
+        return told_by_lead(self._topology, self._agree(costs) if self._topology.is_lead else costs)
 
     def lead_target(self) -> Target:
         """On the lead, for passes that the other target ranks follow in :meth:`serve`."""

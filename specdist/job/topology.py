@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -103,6 +104,15 @@ def join_world(topology: Topology, init_method: str = "env://") -> None:
         world_size=topology.world_size,
         timeout=WAIT,
     )
+
+
+def told_by_lead(topology: Topology, value: Any) -> Any:
+    """The lead's value, on every rank; those of the others are not looked at."""
+    if topology.world_size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, LEAD_RANK)
+    return box[0]
 
 
 def init_deepspeed(topology: Topology) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specdist.data import files
-from specdist.data.files import sha256_of, temporary_path, write_atomically, write_json
+from specdist.data.files import publish, sha256_of, write_atomically, write_json
 
 
 def test_the_content_is_complete_and_durable_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -18,9 +19,8 @@ def test_the_content_is_complete_and_durable_before_it_gets_its_name(tmp_path, m
 
     def fsync(descriptor):
         steps.append("fsync")
-        assert temporary_path(path).exists() == ("replace" not in steps)
-        if "replace" not in steps:
-            assert temporary_path(path).read_bytes() == b"new"
+        temporary = [found.read_bytes() for found in tmp_path.glob("a.bin.*.tmp")]
+        assert temporary == ([b"new"] if "replace" not in steps else [])
         real_fsync(descriptor)
 
     def replace(self, target):
@@ -58,12 +58,85 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, f
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_temporary_file_of_an_earlier_crash_is_no_obstacle(tmp_path):
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    """On two nodes, say: each has a temporary file of its own, and the last whole one counts."""
     path = tmp_path / "a.json"
-    temporary_path(path).write_bytes(b"something longer than the new content")
-    write_json(path, {"b": 1, "a": [None, 0.1]})
-    assert path.read_text() == '{\n  "b": 1,\n  "a": [\n    null,\n    0.1\n  ]\n}\n'
+
+    def write(file):
+        file.write(b"outer")
+        write_json(path, {"b": 1, "a": [None, 0.1]})
+        assert path.read_text() == '{\n  "b": 1,\n  "a": [\n    null,\n    0.1\n  ]\n}\n'
+
+    write_atomically(path, write)
+    assert path.read_bytes() == b"outer"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def publishers(tmp_path, num):
+    paths = [tmp_path / f"a.{number}.tmp" for number in range(num)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"%d" % number * 1000)
+    return paths
+
+
+@pytest.mark.parametrize("error", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_name_is_given_once(tmp_path, monkeypatch, error):
+    """With hard links, and on file systems that have none."""
+    temporaries = publishers(tmp_path, 3)
+    if error:
+        monkeypatch.setattr(os, "link", raising(OSError(error, "no links here")))
+    assert [publish(path, tmp_path / "a") for path in temporaries] == [True, False, False]
+    assert (tmp_path / "a").read_bytes() == b"0" * 1000
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "a", *temporaries]
+
+
+def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path, monkeypatch):
+    """NFS sends a request again, which then meets its own first attempt."""
+    first, second = publishers(tmp_path, 2)
+    real_link = os.link
+
+    def link(source, target):
+        real_link(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", link)
+        assert publish(first, tmp_path / "a")
+    assert not publish(second, tmp_path / "a")
+
+
+def test_what_was_removed_before_it_was_published_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "gone", tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_at_once_publish_once(tmp_path):
+    """Processes, not threads: the file system alone decides."""
+    code = (
+        "import sys; from pathlib import Path; from specdist.data.files import publish, write_durably; "
+        "folder, me = Path(sys.argv[1]), sys.argv[2]; names = [folder / str(n) for n in range(200)]; "
+        "own = [name.with_suffix(f'.{me}.tmp') for name in names]; "
+        "[path.write_text(me) for path in own]; "
+        "print(sum(publish(path, name) for path, name in zip(own, names)))"
+    )
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(number)], stdout=subprocess.PIPE, text=True
+        )
+        for number in range(3)
+    ]
+    wins = [int(racer.communicate()[0]) for racer in racers]
+    assert sum(wins) == 200
+    winners = [(tmp_path / str(number)).read_text() for number in range(200)]
+    assert [winners.count(str(racer)) for racer in range(3)] == wins
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def test_sha256_reads_in_pieces(tmp_path, monkeypatch):

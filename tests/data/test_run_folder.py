@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from specdist.data import FolderLock, Manifest, RunFolder, TracedToken, run_folder, shard_table, trace_table
+from specdist.data import Manifest, RunFolder, TracedToken, publishing, shard_table, trace_table
 from specdist.data import files as files_module
+from specdist.data.publishing import Attempt
 from specdist.errors import UserError
 from tests.data.samples import row_result
 
@@ -18,7 +19,22 @@ INPUTS = pa.table({"ref": [f"reference {row}" for row in range(5)]})
 TABLE = shard_table(INPUTS, [row_result(row) for row in range(5)], first_row=0, num_samples=1)
 STATS = {"num_drafts": 3, "wall_ns": 7}
 TRACE = trace_table([(0, 0, (TracedToken(1, 0, 1, 9, 0.5, 0.25, 0.75, None, False, False),))])
-STEPS = ["_write_data", "_write_stats", "_write_trace", "_write_record", "_remove_parts"]
+STEPS = [
+    (Attempt, "write"),
+    (Attempt, "publish_data"),
+    (Attempt, "publish_stats"),
+    (Attempt, "publish_trace"),
+    (Attempt, "publish_record"),
+    (RunFolder, "sweep"),
+]
+
+
+CALLS = [
+    (os, "fsync", 12),
+    (os, "link", 1),
+    (Path, "replace", 3),
+    (publishing, "fsync_folder", 5),
+]
 
 
 class Crash(BaseException):
@@ -88,28 +104,35 @@ def test_differing_dictionaries_of_input_chunks_are_written(tmp_path):
 
 
 def crash_points():
-    for step in STEPS:
+    for owner, step in STEPS:
         for when in ("before", "after"):
-            yield f"{when} {step}", lambda patch, step=step, when=when: patch_step(patch, step, when)
-    for call in range(4):
-        for name in ("replace", "fsync_folder"):
-            yield f"{name} {call}", lambda patch, name=name, call=call: patch_call(patch, name, call)
+            yield (
+                f"{when} {step}",
+                lambda patch, owner=owner, step=step, when=when: patch_step(patch, owner, step, when),
+            )
+    for owner, name, num_calls in CALLS:
+        for call in range(num_calls):
+            yield (
+                f"{name} {call}",
+                lambda patch, owner=owner, name=name, call=call: patch_call(patch, owner, name, call),
+            )
 
 
-def patch_step(patch, step, when):
-    real = getattr(RunFolder, step)
+def patch_step(patch, owner, step, when):
+    real = getattr(owner, step)
 
     def stopped(self, *arguments):
         if when == "after":
             real(self, *arguments)
         raise Crash
 
-    patch.setattr(RunFolder, step, stopped)
+    patch.setattr(owner, step, stopped)
+    # A process that dies does not clean up.
+    patch.setattr(Attempt, "discard", crash)
 
 
-def patch_call(patch, name, crashing_call):
-    """Crash in the n-th atomic write, at its rename or after it."""
-    owner = Path if name == "replace" else files_module
+def patch_call(patch, owner, name, crashing_call):
+    """Crash in the n-th call."""
     real, num_calls = getattr(owner, name), 0
 
     def counted(*arguments):
@@ -153,20 +176,160 @@ def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(tmp_path, monkeypa
 
 
 def test_each_step_is_durable_before_the_next(tmp_path, monkeypatch):
+    """A name is created, then its folder is synced; the content was synced under another name before."""
     folder, events = open_(tmp_path / "run"), []
-    real_write = files_module.write_atomically
+    synced = set()
+    real_fsync, real_link, real_replace = os.fsync, os.link, Path.replace
 
-    def write(path, write_content):
-        real_write(path, write_content)
-        events.append(str(path.relative_to(folder.path)))
+    def fsync(descriptor):
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.add(path)
+        if path.is_dir() and events and not events[-1].startswith("synced"):
+            events.append(f"synced {path.name}")
+        real_fsync(descriptor)
 
-    monkeypatch.setattr(files_module, "write_atomically", write)
-    monkeypatch.setattr(run_folder, "write_atomically", write)
+    def named(real):
+        def name(source, target):
+            assert Path(source) in synced
+            real(source, target)
+            events.append(str(Path(target).relative_to(folder.path)))
+
+        return name
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", named(real_link))
+    monkeypatch.setattr(Path, "replace", named(real_replace))
     finish(folder)
     assert events == [
-        "shards/shard-00000.arrow", "stats/shard-00000.json", "stats/shard-00000.trace.arrow",
-        "shards/shard-00000.json",
+        "shards/shard-00000.arrow", "synced shards",
+        "stats/shard-00000.json", "synced stats",
+        "stats/shard-00000.trace.arrow", "synced stats",
+        "shards/shard-00000.json", "synced shards",
     ]  # fmt: skip
+
+
+OTHER_TABLE = shard_table(
+    INPUTS, [row_result(row, completion="another draw") for row in range(5)], first_row=0, num_samples=1
+)
+OTHER_STATS = {"num_drafts": 99, "wall_ns": 1}
+
+
+@pytest.mark.parametrize(("owner", "step"), STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_two_that_finish_a_shard_leave_one_whole_result(tmp_path, monkeypatch, whole, owner, step, when):
+    """The first is paused at any step, the second goes all the way, the first goes on: one of the two is
+    there with all its files, also where draws differ from replica to replica."""
+    folder = open_(tmp_path / "run")
+    real = getattr(owner, step)
+    answers = {}
+
+    def second():
+        monkeypatch.setattr(owner, step, real)
+        answers["second"] = RunFolder(folder.path).finish_shard(0, OTHER_TABLE, OTHER_STATS, TRACE)
+
+    def paused(self, *arguments):
+        if when == "before":
+            second()
+            return real(self, *arguments)
+        answer = real(self, *arguments)
+        second()
+        return answer
+
+    monkeypatch.setattr(owner, step, paused)
+    with folder.parts(0) as log:
+        log.append(row_result(0))
+    answers["first"] = folder.finish_shard(0, TABLE, STATS, TRACE)
+    assert folder.is_complete(0)
+    assert not list(folder.path.rglob("*.tmp")) and not list(folder.path.glob("parts/*"))
+    with pa.ipc.open_file(folder.data_path(0)) as reader:
+        is_first = reader.read_all() == TABLE
+    record = json.loads(folder.record_path(0).read_text())
+    assert record["sha256"] == files_module.sha256_of(folder.data_path(0)).hex()
+    assert folder.shard_stats() == [STATS if is_first else OTHER_STATS]
+    assert answers["first" if is_first else "second"]
+    # Who comes before the data has its name decides; behind that the second finds the first's.
+    comes_first = STEPS.index((owner, step)) > 1 or (step == "publish_data" and when == "after")
+    assert is_first == comes_first
+    if is_first:
+        assert contents(folder.path) == whole
+
+
+def test_who_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
+    folder = open_(tmp_path / "run")
+    with folder.parts(0) as log:
+        log.append(row_result(0))
+    assert not folder.finish_shard(0, TABLE, STATS, TRACE, is_held=lambda: False)
+    assert not folder.is_complete(0)
+    assert [path.name for path in (tmp_path / "run").rglob("shard-*")] == ["shard-00000.jsonl"]
+
+
+def test_who_was_paused_while_the_run_was_overwritten_leaves_the_new_one_alone(tmp_path, monkeypatch):
+    """Its files are deleted under names that it must still give away."""
+    folder = open_(tmp_path / "run")
+    real = Attempt.publish_data
+
+    def overwritten(self):
+        monkeypatch.setattr(Attempt, "publish_data", real)
+        open_(tmp_path / "run", manifest=Manifest(fingerprint={"seed": 2}), overwrite=True)
+        return real(self)
+
+    monkeypatch.setattr(Attempt, "publish_data", overwritten)
+    assert not folder.finish_shard(0, TABLE, STATS, TRACE)
+    assert sorted(contents(tmp_path / "run")) == ["config.yaml", "manifest.json"]
+
+
+def test_a_run_that_another_replica_is_at_work_on_is_not_replaced(tmp_path):
+    path = tmp_path / "run"
+    finish(open_(path))
+    before = contents(path)
+    other = Manifest(fingerprint={"seed": 2})
+    with pytest.raises(UserError, match=r"--overwrite would delete what process 7 on n1 is writing"):
+        RunFolder.open(path, other, "", True, lambda: "process 7 on n1")
+    assert contents(path) == before
+    # Nor one that has no rows yet.
+    empty = tmp_path / "empty"
+    open_(empty)
+    with pytest.raises(UserError, match=r"seed: 1 in --output, 2 now"):
+        RunFolder.open(empty, other, "", False, lambda: "process 7 on n1")
+    assert RunFolder.open(empty, other, "", False).manifest == other
+
+
+def test_rows_of_earlier_holders_are_kept_and_their_logs_left_alone(tmp_path):
+    """An earlier holder may only be paused, and go on to write into its own log."""
+    folder = open_(tmp_path / "run")
+    with folder.parts(0) as log:
+        log.append(row_result(0))
+    with folder.parts(0, 1) as paused:
+        paused.append(row_result(1))
+        paused.snapshot({"num_drafts": 1})
+        with folder.parts(0, 3) as log:
+            assert list(log.results) == [(0, 0), (1, 0)] and log.stats == {"num_drafts": 1}
+            paused.append(row_result(2, completion="too late"))
+            log.append(row_result(1, completion="again"))
+            log.append(row_result(2))
+    assert folder.log_generations(0) == [0, 1, 3]
+    with folder.parts(0, 4) as log:
+        assert list(log.results.values()) == [
+            row_result(0), row_result(1), row_result(2, completion="too late")
+        ]  # fmt: skip
+    assert folder.log_generations(1) == []
+
+
+def test_files_of_a_claimed_shard_are_not_tidied_away(tmp_path):
+    """They may be those of a replica that is about to finish it."""
+    folder = open_(tmp_path / "run")
+    (folder.path / "claims").mkdir()
+    (folder.path / "claims" / "shard-00000.00001").write_text("{}")
+    kept = folder.path / "shards" / "shard-00000.arrow.0a1b.tmp"
+    removed = folder.path / "shards" / "shard-00001.arrow.0a1b.tmp"
+    for path in (kept, removed):
+        path.write_bytes(b"ARROW1")
+    open_(folder.path)
+    assert kept.exists() and not removed.exists()
+    # Unless it is complete: then it needs neither.
+    folder.finish_shard(0, TABLE, STATS, TRACE)
+    open_(folder.path)
+    assert not kept.exists() and list((folder.path / "claims").iterdir()) == []
 
 
 def test_a_shard_without_its_files_is_not_complete_and_its_record_goes(tmp_path):
@@ -295,8 +458,6 @@ def test_a_folder_with_only_logs_or_a_torn_first_manifest_is_new(tmp_path):
 def test_a_place_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(UserError, match=r"--output .*file is a file: give a folder"):
-        open_(file)
     with pytest.raises(UserError, match=r"--output .*file/run cannot be written: .*Not a directory"):
         open_(file / "run")
 
@@ -313,17 +474,3 @@ def test_a_run_without_rows_may_be_started_otherwise(tmp_path):
     RunFolder.open(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
     other = Manifest(fingerprint={"max_seq_len": 1024})
     assert RunFolder.open(tmp_path / "run", other, "", False).manifest == other
-
-
-def test_two_writers_are_refused_until_the_first_has_ended(tmp_path):
-    lock = FolderLock(tmp_path / "run")
-    with pytest.raises(UserError, match=rf"run is being written by process {os.getpid()} on .*: wait"):
-        FolderLock(tmp_path / "run")
-    lock.release()
-    FolderLock(tmp_path / "run").withdraw()
-    # It was there before, so it stays; a folder that turns out to be somebody else's is left as it was.
-    assert (tmp_path / "run" / ".lock").exists()
-    FolderLock(tmp_path / "other").withdraw()
-    assert list((tmp_path / "other").iterdir()) == []
-    # The lock's own file does not make the folder somebody else's.
-    RunFolder.open(tmp_path / "run", Manifest(fingerprint={}), "", False)

@@ -129,9 +129,14 @@ def shard_stats(output: Path) -> list[dict[str, Any]]:
 
 
 def logged_rows(output: Path, shard: int) -> bytes:
-    """The whole lines of rows in the part log of a shard; empty if it has none."""
-    try:
-        lines = (output / "parts" / f"shard-{shard:05d}.jsonl").read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return b""
+    """The whole lines of rows in the part logs of a shard, one holder's after the other's."""
+    lines: list[bytes] = []
+    for path in part_logs(output, shard):
+        with contextlib.suppress(FileNotFoundError):
+            lines += path.read_bytes().splitlines(keepends=True)
     return b"".join(line for line in lines if b'"row":' in line and line.endswith(b"\n"))
+
+
+def part_logs(output: Path, shard: int) -> list[Path]:
+    """Of a shard, oldest first."""
+    return sorted((output / "parts").glob(f"shard-{shard:05d}*.jsonl"), key=lambda path: path.suffixes)

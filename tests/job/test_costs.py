@@ -1,6 +1,8 @@
 """How far to draft ahead, and how many branches: what the measured times say."""
 
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +10,12 @@ from torch import Tensor
 
 from specdist.costs import CostModel, Curve
 from specdist.job.costs import BRANCH_COUNTS, measure_curve, plan_ahead
+from specdist.job.preflight import freeze_costs, plan_models, plan_run
+from specdist.job.topology import topology_from_environment
 from specdist.models.flat import FlatBatch
 from specdist.theory import caught_share
 from tests.engine.harness import PAGE_SIZE, paged_runner
+from tests.job.launching import parse
 from tests.models.families import tiny_model
 
 MAX_DRAFT_TOKENS = 5
@@ -56,6 +61,18 @@ def test_every_size_up_to_the_largest_block_is_measured() -> None:
     assert set(seen) == {1, 2, 4, 8, 12}
     assert curve.sizes == [1, 2, 4, 8, 12]
     assert min(curve.ns) > 0
+
+
+def test_the_costs_that_are_frozen_first_are_everybodys(options: dict[str, Any], tmp_path: Path) -> None:
+    """Two replicas that start together measure both; both decide by the same times."""
+    config = parse(**options, policy="goodput", output=tmp_path / "run")
+    topology = topology_from_environment(config)
+    first, second = (plan_run(config, plan_models(config), topology) for _ in range(2))
+    costs = [CostModel(Curve([1], [ns]), Curve([1], [ns])) for ns in (3, 4)]
+    assert [freeze_costs(run, own) for run, own in zip((first, second), costs, strict=True)] == [costs[0]] * 2
+    assert second.folder.manifest.info["costs"] == costs[0].to_json()
+    for run in (first, second):
+        run.membership.leave()
 
 
 def test_passes_are_measured_behind_a_context() -> None:

@@ -142,6 +142,20 @@ def test_overwrite_starts_afresh(options: dict[str, Any], finished: Path, tmp_pa
     assert shard_bytes(finished) == shard_bytes(tmp_path / "fresh")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("SLURM_RESTART_COUNT", "1"), ("SLURM_ARRAY_TASK_ID", "0"), ("SLURM_NTASKS", "2")]
+)
+def test_a_command_that_slurm_repeats_deletes_nothing(
+    options: dict[str, Any], finished: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """A requeued job, or a task of an array that starts late, would delete what the others have done."""
+    before = state(finished)
+    monkeypatch.setenv(name, value)
+    ended = run_here(**options, output=finished, overwrite=True)
+    assert ended.code == 2 and "delete the run's folder yourself" in ended.stderr
+    assert state(finished) == before
+
+
 def test_the_folders_config_continues_its_run(options: dict[str, Any], finished: Path) -> None:
     """``--config RUN/config.yaml`` takes a run up again, and deletes nothing even after an --overwrite."""
     assert run_here(**options, output=finished, overwrite=True).code == 0

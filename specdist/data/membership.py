@@ -1,0 +1,120 @@
+"""A replica among those that work on a run folder: its name, its heartbeat, its claims."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from specdist.data.claims import CLAIM_FILE, Claims
+from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
+from specdist.data.heartbeat import BEAT_SUFFIX, Heartbeat, Watch
+from specdist.errors import UserError
+
+CLAIMS_FOLDER = "claims"
+SETUP = "setup"
+POLLS_PER_SILENCE = 20
+MAX_POLL_S = 0.5
+
+
+def replica_name() -> str:
+    """Host and process, for people, and a tag, since both can come again."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:40]
+    return f"{host}-{os.getpid()}-{unique_tag()[:4]}"
+
+
+class Membership:
+    """From :meth:`join` to :meth:`leave` this replica is seen by the others."""
+
+    def __init__(
+        self,
+        output: Path,
+        *,
+        silent_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        name: str | None = None,
+    ) -> None:
+        """``silent_after_s``: after so long without a heartbeat a replica counts as gone."""
+        self.output = output
+        self._folder = output / CLAIMS_FOLDER
+        self.poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
+        self._sleep = sleep
+        self.replica = name or replica_name()
+        self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
+        self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
+        self.claims = Claims(self._folder, self.replica, self.watch)
+
+    def join(self) -> None:
+        """Raises :class:`UserError` if the folder cannot be written."""
+        if self.output.exists() and not self.output.is_dir():
+            raise UserError(f"--output {self.output} is a file: give a folder")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.heartbeat.start()
+        except OSError as error:
+            raise UserError(f"--output {self.output} cannot be written: {error}") from error
+
+    def leave(self) -> None:
+        """To be called when every claim has been given back."""
+        self.heartbeat.stop()
+        with contextlib.suppress(OSError):
+            self.tidy()
+
+    def withdraw(self) -> None:
+        """Leave, and leave no trace: the folder turned out not to be a run's."""
+        self.leave()
+        self.claims.forget(SETUP)
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    @contextlib.contextmanager
+    def setup(self) -> Iterator[None]:
+        """The one replica that changes what belongs to all; the others wait."""
+        try:
+            while (claim := self.claims.take(SETUP, self.claims.latest().get(SETUP))) is None:
+                self._sleep(self.poll_s)
+        except OSError as error:
+            raise UserError(f"--output {self.output} cannot be written: {error}") from error
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.claims.release(claim)
+
+    def others(self) -> list[str]:
+        """The other replicas that have a heartbeat, whether or not they still are at work."""
+        names = [path.stem for path in self._folder.glob(f"*{BEAT_SUFFIX}")]
+        return sorted(name for name in names if name != self.replica)
+
+    def find_another(self) -> str | None:
+        """Another replica that is at work, for a message; takes as long as it takes to be sure of none."""
+        for name in self.others():
+            while (is_at_work := self.watch.is_at_work(name)) is None:
+                self._sleep(self.poll_s)
+            if is_at_work:
+                beat = self.watch.beat(name)
+                return str(beat.process) if beat else name
+        return None
+
+    def tidy(self) -> None:
+        """Remove what processes that have ended have left: heartbeats, and claims that were half made."""
+        for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
+        for name in self.others():
+            beat = self.watch.beat(name)
+            if beat is not None and beat.process.is_alive() is False and not self._holds_a_claim(name):
+                (self._folder / f"{name}{BEAT_SUFFIX}").unlink(missing_ok=True)
+
+    def _holds_a_claim(self, name: str) -> bool:
+        holdings = map(self.claims.holding, self.claims.latest().values())
+        return any(holding is not None and holding.replica == name for holding in holdings)
+
+
+def is_membership_file(name: str) -> bool:
+    """Whether a file in the claims' folder is one of ours."""
+    return name.endswith((BEAT_SUFFIX, TEMPORARY_SUFFIX)) or CLAIM_FILE.fullmatch(name) is not None

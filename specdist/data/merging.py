@@ -1,0 +1,80 @@
+"""All shards of a complete run as one file, in input order, and every one of them verified on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from specdist.data.files import sha256_of, write_atomically
+from specdist.data.manifest import ShardPlan
+from specdist.data.publishing import ROWS_PER_BATCH, ShardRecord
+from specdist.data.run_folder import RunFolder
+from specdist.errors import UserError
+
+SUFFIXES = (".arrow", ".parquet")
+
+
+def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
+    """Write one Arrow IPC or Parquet file, as ``output``'s name ends; returns the number of its rows.
+
+    Raises :class:`UserError` if the run is not complete, if a shard's file is not the one that was recorded,
+    or holds other rows than the manifest says, or if ``output`` exists.
+    """
+    if output.suffix not in SUFFIXES:
+        raise UserError(f"--output {output} must end in one of {', '.join(SUFFIXES)}")
+    if output.exists() and not overwrite:
+        raise UserError(f"--output {output} exists: give another name, or --overwrite to replace it")
+    plan, num_samples = folder.plan()
+    missing = [shard for shard in range(plan.num_shards) if not folder.is_complete(shard)]
+    if missing:
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        raise UserError(
+            f"{folder.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
+            f"({shown}); start the run's command again to finish it"
+        )
+    tables = [_verified(folder, plan, num_samples, shard) for shard in range(plan.num_shards)]
+    for shard, table in enumerate(tables):
+        if not table.schema.equals(tables[0].schema):
+            raise UserError(f"{folder.data_path(shard)} has other columns than {folder.data_path(0)}")
+    # The file format allows one dictionary per column.
+    merged = pa.concat_tables(tables).unify_dictionaries()
+    write_atomically(output, lambda file: _write(file, merged, output.suffix))
+    return int(merged.num_rows)
+
+
+def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) -> pa.Table:
+    """The rows of a shard, memory-mapped."""
+    path, record = folder.data_path(shard), ShardRecord.read(folder.record_path(shard))
+    first, end = plan.bounds(shard)
+    num_rows = (end - first) * num_samples
+    if record is None or sha256_of(path).hex() != record.sha256:
+        raise UserError(
+            f"{path} is not the file that was recorded (damaged, or changed since?): delete it and "
+            f"{folder.record_path(shard).name} beside it, and start the run's command again"
+        )
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    row_ids = np.repeat(np.arange(first, end), num_samples)
+    samples = np.tile(np.arange(num_samples), end - first)
+    if (
+        not table.num_rows == record.num_rows == num_rows
+        or not np.array_equal(table["row_id"].to_numpy(), row_ids)
+        or not np.array_equal(table["sample_index"].to_numpy(), samples)
+    ):
+        raise UserError(
+            f"{path} has {table.num_rows} rows; the manifest says {num_rows}: {num_samples} of each input "
+            f"row from {first} to {end - 1}, in order"
+        )
+    return table
+
+
+def _write(file: BinaryIO, table: pa.Table, suffix: str) -> None:
+    if suffix == ".parquet":
+        pa.parquet.write_table(table, file)
+        return
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=ROWS_PER_BATCH)

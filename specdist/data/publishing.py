@@ -1,0 +1,172 @@
+"""How a finished shard gets its final names: once, whoever finishes it, and however often.
+
+Each replica writes the shard's files whole and durable under names of its own, an *attempt*. Then the data's
+final name is created, which succeeds for one attempt alone and decides which one the shard is. Statistics,
+trace and the completion record of that attempt follow; whoever comes after a crash finds by the data's digest
+whose they are, and goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data.files import (
+    TEMPORARY_SUFFIX,
+    fsync_folder,
+    json_bytes,
+    publish,
+    sha256_of,
+    temporary_path,
+    write_durably,
+)
+
+ROWS_PER_BATCH = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord:
+    """The completion record: what the shard's Arrow file must be."""
+
+    num_rows: int
+    num_bytes: int
+    sha256: str
+
+    @staticmethod
+    def read(path: Path) -> ShardRecord | None:
+        """None if there is none that can be read."""
+        try:
+            return ShardRecord(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPaths:
+    """The final names of a shard's files, in the order in which they appear."""
+
+    data: Path
+    stats: Path
+    trace: Path
+    record: Path
+
+    def all(self) -> tuple[Path, ...]:
+        return self.data, self.stats, self.trace, self.record
+
+    def is_complete(self) -> bool:
+        """Whether there is a completion record, statistics, and data of the recorded size."""
+        record = ShardRecord.read(self.record)
+        try:
+            return (
+                record is not None and self.data.stat().st_size == record.num_bytes and self.stats.is_file()
+            )
+        except OSError:
+            return False
+
+
+class Attempt:
+    """One replica's files of a shard, under names that carry its tag."""
+
+    def __init__(self, paths: ShardPaths, tag: str) -> None:
+        self._paths = paths
+        self._tag = tag
+
+    def write(self, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None) -> None:
+        """The same tables and statistics give the same bytes."""
+        paths = self._paths
+        self._write_table(paths.data, table)
+        write_durably(self._own(paths.stats), lambda file: file.write(json_bytes(stats)))
+        if trace is not None:
+            self._write_table(paths.trace, trace)
+        data = self._own(paths.data)
+        record = ShardRecord(
+            num_rows=table.num_rows, num_bytes=data.stat().st_size, sha256=sha256_of(data).hex()
+        )
+        write_durably(self._own(paths.record), lambda file: file.write(json_bytes(asdict(record))))
+        for folder in {path.parent for path in paths.all()}:
+            fsync_folder(folder)
+
+    def publish_data(self) -> bool:
+        """False if there is data already, or this attempt's has been removed: the shard is another's."""
+        try:
+            return publish(self._own(self._paths.data), self._paths.data)
+        except FileNotFoundError:
+            return False
+
+    def replace_data(self) -> bool:
+        """Put this attempt's data in the place of some that belongs to no attempt; False if it is gone."""
+        try:
+            self._own(self._paths.data).replace(self._paths.data)
+        except FileNotFoundError:
+            return False
+        fsync_folder(self._paths.data.parent)
+        return True
+
+    def publish_stats(self) -> None:
+        self._rename(self._paths.stats)
+
+    def publish_trace(self) -> None:
+        self._rename(self._paths.trace)
+
+    def publish_record(self) -> None:
+        """The shard is complete."""
+        self._rename(self._paths.record)
+
+    def finish(self) -> None:
+        """All that follows the data."""
+        self.publish_stats()
+        self.publish_trace()
+        self.publish_record()
+
+    def discard(self) -> None:
+        for path in self._paths.all():
+            self._own(path).unlink(missing_ok=True)
+
+    @staticmethod
+    def that_won(paths: ShardPaths) -> Attempt | None:
+        """The attempt whose data has the final name, while its record still waits for its own."""
+        try:
+            num_bytes = paths.data.stat().st_size
+        except OSError:
+            return None
+        digest = None
+        for path, record in _waiting_records(paths):
+            if record.num_bytes == num_bytes:
+                digest = digest or sha256_of(paths.data).hex()
+                if record.sha256 == digest:
+                    tag = path.name[len(paths.record.name) + 1 : -len(TEMPORARY_SUFFIX)]
+                    return Attempt(paths, tag)
+        return None
+
+    def _own(self, path: Path) -> Path:
+        return temporary_path(path, self._tag)
+
+    def _rename(self, path: Path) -> None:
+        # Not there: somebody else has gone on with this attempt.
+        with contextlib.suppress(FileNotFoundError):
+            self._own(path).replace(path)
+        fsync_folder(path.parent)
+
+    def _write_table(self, path: Path, table: pa.Table) -> None:
+        # The file format allows one dictionary per column.
+        options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+
+        def write(file: BinaryIO) -> None:
+            with pa.ipc.new_file(file, table.schema, options=options) as writer:
+                writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
+
+        write_durably(self._own(path), write)
+
+
+def _waiting_records(paths: ShardPaths) -> Iterator[tuple[Path, ShardRecord]]:
+    for path in sorted(paths.record.parent.glob(f"{paths.record.name}.*{TEMPORARY_SUFFIX}")):
+        record = ShardRecord.read(path)
+        if record is not None:
+            yield path, record

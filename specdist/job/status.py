@@ -1,0 +1,179 @@
+"""How far a run is and who works on it, from its folder alone. Imports no torch, and changes nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data import RunFolder
+from specdist.data.claims import Claims
+from specdist.data.heartbeat import Beat, Watch, beat_path
+from specdist.data.membership import CLAIMS_FOLDER
+from specdist.data.parts import read_rows
+from specdist.errors import UserError
+
+# For replicas that have left no heartbeat.
+SILENT_AFTER_S = 60.0
+MAX_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class HeldShard:
+    """A claimed shard: by whom, and since when (as that replica's clock says)."""
+
+    shard: int
+    replica: str
+    since: str
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Shards are done, running, failed (their replica is gone, and none has taken them over yet) or waiting.
+
+    ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are those of
+    the replicas that are at work; None where there is none, or none has finished a row.
+    """
+
+    num_shards: int
+    num_done: int
+    running: list[HeldShard]
+    failed: list[HeldShard]
+    num_waiting: int
+    num_expected_rows: int
+    num_rows: int
+    num_tokens: int
+    num_replicas: int
+    tokens_per_s: float | None
+    left_s: float | None
+    errors: dict[str, int]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.num_done == self.num_shards
+
+    def to_json(self) -> dict[str, Any]:
+        return {"complete": self.is_complete, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        lines = [
+            f"shards    {self.num_done} of {self.num_shards} done, {len(self.running)} running, "
+            f"{len(self.failed)} failed, {self.num_waiting} waiting",
+            f"rows      {self.num_rows:,} of {self.num_expected_rows:,}, {self.num_tokens:,} tokens",
+        ]
+        if not self.is_complete:
+            rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.1f}"
+            lines.append(f"speed     {rate} tokens/s by {self.num_replicas} replicas")
+            end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
+            lines.append(f"end       {end}")
+        for label, shards in (("running", self.running), ("failed", self.failed)):
+            lines += [
+                f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
+                for held in shards[:MAX_SHOWN]
+            ]
+            if len(shards) > MAX_SHOWN:
+                lines.append(f"{label:<9} and {len(shards) - MAX_SHOWN} more")
+        lines += [f"errors    {count:,} rows: {kind}" for kind, count in self.errors.items()]
+        return lines
+
+
+class StatusReader:
+    """Looks at a run again and again; what it knows of complete shards is not read twice.
+
+    At the first look a replica on another machine counts as gone by the age of its heartbeat's file, which is
+    as right as the clocks of this machine and the file server agree; later by what changes between looks.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._folder = RunFolder(output)
+        self._claims_folder = output / CLAIMS_FOLDER
+        self._watch = Watch(self._claims_folder, silent_after_s=SILENT_AFTER_S)
+        self._claims = Claims(self._claims_folder, "", self._watch)
+        self._done: dict[int, tuple[int, int]] = {}
+        self._errors: Counter[str] = Counter()
+
+    def read(self) -> RunStatus:
+        """Raises :class:`UserError` if there is no run."""
+        if not self._folder.manifest_path.is_file():
+            raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
+        plan, num_samples = self._folder.plan()
+        latest = self._claims.latest() if self._claims_folder.is_dir() else {}
+        claimed = {int(name[-5:]): claim for name, claim in latest.items() if name.startswith("shard-")}
+        running: list[HeldShard] = []
+        failed: list[HeldShard] = []
+        errors = Counter[str]()
+        num_rows = num_tokens = num_waiting = 0
+        for shard in range(plan.num_shards):
+            if shard in self._done or self._see_done(shard):
+                continue
+            rows = read_rows(
+                self._folder.parts_path(shard, generation)
+                for generation in self._folder.log_generations(shard)
+            )
+            num_rows += len(rows)
+            num_tokens += sum(row.num_completion_tokens for row in rows)
+            errors.update(error_kind(row.error) for row in rows if row.error is not None)
+            holding = self._claims.holding(claimed[shard]) if shard in claimed else None
+            if holding is None or holding.replica is None:
+                num_waiting += 1
+                continue
+            held = HeldShard(shard, holding.replica, holding.since, len(rows))
+            (failed if self._is_gone(holding.replica) else running).append(held)
+        beats = list(self._beats())
+        num_rows += sum(rows for rows, _ in self._done.values())
+        num_expected = plan.num_rows * num_samples
+        rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
+        return RunStatus(
+            num_shards=plan.num_shards,
+            num_done=len(self._done),
+            running=running,
+            failed=failed,
+            num_waiting=num_waiting,
+            num_expected_rows=num_expected,
+            num_rows=num_rows,
+            num_tokens=num_tokens + sum(tokens for _, tokens in self._done.values()),
+            num_replicas=len(beats),
+            tokens_per_s=sum(beat.num_tokens / beat.elapsed_s for beat in beats) if beats else None,
+            left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
+            errors=dict((self._errors + errors).most_common()),
+        )
+
+    def _see_done(self, shard: int) -> bool:
+        if not self._folder.is_complete(shard):
+            return False
+        table = pa.ipc.open_file(pa.memory_map(str(self._folder.data_path(shard)))).read_all()
+        num_tokens = sum(table["num_completion_tokens"].to_pylist())
+        self._done[shard] = table.num_rows, num_tokens
+        self._errors.update(error_kind(error) for error in table["error"].drop_null().to_pylist())
+        return True
+
+    def _beats(self) -> Iterable[Beat]:
+        for path in self._claims_folder.glob("*.beat"):
+            beat = self._watch.beat(path.stem)
+            if beat is not None and beat.elapsed_s > 0 and not self._is_gone(path.stem):
+                yield beat
+
+    def _is_gone(self, replica: str) -> bool:
+        is_at_work = self._watch.is_at_work(replica)
+        if is_at_work is not None:
+            return not is_at_work
+        beat = self._watch.beat(replica)
+        try:
+            age_s = time.time() - beat_path(self._claims_folder, replica).stat().st_mtime
+        except OSError:
+            return True
+        return age_s > (beat.silent_after_s if beat is not None else SILENT_AFTER_S)
+
+
+def error_kind(reason: str) -> str:
+    """The same for all rows that differ in numbers alone."""
+    return re.sub(r"\d+", "N", reason)

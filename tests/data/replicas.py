@@ -1,0 +1,67 @@
+"""Replicas of one test: clocks are set by hand, and processes are said to be on other machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from specdist.data import Membership
+from specdist.data.heartbeat import Process
+
+SILENT_AFTER_S = 12.0
+
+
+class Clock:
+    """Seconds, from anywhere: no two replicas' clocks agree."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Replica:
+    """A member without a thread: it beats when it is told to."""
+
+    def __init__(self, output: Path, name: str, *, start: float = 0.0, is_visible: bool = False) -> None:
+        self.clock = Clock(start)
+        self.membership = Membership(
+            output, silent_after_s=SILENT_AFTER_S, clock=self.clock, sleep=self.clock.sleep, name=name
+        )
+        if not is_visible:
+            beat = self.membership.heartbeat._beat
+            beat.process = replace(beat.process, machine=f"machine of {name}")
+        (output / "claims").mkdir(parents=True, exist_ok=True)
+        self.beat()
+
+    @property
+    def claims(self):
+        return self.membership.claims
+
+    def beat(self) -> None:
+        self.membership.heartbeat.beat()
+
+    def take(self, name: str, **options):
+        return self.claims.take(name, self.claims.latest().get(name), **options)
+
+    def pretend(self, process: Process) -> None:
+        """Write a heartbeat as this process."""
+        self.membership.heartbeat._beat.process = process
+        self.beat()
+
+
+def watch_for(observer: Replica, seconds: float, name: str, *, beating: Replica | None = None, step_s=1.0):
+    """Let the observer try for so long, one second after the other; what it gets at the end."""
+    claim = None
+    for _ in range(int(seconds / step_s)):
+        observer.clock.now += step_s
+        if beating is not None:
+            beating.beat()
+        claim = observer.take(name)
+        if claim is not None:
+            break
+    return claim

@@ -1,0 +1,320 @@
+"""Who may work on what: every step of the protocol, with clocks that the test sets."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from specdist.data.claims import Claim
+from specdist.data.heartbeat import Beat, Process, Watch, beat_path
+from specdist.errors import UserError
+from tests.data.replicas import SILENT_AFTER_S, Replica, watch_for
+
+NAME = "shard-00000"
+
+
+@pytest.fixture
+def first(tmp_path):
+    return Replica(tmp_path, "first", start=1e6)
+
+
+@pytest.fixture
+def second(tmp_path):
+    return Replica(tmp_path, "second", start=5.0)
+
+
+def claim_files(tmp_path):
+    return sorted(path.name for path in (tmp_path / "claims").iterdir() if path.suffix != ".beat")
+
+
+def test_a_claim_is_one_replicas(tmp_path, first, second):
+    claim = first.take(NAME)
+    assert claim == Claim(NAME, 1)
+    assert second.take(NAME) is None
+    assert first.take(NAME) is None
+    assert first.claims.is_held(claim)
+    assert second.claims.holding(claim).replica == "first"
+    assert second.take("shard-00001") == Claim("shard-00001", 1)
+    assert claim_files(tmp_path) == ["shard-00000.00001", "shard-00001.00001"]
+
+
+def test_what_was_given_back_can_be_claimed_at_once(tmp_path, first, second):
+    claim = first.take(NAME)
+    first.claims.release(claim)
+    assert not first.claims.is_held(claim)
+    assert second.take(NAME) == Claim(NAME, 3)
+    assert claim_files(tmp_path) == ["shard-00000.00003"]
+
+
+def test_a_holder_that_beats_keeps_its_claim_however_long_it_takes(first, second):
+    claim = first.take(NAME)
+    assert watch_for(second, 10 * SILENT_AFTER_S, NAME, beating=first) is None
+    assert first.claims.is_held(claim)
+
+
+def test_a_holder_that_is_silent_is_taken_over(tmp_path, first, second):
+    claim = first.take(NAME)
+    assert watch_for(second, SILENT_AFTER_S, NAME) is None
+    assert watch_for(second, 2, NAME) == Claim(NAME, 2)
+    assert not first.claims.is_held(claim)
+    # It wakes up: its own claim cannot be given back, nor made again.
+    first.beat()
+    first.claims.release(claim)
+    assert first.take(NAME) is None
+    assert claim_files(tmp_path) == ["shard-00000.00002"]
+
+
+@pytest.mark.parametrize("skew_s", [-1e9, 0.0, 1e9])
+def test_clocks_of_two_nodes_are_never_compared(tmp_path, skew_s):
+    """Neither the clocks that processes read nor the times of files decide anything."""
+    holder, observer = Replica(tmp_path, "holder"), Replica(tmp_path, "observer", start=skew_s)
+    holder.take(NAME)
+    path = beat_path(tmp_path / "claims", "holder")
+    for _ in range(40):
+        observer.clock.now += 1
+        holder.beat()
+        os.utime(path, (skew_s + 2e9, skew_s + 2e9))
+        os.utime(tmp_path / "claims" / "shard-00000.00001", (0, 0))
+        assert observer.take(NAME) is None
+    os.utime(path, (2e9, 2e9))
+    assert watch_for(observer, SILENT_AFTER_S + 2, NAME) == Claim(NAME, 2)
+
+
+def test_who_has_not_looked_for_long_looks_again(first, second):
+    """The observer was paused itself, or the file server stood still for both of them."""
+    first.take(NAME)
+    assert second.take(NAME) is None
+    second.clock.now += 100 * SILENT_AFTER_S
+    assert second.take(NAME) is None
+    assert watch_for(second, SILENT_AFTER_S - 1, NAME) is None
+    assert watch_for(second, 2, NAME) == Claim(NAME, 2)
+
+
+def test_a_process_that_has_ended_is_taken_over_at_once(tmp_path, first, second):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    assert Process.current().is_alive() is True
+    process = replace(Process.current(), pid=ended.pid)
+    ended.wait()
+    first.pretend(process)
+    first.take(NAME)
+    assert second.take(NAME) == Claim(NAME, 2)
+
+
+def test_a_number_given_to_another_process_is_no_sign_of_life():
+    current = Process.current()
+    assert replace(current, started=current.started - 1).is_alive() is False
+    assert replace(current, machine="elsewhere").is_alive() is None
+    assert replace(current, machine="").is_alive() is None
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    code = "import os; from specdist.data.heartbeat import _state_and_start as s; print(s(int({})))"
+    started = subprocess.run(
+        [sys.executable, "-c", code.format(child.pid)], capture_output=True, text=True, check=True
+    )
+    del started
+    child.stdout.read()
+    process = replace(Process.current(), pid=child.pid)
+    while (state := (f"/proc/{child.pid}/stat")) and open(state).read().rpartition(")")[2].split()[0] != "Z":  # noqa: SIM115, PTH123
+        pass
+    assert process.is_alive() is False
+    child.wait()
+
+
+def test_an_old_look_at_the_claims_wins_nothing(tmp_path, first, second):
+    """Its number may be free again, below the one in force: as an old listing of a folder on NFS."""
+    old = first.take(NAME)
+    watch_for(second, 2 * SILENT_AFTER_S, NAME)
+    assert second.claims.latest()[NAME] == Claim(NAME, 2)
+    second.claims.release(Claim(NAME, 2))
+    third = Replica(tmp_path, "third")
+    assert third.take(NAME) == Claim(NAME, 4)
+    first_again = Replica(tmp_path, "again")
+    # Given back since, and claimed by the third: the old look says that the first holds it, and is gone.
+    first_again.claims._watch = Gone()
+    assert first_again.claims.take(NAME, old) is None
+    assert first_again.claims.take(NAME, None) is None
+    assert third.claims.is_held(Claim(NAME, 4))
+    assert claim_files(tmp_path) == ["shard-00000.00004"]
+
+
+class Gone(Watch):
+    """Says of everybody that they have ended."""
+
+    def __init__(self):
+        pass
+
+    def is_gone(self, replica):
+        return True
+
+    def is_unchanged(self, path):
+        return True
+
+
+def test_of_two_that_take_over_at_once_one_succeeds(tmp_path, first, second):
+    first.take(NAME)
+    third = Replica(tmp_path, "third")
+    latest = second.claims.latest()[NAME]
+    for replica in (second, third):
+        replica.claims._watch = Gone()
+    assert second.claims.take(NAME, latest) == Claim(NAME, 2)
+    assert third.claims.take(NAME, latest) is None
+    assert second.claims.is_held(Claim(NAME, 2))
+
+
+def test_a_claim_that_cannot_be_read_ends_with_time(tmp_path, second):
+    """What a crash leaves on a file system without links."""
+    (tmp_path / "claims" / "shard-00000.00007").write_bytes(b"")
+    assert watch_for(second, SILENT_AFTER_S, NAME) is None
+    assert watch_for(second, 2, NAME) == Claim(NAME, 8)
+
+
+def test_generations_go_on_where_part_logs_are(first):
+    assert first.take(NAME, above=5) == Claim(NAME, 6)
+
+
+def test_forgotten_claims_leave_nothing(tmp_path, first):
+    claim = first.take(NAME)
+    kept = first.take("shard-00001")
+    first.claims.release(claim)
+    first.claims.forget(NAME)
+    assert claim_files(tmp_path) == [kept.file_name]
+
+
+def test_a_beat_that_was_read_while_it_was_written_counts_as_life(tmp_path, first, second):
+    first.take(NAME)
+    path = beat_path(tmp_path / "claims", "first")
+    whole = path.read_bytes()
+    for size in (0, 10, 500):
+        path.write_bytes(whole[:size])
+        second.clock.now += 1
+        assert second.take(NAME) is None
+    assert Beat.from_bytes(whole).replica == "first"
+    assert all(Beat.from_bytes(whole[:size]) is None for size in range(100))
+
+
+def test_a_heartbeat_goes_on_by_itself_and_ends(tmp_path):
+    replica = Replica(tmp_path, "a")
+    heartbeat, path = replica.membership.heartbeat, beat_path(tmp_path / "claims", "a")
+    heartbeat._beat.silent_after_s = 0.012
+    heartbeat.start()
+    seen = {path.read_bytes()}
+    while len(seen) < 5:
+        seen.add(path.read_bytes())
+    # Somebody has tidied it away by mistake.
+    path.unlink()
+    while not path.exists():
+        pass
+    heartbeat.stop()
+    assert not path.exists()
+
+
+def test_random_steps_of_replicas_never_give_one_claim_to_two(tmp_path, monkeypatch):
+    """Four replicas that take, work, pause, give back and die at random: no two ever hold a claim that is in
+    force, and generations only grow."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rng = random.Random(0)
+    replicas = [Replica(tmp_path, f"replica{number}", start=100.0 * number) for number in range(4)]
+    held: dict[int, Claim] = {}
+    paused_until = [0] * 4
+    highest = num_taken_over = 0
+    for step in range(4000):
+        number = rng.randrange(4)
+        replica = replicas[number]
+        for other in replicas:
+            other.clock.now += rng.random()
+        if rng.random() < 0.02:
+            paused_until[number] = step + rng.randrange(200)
+        if step < paused_until[number]:
+            continue
+        action = rng.choice(["beat", "beat", "take", "take", "release", "is_held"])
+        if action == "beat":
+            replica.beat()
+        elif action == "take" and number not in held:
+            claim = replica.take(NAME)
+            if claim is not None:
+                assert claim.generation > highest
+                highest = claim.generation
+                num_taken_over += bool(held)
+                held[number] = claim
+        elif action == "release" and number in held:
+            was_held = replica.claims.is_held(held[number])
+            replica.claims.release(held.pop(number))
+            highest += was_held
+        elif action == "is_held" and number in held and not replica.claims.is_held(held[number]):
+            del held[number]
+        in_force = [claim for owner, claim in held.items() if replicas[owner].claims.is_held(claim)]
+        assert len(in_force) <= 1
+    assert num_taken_over > 20
+
+
+def test_the_setup_is_one_replicas_at_a_time(tmp_path, first, second):
+    with first.membership.setup():
+        before = second.clock.now
+        waited = []
+        second.membership._sleep = lambda seconds: (waited.append(seconds), first.beat(), stop(waited))
+        with pytest.raises(KeyboardInterrupt), second.membership.setup():
+            pass
+    assert len(waited) == 100 and second.clock.now == before
+    with second.membership.setup():
+        pass
+
+
+def stop(waited):
+    if len(waited) == 100:
+        raise KeyboardInterrupt
+
+
+def test_the_setup_of_who_has_died_is_taken_over(first, second):
+    entered = first.membership.setup()
+    entered.__enter__()
+    with second.membership.setup():
+        assert second.clock.now >= 5 + SILENT_AFTER_S
+
+
+def test_another_at_work_is_found_and_one_that_is_gone_is_not(tmp_path, first, second):
+    real_sleep = second.clock.sleep
+
+    def sleep(seconds):
+        real_sleep(seconds)
+        first.beat()
+
+    second.membership._sleep = sleep
+    assert second.membership.find_another() == str(Process.current())
+    second.membership._sleep = real_sleep
+    assert second.membership.find_another() is None
+    assert second.clock.now > SILENT_AFTER_S
+    # On the same machine a look is enough.
+    third = Replica(tmp_path, "third", is_visible=True)
+    now = second.clock.now
+    third_seen = second.membership
+    first.membership.leave()
+    assert third_seen.find_another() == str(Process.current()) and second.clock.now == now
+    assert third.membership.others() == ["second"]
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for path, message in ((file, "is a file: give a folder"), (file / "run", "cannot be written")):
+        member = Replica(tmp_path, "a").membership
+        member.output, member._folder = path, path / "claims"
+        with pytest.raises(UserError, match=f"--output .*{message}"):
+            member.join()
+
+
+def test_who_withdraws_leaves_no_trace(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    member = Replica(path, "a").membership
+    member.join()
+    with member.setup():
+        pass
+    member.withdraw()
+    assert list(path.iterdir()) == []

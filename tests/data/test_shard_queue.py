@@ -1,0 +1,242 @@
+"""Shards among replicas: each is done once, whoever comes, goes, or only seems to have gone."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pyarrow as pa
+import pytest
+
+from specdist.data import Manifest, RunFolder, ShardQueue, shard_table
+from specdist.errors import UserError
+from tests.data.replicas import SILENT_AFTER_S, Replica
+from tests.data.samples import row_result
+
+MANIFEST = Manifest(fingerprint={"seed": 1})
+INPUTS = pa.table({"ref": ["a", "b"]})
+
+
+def open_(path, *, manifest=MANIFEST, overwrite=False):
+    return RunFolder.open(path, manifest, "", overwrite)
+
+
+class Worker:
+    """A replica that works row by row, as it is told; rows say who has done them."""
+
+    def __init__(self, output, name, num_shards, *, is_deterministic=True, **options):
+        self.name = name
+        self.replica = Replica(output, name, **options)
+        self.folder = RunFolder(output)
+        self.seen = []
+        self.queue = ShardQueue(
+            self.folder,
+            self.replica.membership,
+            MANIFEST,
+            num_shards,
+            on_done_elsewhere=self.seen.append,
+        )
+        self.is_deterministic = is_deterministic
+        self.work = None
+        self.num_done = 0
+
+    def take(self):
+        claimed = self.queue.take()
+        if claimed is not None:
+            self.work = claimed, self.queue.log(claimed)
+        return claimed and claimed.shard
+
+    def row(self, row):
+        claimed, log = self.work
+        text = "text" if self.is_deterministic else self.name
+        log.append(row_result(2 * claimed.shard + row, completion=text))
+
+    def finish(self):
+        claimed, log = self.work
+        self.work = None
+        log.close()
+        table = shard_table(INPUTS, list(log.results.values()), first_row=2 * claimed.shard, num_samples=1)
+        if self.folder.finish_shard(
+            claimed.shard, table, {"by": self.name}, is_held=lambda: self.queue.is_held(claimed)
+        ):
+            self.queue.finished(claimed)
+            self.num_done += 1
+            return True
+        self.queue.lost(claimed)
+        return False
+
+    def step(self):
+        """The next thing that it has to do; False when there is none."""
+        if self.work is None:
+            return self.take() is not None
+        claimed, log = self.work
+        rows = [row for row in range(2) if (2 * claimed.shard + row, 0) not in log.results]
+        if rows:
+            self.row(rows[0])
+        else:
+            self.finish()
+        return True
+
+
+def test_shards_are_taken_in_order_and_each_by_one(tmp_path):
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 5) for name in "ab")
+    assert [worker.take() for worker in (a, b, a, a, b)] == [0, 1, 2, 3, 4]
+    assert a.take() is None and not a.queue.is_done
+
+
+def test_a_run_is_done_when_every_shard_was_seen_complete(tmp_path):
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 3) for name in "ab")
+    while a.step():
+        pass
+    assert a.queue.is_done and a.num_done == 3 and a.seen == []
+    assert not b.queue.is_done
+    assert b.take() is None
+    assert b.queue.is_done and b.seen == [0, 1, 2]
+    assert not list(tmp_path.glob("claims/shard*")) and not list(tmp_path.glob("parts/*"))
+
+
+def test_what_is_given_back_is_gone_on_with(tmp_path):
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
+    a.take()
+    a.row(1)
+    a.work[1].close()
+    a.queue.give_back()
+    assert b.take() == 0
+    assert [result.completion for result in b.work[1].results.values()] == ["a"]
+    b.row(0)
+    assert b.finish()
+    rows = pa.ipc.open_file(RunFolder(tmp_path).data_path(0)).read_all().to_pylist()
+    assert [row["completion"] for row in rows] == ["b", "a"]
+
+
+@pytest.mark.parametrize("who_finishes_first", ["a", "b"])
+def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finishes_first):
+    """The first wakes up after it was taken over, and goes on writing into its own log."""
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
+    a.take()
+    a.row(0)
+    for _ in range(int(SILENT_AFTER_S) + 2):
+        b.replica.clock.now += 1
+        b.take()
+    assert b.work is not None
+    a.row(1)
+    b.row(1)
+    if who_finishes_first == "a":
+        # What it has is whole, but the claim is not its own any more.
+        assert not a.finish() and b.finish()
+    else:
+        assert b.finish() and not a.finish()
+    rows = pa.ipc.open_file(RunFolder(tmp_path).data_path(0)).read_all().to_pylist()
+    assert [row["completion"] for row in rows] == ["a", "b"]
+    assert RunFolder(tmp_path).shard_stats() == [{"by": "b"}]
+    assert a.take() is None and a.queue.is_done and a.seen == [0]
+
+
+def test_a_claim_made_on_an_old_look_at_a_complete_shard_is_dropped(tmp_path, monkeypatch):
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 1) for name in "ab")
+    real = b.queue._see_complete
+
+    def meanwhile(shard):
+        monkeypatch.setattr(b.queue, "_see_complete", real)
+        found = real(shard)
+        while a.step():
+            pass
+        return found
+
+    monkeypatch.setattr(b.queue, "_see_complete", meanwhile)
+    assert b.take() is None and b.queue.is_done and b.seen == [0]
+    assert not list(tmp_path.glob("claims/shard*"))
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["publishing.Attempt.publish_stats", "publishing.Attempt.publish_record", "run_folder.RunFolder.sweep"],
+)
+def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monkeypatch, step):
+    """Its data has the final name, so nobody may generate it again; nothing is left lying about."""
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
+    a.take()
+    a.row(0)
+    a.row(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"specdist.data.{step}", crash)
+        with pytest.raises(KeyboardInterrupt):
+            a.finish()
+    for _ in range(int(SILENT_AFTER_S) + 2):
+        b.replica.clock.now += 1
+        assert b.take() is None
+    assert b.queue.is_done
+    assert RunFolder(tmp_path).shard_stats() == [{"by": "a"}]
+    assert not [path for name in ("claims/shard*", "parts/*", "*/*.tmp") for path in tmp_path.glob(name)]
+
+
+def crash(*_):
+    raise KeyboardInterrupt
+
+
+def test_who_slept_while_the_folder_became_another_runs_is_told(tmp_path):
+    open_(tmp_path)
+    a = Worker(tmp_path, "a", 2)
+    a.take()
+    a.row(0)
+    a.row(1)
+    open_(tmp_path, manifest=Manifest(fingerprint={"seed": 2}), overwrite=True)
+    with pytest.raises(UserError, match=r"another run has taken the folder over(.|\n)*seed: 2 in --output"):
+        a.finish()
+    with pytest.raises(UserError, match="another run has taken the folder over"):
+        a.take()
+    assert not list(tmp_path.glob("shards/*.arrow"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_replicas_do_every_row_once(tmp_path, monkeypatch, seed):
+    """They join late, pause past their claims' age, go on, die, and are replaced."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    rng = random.Random(seed)
+    num_shards = 6
+    open_(tmp_path)
+    names = iter(range(1000))
+
+    def worker():
+        name = f"replica{next(names)}"
+        return Worker(tmp_path, name, num_shards, is_deterministic=False, start=rng.random() * 1e6)
+
+    workers, paused = [worker(), worker()], []
+    for _ in range(5000):
+        if workers and workers[0].queue.is_done:
+            break
+        for someone in workers + paused:
+            someone.replica.clock.now += 1
+        for someone in workers:
+            someone.replica.beat()
+        if not workers or rng.random() < 0.02:
+            workers.append(worker())
+        active = rng.choice(workers)
+        chance = rng.random()
+        if chance < 0.02:
+            workers.remove(active)  # dies
+        elif chance < 0.07:
+            workers.remove(active)
+            paused.append(active)
+        elif chance < 0.1 and paused:
+            workers.append(paused.pop(rng.randrange(len(paused))))
+        else:
+            active.step()
+    folder = RunFolder(tmp_path)
+    assert all(folder.is_complete(shard) for shard in range(num_shards))
+    before = {shard: folder.data_path(shard).read_bytes() for shard in range(num_shards)}
+    # Who was paused all the while wakes up, and changes nothing.
+    for sleeper in paused:
+        while sleeper.step():
+            pass
+    assert before == {shard: folder.data_path(shard).read_bytes() for shard in range(num_shards)}
+    assert not list(tmp_path.glob("shards/*.tmp"))
+    for shard in range(num_shards):
+        rows = pa.ipc.open_file(folder.data_path(shard)).read_all().to_pylist()
+        assert [row["row_id"] for row in rows] == [2 * shard, 2 * shard + 1]

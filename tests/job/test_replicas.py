@@ -1,0 +1,145 @@
+"""Several replicas over one folder: they come, go, are killed and paused, and every row is there once.
+
+Each replica is one process with both models; the file system is all that they share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.launching import TIMEOUT_S, read_output, run_here, shard_bytes
+from tests.job.storm import (
+    NUM_ROWS,
+    NUM_SHARDS,
+    SHARED,
+    check_whole,
+    join_all,
+    num_safe_rows,
+    replicas,
+    storms,
+    wait_until,
+)
+
+# Kills of the short version; `python -m tests.job.storm` is the long one.
+NUM_KILLS = 12
+
+
+@pytest.fixture(scope="module")
+def shared(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The options of a run, and the folder of one that nothing disturbed."""
+    output = tmp_path_factory.mktemp("shared") / "run"
+    assert run_here(**(options | SHARED), output=output).code == 0
+    return options | SHARED, output
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_replicas_share_the_work(
+    shared: tuple[dict[str, Any], Path], tmp_path: Path, num_replicas: int
+) -> None:
+    """All end with success when the run is complete, and all have done some of it."""
+    options, undisturbed = shared
+    output = tmp_path / "run"
+    with replicas(num_replicas, **options, output=output) as processes:
+        assert join_all(processes) == [0] * num_replicas
+    check_whole(output, undisturbed)
+    logs = [path.read_text() for path in (output / "logs").iterdir()]
+    assert len(logs) == num_replicas
+    assert not any("taken over" in log or "too late" in log for log in logs)
+
+
+def test_a_replica_that_joins_late_helps(shared: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    options, undisturbed = shared
+    output = tmp_path / "run"
+    with replicas(1, **options, output=output) as first:
+        wait_until(lambda: num_safe_rows(output) >= 4)
+        with replicas(1, **options, output=output) as second:
+            assert join_all(first + second) == [0, 0]
+    check_whole(output, undisturbed)
+
+
+def test_the_others_finish_what_a_killed_replica_had(
+    shared: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """Nobody starts anything again: the one that is left does it all."""
+    options, undisturbed = shared
+    output = tmp_path / "run"
+    with replicas(2, **options, output=output) as processes:
+        wait_until(lambda: num_safe_rows(output) >= 5)
+        os.kill(processes[0].pid or 0, signal.SIGKILL)
+        assert join_all(processes) == [-signal.SIGKILL, 0]
+    check_whole(output, undisturbed)
+
+
+def test_a_replica_that_is_paused_past_its_claims_age_does_no_harm(
+    shared: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    """Its process is there, so only its silence tells; when it wakes up, its shards are another's."""
+    options, undisturbed = shared
+    output = tmp_path / "run"
+    with replicas(2, **options, output=output) as processes:
+        paused, other = processes
+        wait_until(lambda: len(held_by(output, paused.pid)) > 0 and num_safe_rows(output) >= 3)
+        os.kill(paused.pid or 0, signal.SIGSTOP)
+        held = held_by(output, paused.pid)
+        other.join(TIMEOUT_S)
+        assert other.exitcode == 0
+        before = shard_bytes(output)
+        assert len(before) == NUM_SHARDS and (held or num_safe_rows(output) == NUM_ROWS)
+        os.kill(paused.pid or 0, signal.SIGCONT)
+        assert join_all([paused]) == [0]
+    assert shard_bytes(output) == before
+    check_whole(output, undisturbed)
+
+
+def held_by(output: Path, pid: int | None) -> list[str]:
+    """Claims of shards that name a replica with this process."""
+    found = []
+    for path in (output / "claims").glob("shard-*"):
+        try:
+            holder = json.loads(path.read_text())["replica"]
+        except (OSError, ValueError):
+            continue
+        if holder is not None and f"-{pid}-" in holder:
+            found.append(path.name)
+    return found
+
+
+def test_storms_over_three_replicas_end_with_the_same_files(
+    shared: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    options, undisturbed = shared
+    (tmp_path / "undisturbed").symlink_to(undisturbed)
+    totals = storms(tmp_path, options, num_kills=NUM_KILLS, num_replicas=3, rng=random.Random(0))
+    assert list(totals)[-1] == NUM_KILLS
+
+
+def test_the_first_replicas_costs_are_everybodys(options: dict[str, Any], tmp_path: Path) -> None:
+    """What is decided by measured times decides how many tokens are drafted, and with them the files."""
+    options = options | SHARED | {"policy": "goodput", "temperature": 0}
+    output = tmp_path / "run"
+    with replicas(3, **options, output=output) as processes:
+        assert join_all(processes) == [0, 0, 0]
+    assert read_output(output).num_rows == NUM_ROWS
+    costs = json.loads((output / "manifest.json").read_text())["info"]["costs"]
+    assert costs["target"]["sizes"][0] == 1
+
+
+def test_overwrite_is_refused_while_another_replica_works(
+    shared: tuple[dict[str, Any], Path], tmp_path: Path, no_models: None
+) -> None:
+    options, undisturbed = shared
+    output = tmp_path / "run"
+    with replicas(1, **options, output=output) as processes:
+        wait_until(lambda: num_safe_rows(output) >= 2)
+        ended = run_here(**options, output=output, overwrite=True)
+        assert ended.code == 2
+        assert f"process {processes[0].pid} on" in ended.stderr and "--overwrite" in ended.stderr
+        assert join_all(processes) == [0]
+    check_whole(output, undisturbed)

@@ -1,0 +1,183 @@
+"""Asked to stop: finished rows are saved, shards given back, all ranks leave together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from specdist.job.signals import EXIT_STOPPED
+from tests.job.launching import (
+    TIMEOUT_S,
+    command,
+    kill_tree,
+    logged_rows,
+    run_here,
+    run_process,
+    shard_bytes,
+    shard_files,
+)
+from tests.ranks import REPOSITORY
+
+SLOW = {"rows_per_shard": 6, "max_batch_rows": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
+# A process that waits to be stopped, and what becomes of it: {gentle} or not, with {grace} seconds to end.
+WAITING = """
+import logging, sys, time
+from specdist.job import signals
+logging.basicConfig(stream=sys.stderr)
+signals.GRACE_S = {grace}
+stop = signals.StopRequest()
+if {gentle}:
+    stop.become_gentle()
+print("ready", flush=True)
+while not (stop.is_made and {leaves}):
+    time.sleep(0.01)
+stop.close()
+sys.exit(signals.EXIT_STOPPED)
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The options of a slow run, and the folder of one that nothing disturbed."""
+    output = tmp_path_factory.mktemp("slow") / "run"
+    assert run_here(**(options | SLOW), output=output).code == 0
+    return options | SLOW, output
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not reached():
+        assert time.monotonic() < deadline, "the moment never came"
+        time.sleep(0.005)
+
+
+def start(num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(num_ranks, **options),
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def check_given_back(output: Path, rows: bytes) -> None:
+    """The second shard is nobody's; it has all the rows that it had, and nobody pretends to be alive."""
+    (claim,) = (output / "claims").glob("shard-*")
+    assert json.loads(claim.read_text())["replica"] is None
+    assert logged_rows(output, 1).startswith(rows)
+    assert list((output / "claims").glob("*.beat")) == []
+    assert len(shard_files(output)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
+    slow: tuple[dict[str, Any], Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    options, undisturbed = slow
+    output = tmp_path / "run"
+    process = start(**options, output=output)
+    try:
+        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
+        rows = logged_rows(output, 1)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == EXIT_STOPPED, stderr
+    assert f"{number.name}: stopping after this round" in stderr
+    assert "Traceback" not in stderr
+    totals = json.loads(stdout.splitlines()[-1])
+    assert totals["complete"] is False and totals["num_rows"] == 6
+    check_given_back(output, rows)
+    assert run_here(**options, output=output).totals["complete"] is True
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("to", ["launcher", "ranks"])
+def test_all_ranks_of_a_replica_leave_together(
+    slow: tuple[dict[str, Any], Path], tmp_path: Path, to: str
+) -> None:
+    """The launcher passes the signal on; a cluster's scheduler may send it to every process itself."""
+    options, undisturbed = slow
+    output = tmp_path / "run"
+    process = start(3, **options, tp_size=2, output=output)
+    try:
+        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
+        rows = logged_rows(output, 1)
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        for receiver in [process] if to == "launcher" else ranks:
+            os.kill(receiver.pid, signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_S)
+        _, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
+        assert alive == []
+    finally:
+        kill_tree(process)
+    check_given_back(output, rows)
+    logs = [path.read_text() for path in sorted((output / "logs").iterdir())]
+    assert len(logs) == 3 and all("SIGTERM: stopping after this round" in log for log in logs)
+    assert run_process(3, **options, tp_size=2, output=output).totals["complete"] is True
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+def waiting(*, gentle: bool, leaves: bool, grace: float = 60.0) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING.format(gentle=gentle, leaves=leaves, grace=grace)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_before_the_first_row_one_signal_ends_the_job() -> None:
+    process = waiting(gentle=False, leaves=False)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == EXIT_STOPPED
+    assert "SIGTERM with nothing to save" in stderr
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    """The one that comes with the first, from a launcher and a scheduler, does not count; nor a SIGTERM."""
+    process = waiting(gentle=True, leaves=False)
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+        time.sleep(0.1)
+    time.sleep(1.2)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.count("stopping after this round") == 1 and "SIGINT again: ending at once" in stderr
+
+
+def test_a_job_that_does_not_come_to_the_end_of_its_round_is_ended() -> None:
+    process = waiting(gentle=True, leaves=False, grace=0.3)
+    process.send_signal(signal.SIGUSR1)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == EXIT_STOPPED
+    assert "not ended" in stderr
+
+
+def test_who_leaves_in_time_leaves_as_it_likes() -> None:
+    process = waiting(gentle=True, leaves=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == EXIT_STOPPED
