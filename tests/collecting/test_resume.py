@@ -28,7 +28,7 @@ from tests.job.launching import (
 from tests.ranks import REPOSITORY
 
 JOB = REPOSITORY / "jobs" / "collect.py"
-SLOW = {"max_batch_rows": 2, "max_new_tokens": 60, "rows_per_shard": 6, "kind": "verifier"}
+SLOW = {"max_batch_rows": 3, "max_new_tokens": 40, "rows_per_shard": 6, "kind": "verifier"}
 NUM_SHARDS = 4
 
 
