@@ -61,8 +61,9 @@ class TraceCollector:
         seed: int,
         heads: Sequence[nn.Module] = (),
     ) -> None:
-        """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion. ``heads``:
-        each gives a logit for every last hidden state of the draft."""
+        """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion.
+        ``heads``: each gives a logit for every last hidden state of the draft.
+        """
         self._target = target
         self._draft = draft
         self._heads = [head.to(device=draft.device, dtype=draft.dtype).eval() for head in heads]
@@ -131,7 +132,7 @@ class TraceCollector:
         )
 
     def _draft_pass(self, batch: FlatBatch) -> tuple[Tensor, np.ndarray]:
-        """Logits [A, V] behind the batch's tokens, one of each line, and the heads' estimates [E, A] of them."""
+        """Logits [A, V] behind the lines' last tokens, and the heads' estimates [E, A] of these."""
         index = np.arange(len(batch))
         if not self._heads:
             return self._draft.forward(batch, index)[:, : self._vocab_size], np.zeros((0, len(batch)))
