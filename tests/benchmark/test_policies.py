@@ -266,13 +266,13 @@ def test_overhead_is_measured_with_the_draft_in_this_process_alone(
 def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     setting: Setting, tmp_path: Path, policy: str
 ) -> None:
-    """The others run the draft without it; the head's passes without a draw are counted."""
+    """It drafts by the head, and generates what the others do."""
     kind = POLICY_TYPES[policy].head_kind
     head = write_head(tmp_path / "head", kind, setting.pair.draft_checkpoint.folder)
     config = config_for(setting, tmp_path, policies=["svip", policy], initial_lengths=None, head=str(head))
     result = run_benchmark(config, "python jobs/benchmark.py --some option")
     found = method(result, policy)
     assert found.statistics is not None
-    assert found.statistics["num_draft_tokens"] > 0
+    assert found.statistics["discard_rate"] > 0 and found.statistics["verification_rate"] < 1
     assert {item.label for item in result.policy_overhead} == {"svip", policy}
     assert found.num_tokens == method(result, "svip").num_tokens
