@@ -43,7 +43,7 @@ TORCH_FREE = [
     "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "planning.hardware", "planning.simulate", "planning.events",
-    "heads.info", "heads.examples", "training.config", "training.data", "training.metrics",
+    "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 

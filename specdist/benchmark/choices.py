@@ -8,7 +8,7 @@ from specdist.errors import UserError
 from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
 
 ALL = "all"
-# Those that need no trained head.
+# Those that need no trained head, which are what ``all`` stands for.
 POLICIES = tuple(
     dict.fromkeys(
         name for item in POLICY_OPTIONS.values() for name in item.defaults if name not in HEAD_POLICIES
@@ -77,10 +77,10 @@ def _choices_of(
 def _parse(entry: str) -> tuple[str, dict[str, float]]:
     """A policy and the options that it is given."""
     policy, _, settings = entry.partition(":")
-    if policy not in POLICIES:
+    if policy not in (*POLICIES, *HEAD_POLICIES):
         raise UserError(
-            f"--policies {entry!r} is no length policy: choose from {ALL}, {', '.join(POLICIES)} (the target "
-            "alone is always measured)"
+            f"--policies {entry!r} is no length policy: choose from {ALL}, {', '.join(POLICIES)}, with "
+            f"--head {', '.join(HEAD_POLICIES)} (the target alone is always measured)"
         )
     return policy, dict(_setting(entry, policy, item) for item in settings.split(",")) if settings else {}
 

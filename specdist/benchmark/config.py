@@ -13,7 +13,7 @@ from specdist.benchmark.choices import INITIAL_LENGTHS, policy_choices
 from specdist.benchmark.random_llama import SHAPES
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
-from specdist.policy_options import PolicyChoice
+from specdist.policy_options import HEAD_POLICIES, PolicyChoice
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
 COLOCATED, SEPARATE = "colocated", "separate"
@@ -69,6 +69,9 @@ class BenchmarkConfig:
         help="instead of transformers compare these length policies with the target alone: all, or names, "
         "which may have options: svip:stop_root_entropy=0.5",
         action="extend",
+    )
+    head: str | None = option(
+        None, help="folder of the trained head that specdecpp or sprinter reads; sprinter is exact here"
     )
     initial_lengths: list[int] | None = option(
         None,
@@ -183,7 +186,7 @@ class BenchmarkConfig:
 
     def _check_policies(self) -> None:
         if self.policies is None:
-            for name in ("initial_lengths", "max_draft_tokens"):
+            for name in ("initial_lengths", "max_draft_tokens", "head"):
                 if getattr(self, name) is not None:
                     raise UserError(f"--{name} has no effect without --policies: add them, or leave it out")
             return
@@ -196,6 +199,30 @@ class BenchmarkConfig:
         _require("max_draft_tokens", least, least is None or least >= 1, "must be at least 1")
         # What the main job would refuse is refused here, before anything is loaded.
         policy_choices(self.policies, self.initial_lengths, self.max_draft_tokens)
+        self._check_head()
+
+    @property
+    def head_policies(self) -> set[str]:
+        """Those of ``--policies`` that read a head."""
+        return {choice.policy for choice in self.choices} & set(HEAD_POLICIES)
+
+    def _check_head(self) -> None:
+        """One head, for one policy, on the draft in the target's process."""
+        names = sorted(self.head_policies)
+        if self.head is None and names:
+            raise UserError(
+                f"--policies {names[0]} reads a trained head, and there is none: name its folder with --head"
+            )
+        if self.head is not None and len(names) != 1:
+            raise UserError(
+                f"--head {self.head} is for one of {', '.join(HEAD_POLICIES)}, but --policies has "
+                f"{' and '.join(names) or 'neither'}: name one of them"
+            )
+        if self.head is not None and self.is_separate:
+            raise UserError(
+                f"--head {self.head} is measured with the draft in the target's process: leave out "
+                "--placements separate"
+            )
 
     def _check_placements(self) -> None:
         self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import nn
+
 from specdist.benchmark.drafts import DraftOrder, DraftTerms
 from specdist.benchmark.pair import Pair
 from specdist.cache.pages import PageTable
@@ -19,7 +21,7 @@ from specdist.engine.timeline import Timeline
 from specdist.job.replica import PAGE_SIZE
 from specdist.job.tokens import PromptEncoder
 from specdist.models.runner import ModelRunner
-from specdist.policies import LengthPolicy
+from specdist.policies import HeadPolicy, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 
 MAX_BATCH_TOKENS = 2048
@@ -39,8 +41,11 @@ class PagedPair:
         settings: SamplingSettings,
         seed: int,
         num_context_tokens: int = 0,
+        head: nn.Module | None = None,
     ) -> None:
-        """``num_context_tokens``: before a pass in the middle of a row, for the times of passes."""
+        """``num_context_tokens``: before a pass in the middle of a row, for the times of passes.
+        ``head``: for the policies that read one; the others run the draft without it.
+        """
         self.pair = pair
         self.max_batch_rows = max_batch_rows
         self._seed = seed
@@ -60,8 +65,10 @@ class PagedPair:
         )
         pair.use_specdist_attention()
         self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))
-        for runner in (self.target, self.draft):
-            self.terms.allocate(runner, max_batch_rows)
+        self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
+        for runner in (self.target, self.draft, self.headed):
+            if runner is not None:
+                self.terms.allocate(runner, max_batch_rows)
 
     def new_page_table(self, num_slots: int) -> PageTable:
         """An empty one: nothing is left of earlier prompts."""
@@ -100,4 +107,6 @@ class PagedPair:
         if not order.max_draft_tokens:
             return NoDraft(order.num_slots)
         policy = policy or self.terms.policy(order)
-        return ColocatedDraft(self.terms.model(self.draft, policy, order, clock))
+        runner = self.headed if isinstance(policy, HeadPolicy) else self.draft
+        assert runner is not None, "the policy reads a head"
+        return ColocatedDraft(self.terms.model(runner, policy, order, clock))

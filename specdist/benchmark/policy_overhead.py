@@ -40,6 +40,7 @@ from specdist.policies import (
     BatchPolicy,
     DraftedRows,
     DraftFeatures,
+    HeadPolicy,
     JudgedTokens,
     LengthPolicy,
     VerifiedBlocks,
@@ -126,6 +127,21 @@ class TimedBatchPolicy(TimedPolicy):
         self._timed(lambda: self._batch_policy.observe_tokens(tokens))
 
 
+class TimedHeadPolicy(TimedPolicy):
+    """The same for one that reads a head."""
+
+    def __init__(self, policy: HeadPolicy) -> None:
+        super().__init__(policy)
+        self.head_kind = policy.head_kind
+
+
+def watched(policy: LengthPolicy) -> TimedPolicy:
+    """The policy with a clock, asked in the way in which it would be."""
+    if isinstance(policy, HeadPolicy):
+        return TimedHeadPolicy(policy)
+    return TimedBatchPolicy(policy) if isinstance(policy, BatchPolicy) else TimedPolicy(policy)
+
+
 def measure_parts(
     paged: PagedPair, methods: Sequence[SpecdistColocated], rows: Sequence[Row], num_passes: int
 ) -> list[PolicyOverheadResult]:
@@ -173,13 +189,13 @@ def _parts(
     runs = []
     for _ in range(NUM_RUNS):
         policy = paged.terms.policy(method.order)
-        watched = TimedBatchPolicy(policy) if isinstance(policy, BatchPolicy) else TimedPolicy(policy)
-        stats = _run(method, rows, watched)
+        timed_policy = watched(policy)
+        stats = _run(method, rows, timed_policy)
         features_ns = 0.0
         if policy.uses_features and stats.num_draft_passes:
             rows_per_step = stats.num_draft_tokens / stats.num_draft_passes
             features_ns = stats.num_draft_passes * float(features(max(1.0, rows_per_step)))
-        runs.append((watched.ns / NS_PER_S, features_ns / NS_PER_S, stats))
+        runs.append((timed_policy.ns / NS_PER_S, features_ns / NS_PER_S, stats))
     share = [(policy_s + features_s) / _decoding_s(stats) for policy_s, features_s, stats in runs]
     policy_s, features_s, stats = runs[share.index(statistics.median(share))]
     return PolicyOverheadResult(

@@ -21,6 +21,9 @@ from specdist.benchmark.results import ModelSizes, WorkSize
 from specdist.benchmark.synthetic import SyntheticRecord, build_synthetic
 from specdist.benchmark.workload import Row, make_workload
 from specdist.errors import UserError
+from specdist.heads.drafts import identify_draft
+from specdist.heads.head import TokenHead, load_head
+from specdist.job.policies import POLICIES
 from specdist.sampling.distributions import SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ def set_up(config: BenchmarkConfig) -> Setting:
         ),
         seed=config.seed,
         num_context_tokens=_middle_of_a_row(rows),
+        head=_load_head(config, pair),
     )
     models = ModelSizes(
         target=config.target or f"synthetic {config.synthetic}",
@@ -101,6 +105,16 @@ def set_up(config: BenchmarkConfig) -> Setting:
     )
     return Setting(
         device=device, pair=pair, synthetic=synthetic, groups=groups, work=work, paged=paged, models=models
+    )
+
+
+def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
+    """Raises :class:`UserError` for one that does not fit the draft or the policy."""
+    if config.head is None:
+        return None
+    [policy] = config.head_policies
+    return load_head(
+        config.head, kind=POLICIES[policy].head_kind, draft=identify_draft(pair.draft_checkpoint)
     )
 
 

@@ -26,6 +26,7 @@ from specdist.policies import (
     DraftedRows,
     DraftFeatures,
     FixedLength,
+    HeadPolicy,
     JudgedTokens,
     LengthPolicy,
     RoundContext,
@@ -73,18 +74,29 @@ class ReplayResult:
 
 
 def replay(
-    policy: LengthPolicy | Oracle, trace: ExhaustiveTrace, costs: CostModel, settings: ReplaySettings
+    policy: LengthPolicy | Oracle,
+    trace: ExhaustiveTrace,
+    costs: CostModel,
+    settings: ReplaySettings,
+    head: int = 0,
 ) -> ReplayResult:
     """Run all of the trace's prompts, in their order. A policy that learns must be a new one.
 
-    Raises ValueError for a policy that may draft more than the trace has.
+    Args:
+        head: which of the trace's heads a policy that reads one is given.
+
+    Raises ValueError for a policy that may draft more than the trace has, or reads a head that it lacks.
     """
     if not isinstance(policy, Oracle) and policy.max_draft_tokens > trace.max_draft_tokens:
         raise ValueError(
             f"the policy drafts up to {policy.max_draft_tokens} tokens, and the trace has "
             f"{trace.max_draft_tokens}: collect a longer one, or lower the policy's cap"
         )
-    return _Run(policy, trace, costs, settings).run()
+    if isinstance(policy, HeadPolicy) and head >= trace.num_heads:
+        raise ValueError(
+            f"the policy reads head {head}, and the trace has {trace.num_heads}: collect it with heads"
+        )
+    return _Run(policy, trace, costs, settings, head).run()
 
 
 class _Run:
@@ -94,12 +106,15 @@ class _Run:
         trace: ExhaustiveTrace,
         costs: CostModel,
         settings: ReplaySettings,
+        head: int,
     ) -> None:
         self._trace = trace
+        self._head = head
         self._costs = costs
         self._oracle = isinstance(policy, Oracle)
         self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
         self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
+        self._reads_head = isinstance(self._policy, HeadPolicy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
         self._histories = Histories(self._policy, self._scheduler.settings.num_slots)
@@ -173,27 +188,33 @@ class _Run:
             keep_A = limits_R[active_A] > depth
             if depth:
                 keep_A &= ~self._trace.is_stop_TD[places_R[active_A], depth - 1]
-            if keep_A.any():
-                index_A = active_A[keep_A]
-                keep_A[keep_A] = self._policy.wants_more(
+            active_A = active_A[keep_A]
+            if self._reads_head and depth and len(active_A):
+                # Its estimate of a token comes with the pass over it, drawn behind or not.
+                self._count_step(len(active_A))
+            if len(active_A):
+                wants_A = self._policy.wants_more(
                     DraftedRows(
-                        slots_R=slots_R[index_A],
-                        chains_R=slots_R[index_A],
-                        histories_RH=self._histories.of(slots_R[index_A]),
+                        slots_R=slots_R[active_A],
+                        chains_R=slots_R[active_A],
+                        histories_RH=self._histories.of(slots_R[active_A]),
                         num_drafted=depth,
-                        features=self._features(places_R[index_A], depth),
-                        reach_R=np.ones(len(index_A)),
+                        features=self._features(places_R[active_A], depth),
+                        reach_R=np.ones(len(active_A)),
                         round=round,
                     )
                 )
-            active_A = active_A[keep_A]
+                active_A = active_A[wants_A]
             if not len(active_A):
                 return num_drafted_R
-            self._count_step(len(active_A))
+            if not (self._reads_head and depth):
+                self._count_step(len(active_A))
             num_drafted_R[active_A] = depth + 1
         raise AssertionError("a block has an end")
 
     def _features(self, places_A: np.ndarray, depth: int) -> DraftFeatures | None:
+        if depth and self._reads_head:
+            return DraftFeatures.of_head(self._trace.estimates_ETD[self._head, places_A, depth - 1])
         if depth == 0 or not self._policy.uses_features:
             return None
         return DraftFeatures(*self._trace.features_3TD[:, places_A, depth - 1])

@@ -12,7 +12,8 @@ if a round began there. Any policy's rounds can be read from it.
   min(1, Q(x)/P(x)), else drawn from norm(max(0, Q - P)). Then it follows Q, is accepted with probability
   min(1, P/Q), and x stands there in the end. Rounds read from the trace have the law of a live run's.
 
-P prompts, N tokens of a completion, D depths (the cap), T places of all completions, one after the other.
+P prompts, N tokens of a completion, D depths (the cap), T places of all completions, one after the other, E
+trained heads on the draft.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import pyarrow.ipc
 from specdist.data.files import write_atomically
 from specdist.errors import UserError
 
-METADATA = b"specdist_exhaustive_trace"
+METADATA = b"specdist_exhaustive_trace_2"
 INTS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float64())
 
 
@@ -52,6 +53,7 @@ class PromptTrace:
         entropies_ND, probabilities_ND, top_probabilities_ND: the draft's features, as policies see them.
         acceptance_ND: min(1, P/Q) of tokens up to the first that is rejected; NaN behind it, where the target
             does not judge.
+        estimates_END: each head's of the drafted tokens; NaN of a line's last one, which no pass has read.
     """
 
     prompt_ids: np.ndarray
@@ -65,6 +67,7 @@ class PromptTrace:
     probabilities_ND: np.ndarray
     top_probabilities_ND: np.ndarray
     acceptance_ND: np.ndarray
+    estimates_END: np.ndarray
 
     @property
     def num_tokens(self) -> int:
@@ -119,6 +122,15 @@ class ExhaustiveTrace:
         )
 
     @cached_property
+    def estimates_ETD(self) -> np.ndarray:
+        return np.concatenate([prompt.estimates_END for prompt in self.prompts], axis=1)
+
+    @property
+    def num_heads(self) -> int:
+        """E."""
+        return len(self.prompts[0].estimates_END)
+
+    @cached_property
     def run_lengths_T(self) -> np.ndarray:
         """How many tokens from each place on would be accepted if drafting went on as long as they are."""
         found = []
@@ -131,7 +143,7 @@ class ExhaustiveTrace:
         return np.concatenate(found)
 
     def write(self, path: Path) -> None:
-        """One Arrow record per prompt; tables [N, D] are lists, line after line."""
+        """One Arrow record per prompt; tables are lists, line after line."""
         arrays = {
             item.name: [getattr(prompt, item.name) for prompt in self.prompts] for item in fields(PromptTrace)
         }
@@ -179,4 +191,5 @@ def _prompt_trace(record: pa.Table, num_depths: int) -> PromptTrace:
         if name not in values:
             array = record.column(name)[0].values.to_numpy(zero_copy_only=False)
             values[name] = array.reshape(-1, num_depths) if name.endswith("_ND") else array
+    values["estimates_END"] = values["estimates_END"].reshape(-1, *values["token_ids_ND"].shape)
     return PromptTrace(**values)

@@ -8,8 +8,9 @@ import numpy as np
 
 from specdist.heads.head import TokenHead
 from specdist.heads.info import HeadKind
+from specdist.heads.roc import RocCurve, roc_curve
 from specdist.training.data import ExampleSet
-from specdist.training.metrics import RocCurve, binary_kl, calibration, roc_curve, sigmoid
+from specdist.training.metrics import binary_kl, calibration, sigmoid
 from specdist.training.optimize import Objective, estimate
 
 # What is known of a token without any head, and whether more of it speaks for the token.

@@ -10,7 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.files import write_atomically
-from specdist.training.metrics import Calibration, RocCurve
+from specdist.heads.roc import RocCurve
+from specdist.training.metrics import Calibration
 from specdist.training.optimize import History
 
 DOTS_PER_INCH = 130

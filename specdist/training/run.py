@@ -11,10 +11,11 @@ import torch
 from specdist.errors import UserError
 from specdist.heads.head import TokenHead, save_weights
 from specdist.heads.info import INFO_NAME, HeadInfo
+from specdist.heads.roc import RocCurve, roc_curve
 from specdist.training.config import MAX_RATIOS, TrainConfig
 from specdist.training.data import ExampleSet, open_examples, split_rows
 from specdist.training.evaluate import baseline_curves, head_metrics, make_objective
-from specdist.training.metrics import RocCurve, calibration, roc_curve, sigmoid
+from specdist.training.metrics import calibration, sigmoid
 from specdist.training.optimize import (
     History,
     Objective,

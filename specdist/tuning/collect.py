@@ -4,16 +4,19 @@ The positions are branches of the completion's row in the draft's cache: they sh
 begin, and are drafted side by side, a token of each per pass. So a completion of N tokens takes the draft
 ``cap`` passes of up to N tokens, and the target one.
 
-N tokens of the completion, A positions that are still drafted behind, D depths, V vocabulary.
+Trained heads read the draft's hidden state of each drafted token when the pass over it comes, as in a run.
+
+N tokens of the completion, A positions that are still drafted behind, D depths, V vocabulary, E heads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdist.cache.pages import PageUpdates
 from specdist.models.flat import FlatBatch
@@ -56,10 +59,14 @@ class TraceCollector:
         max_new_tokens: int,
         page_size: int,
         seed: int,
+        heads: Sequence[nn.Module] = (),
     ) -> None:
-        """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion."""
+        """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion.
+        ``heads``: each gives a logit for every last hidden state of the draft.
+        """
         self._target = target
         self._draft = draft
+        self._heads = [head.to(device=draft.device, dtype=draft.dtype).eval() for head in heads]
         self._settings = settings
         self._vocab_size = vocab_size
         self._is_stop_V = np.zeros(vocab_size, bool)
@@ -95,7 +102,7 @@ class TraceCollector:
         lines_N = np.arange(num_tokens)
         # A branch begins with the token before its position, which is run once more.
         self._draft.open_branches(np.full(num_tokens, SLOT), 1 + lines_N, num_prompt - 1 + lines_N)
-        table = _Table.empty(num_tokens, self._num_depths)
+        table = _Table.empty(num_tokens, self._num_depths, len(self._heads))
         on_path_N = np.ones(num_tokens, bool)
         active_A = lines_N
         last_ids_A = context_ids[num_prompt - 1 :]
@@ -109,7 +116,9 @@ class TraceCollector:
                 break
             positions_A = num_prompt + active_A + depth
             batch = FlatBatch(last_ids_A, 1 + active_A, positions_A - 1)
-            logits_AV = self._draft.forward(batch, np.arange(len(batch)))[:, : self._vocab_size]
+            logits_AV, estimates_EA = self._draft_pass(batch)
+            if depth:
+                table.estimates_END[:, active_A, depth - 1] = estimates_EA
             # Behind the completion's end, or off its path, the target says nothing.
             on_path_N &= lines_N + depth < num_tokens
             last_ids_A = self._draw(completion, logits_AV, target_NV, active_A, depth, on_path_N, table)
@@ -121,6 +130,16 @@ class TraceCollector:
             & (np.arange(self._num_depths) < table.num_drafted_N[:, None]),
             **vars(table),
         )
+
+    def _draft_pass(self, batch: FlatBatch) -> tuple[Tensor, np.ndarray]:
+        """Logits [A, V] behind the lines' last tokens, and the heads' estimates [E, A] of these."""
+        index = np.arange(len(batch))
+        if not self._heads:
+            return self._draft.forward(batch, index)[:, : self._vocab_size], np.zeros((0, len(batch)))
+        logits_AV, hidden_AH = self._draft.forward_with_hidden(batch, index)
+        with torch.inference_mode():
+            estimates = [head(hidden_AH).double().sigmoid().cpu().numpy() for head in self._heads]
+        return logits_AV[:, : self._vocab_size], np.stack(estimates)
 
     def _target_laws(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
         """[N, V] probabilities along the completion; greedy and coupled draws need none."""
@@ -221,9 +240,10 @@ class _Table:
     probabilities_ND: np.ndarray
     top_probabilities_ND: np.ndarray
     acceptance_ND: np.ndarray
+    estimates_END: np.ndarray
 
     @staticmethod
-    def empty(num_tokens: int, num_depths: int) -> _Table:
+    def empty(num_tokens: int, num_depths: int, num_heads: int) -> _Table:
         shape = num_tokens, num_depths
         return _Table(
             np.zeros(num_tokens, np.int64),
@@ -233,4 +253,5 @@ class _Table:
             np.zeros(shape),
             np.zeros(shape),
             np.full(shape, np.nan),
+            np.full((num_heads, *shape), np.nan),
         )

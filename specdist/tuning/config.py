@@ -33,6 +33,11 @@ class TuneConfig:
     # Models
     target: str = option(help="hub id or folder of the large model")
     draft: str = option(help="hub id or folder of the small model")
+    head: list[str] | None = option(
+        None,
+        help="heads that jobs/train_head.py has trained for the draft, for specdecpp and sprinter (exact)",
+        action="extend",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
 

@@ -4,10 +4,12 @@ a border."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specdist.policy_options import TARGET_ONLY
+from specdist.tuning.heads import HeadChoice
 
 # Of options that are not named the default is taken.
 FIRST_LENGTHS = (2, 5, 8)
@@ -29,6 +31,11 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     },
     "goodput": {},
 }
+# With each head of the policy's kind.
+HEAD_GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "specdecpp": {"stop_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
+    "sprinter": {"verifier_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
+}
 
 
 @dataclass(frozen=True)
@@ -37,15 +44,28 @@ class Candidate:
 
     policy: str
     options: Mapping[str, float]
+    head: HeadChoice | None = None
+
+    @property
+    def run_options(self) -> dict[str, Any]:
+        """As the main job takes them, the head and what makes sprinter exact among them."""
+        found: dict[str, Any] = dict(self.options)
+        if self.head is not None:
+            found["head"] = self.head.path
+        if self.policy == "sprinter":
+            found["verify"] = "all"
+        return found
 
     def label(self) -> str:
         """The options that the grid varies, as they are written on a command line."""
         shown = {name: value for name, value in self.options.items() if name != "max_draft_tokens"}
-        return " ".join(f"{name}={value:g}" for name, value in shown.items())
+        settings = " ".join(f"{name}={value:g}" for name, value in shown.items())
+        return settings if self.head is None else f"head={self.head.path} {settings}"
 
 
-def candidates(max_draft_tokens: int) -> Iterator[Candidate]:
-    """The target alone, and every policy with every setting whose blocks are not longer than the cap."""
+def candidates(max_draft_tokens: int, heads: Sequence[HeadChoice] = ()) -> Iterator[Candidate]:
+    """The target alone, and every policy with every setting whose blocks are not longer than the cap; those
+    that read a head with each of the heads."""
     yield Candidate(TARGET_ONLY, {})
     for policy, grid in GRIDS.items():
         cap = {} if policy == "fixed" else {"max_draft_tokens": max_draft_tokens}
@@ -53,3 +73,7 @@ def candidates(max_draft_tokens: int) -> Iterator[Candidate]:
             options = dict(zip(grid, values, strict=True))
             if options.get("num_draft_tokens", 1) <= max_draft_tokens:
                 yield Candidate(policy, {**options, **cap})
+    for head in heads:
+        for name, thresholds in HEAD_GRIDS[head.policy].items():
+            for value in thresholds:
+                yield Candidate(head.policy, {name: value, "max_draft_tokens": max_draft_tokens}, head)

@@ -12,7 +12,7 @@ from specdist.policy_options import TARGET_ONLY
 from specdist.tuning.fronts import pareto_front
 from specdist.tuning.run import TuningResult
 
-MARKERS = "os^vDPXp"
+MARKERS = "os^vDPXp<>"
 DOTS_PER_INCH = 150
 
 

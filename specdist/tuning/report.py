@@ -40,7 +40,14 @@ def console_report(result: TuningResult) -> str:
         f"plot: {output / PLOT_FILE}",
         f"options of the best: {output / BEST_FILE}",
     ]
-    return "\n\n".join([_conditions(result), _table(result, best), _waste_line(result), "\n".join(files)])
+    parts = [
+        _conditions(result),
+        _table(result, best),
+        _heads_table(result),
+        _waste_line(result),
+        "\n".join(files),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def best_yaml(result: TuningResult) -> str:
@@ -49,7 +56,8 @@ def best_yaml(result: TuningResult) -> str:
     options = {name: getattr(config, name) for name in SHARED_OPTIONS}
     # The calibration's own lengths are no limits of the run.
     del options["max_new_tokens"], options["max_seq_len"]
-    run = config.run_config(best.candidate.policy, **best.candidate.options)
+    run = config.run_config(best.candidate.policy, **best.candidate.run_options)
+    options |= best.candidate.run_options
     options |= {"policy": best.candidate.policy, **run.policy_options}
     if best.candidate.policy == TARGET_ONLY:
         del options["draft"]
@@ -67,7 +75,7 @@ def summary(result: TuningResult) -> dict[str, Any]:
     return {
         "output": result.config.output,
         "policy": best.candidate.policy,
-        "options": dict(best.candidate.options),
+        "options": best.candidate.run_options,
         "num_prompts": result.num_prompts,
         "num_completion_tokens": result.num_tokens,
         "num_candidates": len(result.outcomes),
@@ -78,18 +86,57 @@ def summary(result: TuningResult) -> dict[str, Any]:
         "predicted_tokens_per_s_batch_1": best.alone.tokens_per_s,
         "ratio_to_target_only": gain(result, best),
         "policies": {policy: _best_of(result, found) for policy, found in result.by_policy().items()},
+        "heads": heads_summary(result),
+        "auc": dict(result.auc),
         "oracle_tokens_per_s": result.oracle.batched.tokens_per_s if result.oracle else None,
         "costs": dataclasses.asdict(result.costs),
     }
+
+
+def heads_summary(result: TuningResult) -> dict[str, dict[str, Any]]:
+    """By path: how the head was trained, and what it does at its best threshold, as SpecDec++'s Table 3."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, (head, outcomes) in result.by_head().items():
+        found[path] = {
+            "kind": head.info.kind,
+            "depth": head.info.depth,
+            "rejected_weight": head.rejected_weight,
+            "auc": result.auc.get(path),
+            **_best_of(result, outcomes),
+        }
+    return found
+
+
+def _heads_table(result: TuningResult) -> str:
+    """Empty where there are none."""
+    if not result.by_head():
+        return ""
+    header = ["head", "depth", "w_rej", "AUC", "waste over fixed", "best options", "tokens/s"]
+    lines = [header]
+    for path, figures in heads_summary(result).items():
+        numbers = [figures[name] for name in ("rejected_weight", "auc", "waste_relative_to_fixed")]
+        best = result.by_head()[path][1][0]
+        threshold = " ".join(f"{k}={v:g}" for k, v in best.candidate.options.items())
+        lines.append(
+            [path, str(figures["depth"])]
+            + ["-" if number is None else f"{number:.3g}" for number in numbers]
+            + [threshold, f"{best.batched.tokens_per_s:.1f}"]
+        )
+    features = ", ".join(
+        f"{name} {auc:.3f}"
+        for name, auc in result.auc.items()
+        if auc is not None and name not in result.by_head()
+    )
+    return f"{_aligned(lines)}\nAUC of the draft's own features: {features}"
 
 
 def _best_of(result: TuningResult, found: Sequence[Outcome]) -> dict[str, Any]:
     """The settings of one policy that predict the most tokens/s, in the batch and for rows by themselves."""
     best_alone = max(found, key=lambda outcome: outcome.alone.tokens_per_s)
     return {
-        "options": dict(found[0].candidate.options),
+        "options": found[0].candidate.run_options,
         "predicted_tokens_per_s": found[0].batched.tokens_per_s,
-        "options_batch_1": dict(best_alone.candidate.options),
+        "options_batch_1": best_alone.candidate.run_options,
         "predicted_tokens_per_s_batch_1": best_alone.alone.tokens_per_s,
         "waste_relative_to_fixed": _waste(result, found),
     }
@@ -158,6 +205,10 @@ def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
                 f"{gain(result, outcome):.2f}",
             ]
         )
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(

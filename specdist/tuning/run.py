@@ -6,12 +6,13 @@ import dataclasses
 import json
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import tqdm
+from torch import nn
 
 from specdist.costs import CostModel
 from specdist.data import RowError, open_prompts
@@ -32,10 +33,21 @@ from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.fronts import Point
 from specdist.tuning.grid import Candidate, candidates
+from specdist.tuning.heads import HeadChoice, acceptance_auc, load_heads, read_heads
 
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # What a trace depends on, beside the prompts.
-ORIGIN_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
+ORIGIN_OPTIONS = (
+    "target",
+    "draft",
+    "acceptance",
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_new_tokens",
+    "seed",
+    "head",
+)
 
 # Fewer would leave the batch half empty for a large part of the replay, which a run's prompts do not.
 PROMPTS_PER_ROW = 8
@@ -60,7 +72,8 @@ class Outcome:
 @dataclass(frozen=True, kw_only=True)
 class TuningResult:
     """``outcomes`` are sorted by the batch's predicted tokens per second, the best first. The oracle is None
-    for random draws: its theorem is of greedy ones."""
+    for random draws: its theorem is of greedy ones. ``auc`` is that of :func:`acceptance_auc`.
+    """
 
     config: TuneConfig
     costs: CostModel
@@ -68,10 +81,19 @@ class TuningResult:
     num_tokens: int
     outcomes: Sequence[Outcome]
     oracle: Outcome | None
+    auc: Mapping[str, float | None]
 
     @property
     def best(self) -> Outcome:
         return self.outcomes[0]
+
+    def by_head(self) -> dict[str, tuple[HeadChoice, list[Outcome]]]:
+        """By path: every head and its outcomes, its best first."""
+        found: dict[str, tuple[HeadChoice, list[Outcome]]] = {}
+        for outcome in self.outcomes:
+            if (head := outcome.candidate.head) is not None:
+                found.setdefault(head.path, (head, []))[1].append(outcome)
+        return found
 
     def by_policy(self) -> dict[str, list[Outcome]]:
         """Every policy's outcomes, its best first; the best policy first."""
@@ -84,20 +106,22 @@ class TuningResult:
 def run_tuning(config: TuneConfig) -> TuningResult:
     """Collect what is not there, replay everything. Raises :class:`UserError` before any model is loaded."""
     output = Path(config.output)
+    heads = read_heads(config.head or [])
     if config.replay_only:
         trace, costs = ExhaustiveTrace.read(output / TRACE_FILE), _read_costs(output / COSTS_FILE)
         _check_origin(config, trace, output / TRACE_FILE)
     else:
-        trace, costs = _collect(config)
+        trace, costs = _collect(config, heads)
         output.mkdir(parents=True, exist_ok=True)
         trace.write(output / TRACE_FILE)
         write_json(output / COSTS_FILE, costs.to_json())
     batches = [_batch(config, trace, num_rows) for num_rows in (1, config.max_batch_rows)]
     outcomes = []
-    for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens)), "replays", disable=None):
-        run_config = config.run_config(candidate.policy, **candidate.options)
+    for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens, heads)), "replays", disable=None):
+        run_config = config.run_config(candidate.policy, **candidate.run_options)
+        head = candidate.head.index if candidate.head else 0
         results = [
-            replay(make_policy(run_config, costs), each, costs, settings) for each, settings in batches
+            replay(make_policy(run_config, costs), each, costs, settings, head) for each, settings in batches
         ]
         outcomes.append(Outcome(candidate, *results))
     is_random = config.temperature > 0 and config.acceptance == "rejection"
@@ -109,6 +133,7 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         num_tokens=trace.num_tokens,
         outcomes=sorted(outcomes, key=lambda outcome: -outcome.batched.tokens_per_s),
         oracle=None if is_random else Outcome(Candidate("oracle", {}), *oracle),
+        auc=acceptance_auc(trace, heads),
     )
 
 
@@ -144,11 +169,13 @@ def _read_costs(path: Path) -> CostModel:
         raise UserError(f"{path} cannot be read ({error}): leave out --replay_only") from error
 
 
-def _collect(config: TuneConfig) -> tuple[ExhaustiveTrace, CostModel]:
+def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[ExhaustiveTrace, CostModel]:
     """Generate the calibration completions, measure what passes cost, and trace."""
     # Goodput is the policy for which a replica measures its costs, and as good as any for the completions.
     run_config = config.run_config("goodput", max_draft_tokens=config.max_draft_tokens)
     models = plan_models(run_config)
+    assert models.draft is not None
+    networks = load_heads(heads, models.draft)
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
     requests = _requests(config, encoder)
     longest = max(len(request.prompt_ids) for request in requests) + config.max_new_tokens
@@ -164,7 +191,7 @@ def _collect(config: TuneConfig) -> tuple[ExhaustiveTrace, CostModel]:
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
     engine = replica.engine(iter(requests), stop_rules, Ledger())
     completions = list(tqdm.tqdm(engine.run(), "completions", len(requests), disable=None))
-    trace = _trace(config, models, replica, stop_rules, completions)
+    trace = _trace(config, models, replica, stop_rules, completions, networks)
     return trace, replica.costs
 
 
@@ -203,6 +230,7 @@ def _trace(
     replica: Replica,
     stop_rules: StopRules,
     completions: Sequence[Completion],
+    heads: Sequence[nn.Module],
 ) -> ExhaustiveTrace:
     target, draft = replica.runners
     collector = TraceCollector(
@@ -221,6 +249,7 @@ def _trace(
         max_new_tokens=config.max_new_tokens,
         page_size=PAGE_SIZE,
         seed=config.seed,
+        heads=heads,
     )
     ordered = sorted(completions, key=lambda completion: completion.request.row_id)
     origin = {name: getattr(config, name) for name in ORIGIN_OPTIONS}

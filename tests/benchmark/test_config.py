@@ -53,6 +53,17 @@ def test_defaults_of_both_kinds_of_pair() -> None:
             [*SYNTHETIC, "--policies", "all", "--initial_lengths", "0"],
             "--initial_lengths .* must be at least",
         ),
+        ([*SYNTHETIC, "--policies", "specdecpp"], "specdecpp reads a trained head, and there is none"),
+        ([*SYNTHETIC, "--head", "h"], "--head has no effect without --policies"),
+        ([*SYNTHETIC, "--policies", "svip", "--head", "h"], "--head h is for one of .* has neither"),
+        (
+            [*SYNTHETIC, "--policies", "specdecpp", "sprinter", "--head", "h"],
+            "--policies has specdecpp and sprinter: name one",
+        ),
+        (
+            [*SYNTHETIC, "--policies", "specdecpp", "--head", "h", "--placements", "separate"],
+            "--head h is measured with the draft in the target's process",
+        ),
         ([*SYNTHETIC, "--policies", "faster"], "'faster' is no length policy"),
         ([*SYNTHETIC[2:], "--profile", "p", "--policies", "all"], "--policies has no effect with --profile"),
         ([*SYNTHETIC, "--group_column", "task"], "--group_column task has no effect without --prompts"),

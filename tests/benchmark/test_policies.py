@@ -20,11 +20,14 @@ from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.setting import Setting
 from specdist.benchmark.tables import console_report, summary
 from specdist.costs import CostModel, Curve
+from specdist.job.policies import POLICIES as POLICY_TYPES
 from specdist.policy_options import PolicyChoice
+from tests.job.heads import write_head
 
 SVIP = "svip stop_root_entropy=1"
 POLICIES = ["fixed", "gammatune", SVIP.replace(" ", ":"), "goodput"]
 LENGTHS = [1, 3]
+
 GROUPS = {"ask": ["one", "two and a bit", "three"], "tell": ["four is the longest of them", "five", "six"]}
 
 
@@ -243,7 +246,7 @@ def test_a_run_that_is_interrupted_leaves_the_repeats_before(
 def test_results_of_another_time_are_still_read(tmp_path: Path) -> None:
     """Those that the README's tables were made from."""
     for path in sorted((Path(__file__).parents[2] / "jobs" / "benchmarks").glob("*.json")):
-        if "profile" not in path.name:
+        if not path.name.startswith(("profile", "heads")):
             assert console_report(BenchmarkResult.read(path)).count("tokens/s") > 0
 
 
@@ -257,3 +260,19 @@ def test_overhead_is_measured_with_the_draft_in_this_process_alone(
     assert [item.order.choice.label for item in asked] == ["svip", "K = 1"]
     assert [item.num_draft_tokens for item in found.feature_overhead] == [1]
     assert found.policy_overhead == []
+
+
+@pytest.mark.parametrize("policy", ["specdecpp", "sprinter"])
+def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
+    setting: Setting, tmp_path: Path, policy: str
+) -> None:
+    """It drafts by the head, and generates what the others do."""
+    kind = POLICY_TYPES[policy].head_kind
+    head = write_head(tmp_path / "head", kind, setting.pair.draft_checkpoint.folder)
+    config = config_for(setting, tmp_path, policies=["svip", policy], initial_lengths=None, head=str(head))
+    result = run_benchmark(config, "python jobs/benchmark.py --some option")
+    found = method(result, policy)
+    assert found.statistics is not None
+    assert found.statistics["discard_rate"] > 0 and found.statistics["verification_rate"] < 1
+    assert {item.label for item in result.policy_overhead} == {"svip", policy}
+    assert found.num_tokens == method(result, "svip").num_tokens

@@ -16,7 +16,7 @@ from specdist.stats import Stats
 from tests.engine.harness import PAGE_SIZE, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
-from tests.replay.traced import COSTS, POLICY_NAMES, live_replica, make_policy, trace_of
+from tests.replay.traced import COSTS, HEAD, POLICY_NAMES, live_replica, make_policy, trace_of
 
 PLAIN = SamplingSettings(temperature=1.0)
 NUM_GROUPS, NUM_SAMPLES, BATCH = 12, 4, 9
@@ -68,7 +68,7 @@ def test_replayed_rates_are_those_of_live_runs(name: str) -> None:
     live = np.array([rates(completions_of(name, group)[1]) for group in range(NUM_GROUPS)])
     replayed = np.array(
         [
-            rates(replay(make_policy(name, is_coupled=False), trace, COSTS, settings).stats)
+            rates(replay(make_policy(name, is_coupled=False), trace, COSTS, settings, HEAD).stats)
             for trace in traces()
         ]
     )

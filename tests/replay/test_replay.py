@@ -15,7 +15,7 @@ from specdist.stats import Stats
 from tests.engine.harness import PAGE_SIZE, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
-from tests.replay.traced import CAP, COSTS, POLICY_NAMES, live_replica, make_policy, trace_of
+from tests.replay.traced import CAP, COSTS, HEAD, POLICY_NAMES, live_replica, make_policy, trace_of
 
 SETTINGS = {
     "greedy": SamplingSettings(temperature=0.0),
@@ -68,7 +68,7 @@ def test_replayed_counts_are_those_of_a_live_run(name: str, sampling: str, max_b
     )
     completions = replica.generate(requests_for(prompts()))
     live = replica.ledger.close_shard(0)
-    found = replay(make_policy(name), trace(sampling), COSTS, replay_settings(max_batch_rows))
+    found = replay(make_policy(name), trace(sampling), COSTS, replay_settings(max_batch_rows), HEAD)
     assert counts(found.stats) == counts(live)
     assert 0 < live.num_accepted_tokens < live.num_draft_tokens
     assert any(completion.finish_reason == "stop" for completion in completions)
@@ -105,6 +105,11 @@ def test_predicted_times_are_those_of_the_passes() -> None:
 def test_a_trace_that_is_too_short_is_refused() -> None:
     with pytest.raises(ValueError, match="drafts up to 7 tokens, and the trace has 6"):
         replay(FixedLength(CAP + 1), trace("greedy"), COSTS, ReplaySettings())
+
+
+def test_a_trace_without_the_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="reads head 2, and the trace has 2"):
+        replay(make_policy("specdecpp"), trace("greedy"), COSTS, ReplaySettings(), head=2)
 
 
 def test_another_page_size_changes_no_row() -> None:

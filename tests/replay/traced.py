@@ -15,18 +15,23 @@ from specdist.policies import (
     GammaTune,
     GammaTunePlus,
     Goodput,
+    HeadPolicy,
     HfHeuristic,
     LengthPolicy,
+    SpecDecPlusPlus,
+    Sprinter,
     Svip,
 )
 from specdist.replay import ExhaustiveTrace
 from specdist.sampling.distributions import SamplingSettings
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from tests.engine.harness import PAGE_SIZE, Replica, paged_runner
+from tests.engine.heads import constant_head, random_head
 
 CAP = 6
 MAX_NEW_TOKENS = 24
 EOS = 7
+HEAD = 1
 # Under which blocks of all lengths come up.
 COSTS = CostModel(Curve([1, 401], [2000, 4400]), Curve([1, 101], [150, 600]))
 
@@ -56,13 +61,16 @@ def make_policy(name: str, *, is_coupled: bool = True) -> LengthPolicy:
         ),
         "gammatune": GammaTune(**gammas),
         "gammatune_plus": GammaTunePlus(**gammas, stop_probability=0.4),
+        "specdecpp": SpecDecPlusPlus(max_draft_tokens=CAP, stop_threshold=0.6),
+        "sprinter": Sprinter(max_draft_tokens=CAP, verifier_threshold=0.5),
         "goodput": Goodput(max_draft_tokens=CAP, costs=COSTS, is_coupled=is_coupled),
     }
     return policies[name]
 
 
 POLICY_NAMES = (
-    "fixed", "hf_heuristic", "confidence", "svip", "adaedl", "gammatune", "gammatune_plus", "goodput",
+    "fixed", "hf_heuristic", "confidence", "svip", "adaedl", "gammatune", "gammatune_plus", "specdecpp",
+    "sprinter", "goodput",
 )  # fmt: skip
 
 
@@ -84,6 +92,7 @@ def live_replica(
         max_new_tokens=MAX_NEW_TOKENS,
         max_batch_rows=max_batch_rows,
         seed=seed,
+        head=random_head(draft) if isinstance(policy, HeadPolicy) else None,
     )
 
 
@@ -106,6 +115,8 @@ def trace_of(
         max_new_tokens=MAX_NEW_TOKENS,
         page_size=PAGE_SIZE,
         seed=seed,
+        # The second is the one that live_replica() has.
+        heads=[constant_head(draft, 0.0), random_head(draft)],
     )
     return ExhaustiveTrace(
         [

@@ -5,13 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specdist.training.metrics import (
-    binary_kl,
-    calibration,
-    cross_entropies,
-    roc_curve,
-    sigmoid,
-)
+from specdist.heads.roc import roc_curve
+from specdist.training.metrics import binary_kl, calibration, cross_entropies, sigmoid
 
 
 def brute_force_auc(scores: np.ndarray, labels: np.ndarray) -> float:

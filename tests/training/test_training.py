@@ -15,9 +15,10 @@ import torch
 from specdist.errors import UserError
 from specdist.heads.head import load_head
 from specdist.heads.info import HeadInfo, read_head_info
+from specdist.heads.roc import roc_curve
 from specdist.training.config import TrainConfig
 from specdist.training.data import open_examples, split_rows
-from specdist.training.metrics import roc_curve, sigmoid
+from specdist.training.metrics import sigmoid
 from specdist.training.optimize import estimate
 from specdist.training.run import run_training
 from tests.ranks import REPOSITORY

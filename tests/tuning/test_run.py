@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from specdist.errors import UserError
 from specdist.policy_options import POLICY_OPTIONS
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
 from specdist.tuning.grid import GRIDS, candidates
+from specdist.tuning.report import best_yaml
 from specdist.tuning.run import COSTS_FILE, TuningResult
+from tests.job.heads import write_head
 from tests.job.launching import run_here
 from tests.job.pair import Pair, build_pair, write_arrow
 
@@ -158,6 +161,61 @@ def test_a_trace_of_something_else_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         run_tuning(TuneConfig(**{**options, "replay_only": True, **changed}))
+
+
+@pytest.fixture(scope="module")
+def with_heads(options: dict[str, Any], pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
+    folder = tmp_path_factory.mktemp("heads")
+    kinds = ("acceptance", "acceptance", "verifier")
+    heads = [
+        write_head(folder / f"head-{index}", kind, pair.draft, seed=index) for index, kind in enumerate(kinds)
+    ]
+    changed = {"head": [str(head) for head in heads], "output": str(folder / "out"), "num_prompts": 4}
+    found = run_tuning(TuneConfig(**{**options, **changed}))
+    write_report(found)
+    return found
+
+
+def test_every_head_is_tried_with_every_threshold(with_heads: TuningResult) -> None:
+    tried = [
+        (outcome.candidate.head.path, *outcome.candidate.options.values())
+        for outcome in with_heads.outcomes
+        if outcome.candidate.head is not None
+    ]
+    assert len(set(tried)) == len(tried) == 3 * 9
+    heads = summary(with_heads)["heads"]
+    assert sorted(heads) == with_heads.config.head
+    assert [heads[path]["kind"] for path in sorted(heads)] == ["acceptance", "acceptance", "verifier"]
+    # Other heads stop elsewhere.
+    first, second, _ = (with_heads.by_head()[path][1] for path in sorted(heads))
+    assert {outcome.rates for outcome in first} != {outcome.rates for outcome in second}
+    for path, figures in heads.items():
+        assert 0 <= figures["auc"] <= 1 and path in console_report(with_heads)
+    assert set(with_heads.auc) == {"entropy", "top_probability", "probability", *heads}
+    table = (Path(with_heads.config.output) / "table.txt").read_text()
+    assert table.count("sprinter") == 9 and table.count("specdecpp") == 18
+
+
+def test_the_options_of_a_head_are_those_of_a_run(
+    with_heads: TuningResult, pair: Pair, tmp_path: Path
+) -> None:
+    for policy in ("specdecpp", "sprinter"):
+        best = dataclasses.replace(with_heads, outcomes=with_heads.by_policy()[policy])
+        outcomes = [*best.outcomes, *with_heads.by_policy()["none"]]
+        (tmp_path / "best.yaml").write_text(best_yaml(dataclasses.replace(best, outcomes=outcomes)))
+        config = parse_generate_config(
+            ["--config", str(tmp_path / "best.yaml"), "--prompts", str(pair.prompts), "--output", "x"]
+        )
+        assert config.policy == policy and config.is_exact
+        assert config.head == best.best.candidate.run_options["head"]
+
+
+def test_a_trace_with_other_heads_is_refused(with_heads: TuningResult) -> None:
+    config = with_heads.config
+    again = dataclasses.replace(config, replay_only=True)
+    assert run_tuning(again).best.batched == with_heads.best.batched
+    with pytest.raises(UserError, match="--head"):
+        run_tuning(dataclasses.replace(again, head=(config.head or [])[:1]))
 
 
 @pytest.mark.parametrize("cap", [2, 4, 20, 30])
