@@ -44,7 +44,8 @@ def test_the_document_and_the_folder_say_the_same(
 ) -> None:
     """Under costs with which drafting pays: the pair's two models are equally large."""
 
-    def curve(*_: object, num_rows: int, num_tokens_per_row: int) -> Curve:
+    def curve(*_: object, num_rows: int, num_tokens_per_row: int, num_context_tokens: int) -> Curve:
+        assert num_context_tokens > 0
         is_draft = num_tokens_per_row == 1
         return Curve([1, num_rows * num_tokens_per_row], [20_000, 40_000] if is_draft else [2 * MS, 4 * MS])
 
