@@ -15,11 +15,10 @@ from specdist.models.runner import Acceleration
 from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPlus, Sprinter, WithoutHistory
 from tests.engine.harness import Replica, requests_for
 from tests.engine.heads import constant_head, random_head
-from tests.engine.test_coupling import COUPLED
-from tests.engine.test_greedy import MAX_NEW_TOKENS, MODES, prompts_of_lengths, reference
+from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
 from tests.engine.test_law import ALARM, FILTERED, PLAIN, bucket_p_values, small_pair, small_replica
-from tests.engine.test_policies import num_lengths
+from tests.engine.test_policies import check_coupled, check_greedy, num_lengths
 from tests.models.families import noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer
 
@@ -77,31 +76,14 @@ def test_throwing_away_the_doubted_token_would_be_seen(monkeypatch: pytest.Monke
 @every_policy
 @every_mode
 def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int]) -> None:
-    target = tiny_model("llama", seed=3)
     prompts = prompts_of_lengths(5, 23, 12, 2)
-    replica = Replica(
-        target,
-        noisy_copy(target),
-        max_new_tokens=MAX_NEW_TOKENS,
-        max_batch_rows=3,
-        **with_head(name),
-        **ahead,
-    )
-    completions = replica.generate(requests_for(prompts))
-    assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
-    assert num_lengths(replica.ledger.close_shard(0)) > 1
+    check_greedy(tiny_model("llama", seed=3), prompts, **with_head(name), **ahead)
 
 
 @every_policy
 @every_mode
 def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str, int]) -> None:
-    target = tiny_model("llama", seed=3)
-    requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
-    common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
-    alone = Replica(target, None, **common).generate(requests)
-    replica = Replica(target, noisy_copy(target), **with_head(name), **ahead, **common)
-    assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in alone]
-    assert num_lengths(replica.ledger.close_shard(0)) > 1
+    check_coupled(**with_head(name), **ahead)
 
 
 @every_policy

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from transformers import PreTrainedModel
 
 from specdist.policies import (
     AdaEdl,
@@ -80,28 +81,36 @@ def test_output_follows_the_target_law(name: str, ahead: dict[str, int]) -> None
     assert num_lengths(stats) > 1
 
 
-@every_policy
-@every_mode
-def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int]) -> None:
-    target = tiny_model("llama")
-    prompts = prompts_of_lengths(3, 17, 9, 31)
-    replica = Replica(target, noisy_copy(target), policy=POLICIES[name], **ahead, settings=GREEDY,
-                      max_new_tokens=MAX_NEW_TOKENS, max_batch_rows=3)  # fmt: skip
+def check_greedy(target: PreTrainedModel, prompts: list[list[int]], **options: Any) -> None:
+    """Tokens of transformers, from blocks of several lengths."""
+    replica = Replica(target, noisy_copy(target), settings=GREEDY, max_new_tokens=MAX_NEW_TOKENS,
+                      max_batch_rows=3, **options)  # fmt: skip
     completions = replica.generate(requests_for(prompts))
     assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
     assert num_lengths(replica.ledger.close_shard(0)) > 1
 
 
-@every_policy
-@every_mode
-def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str, int]) -> None:
+def check_coupled(**options: Any) -> None:
+    """Tokens of the target alone, from blocks of several lengths."""
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
     common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
     alone = Replica(target, None, **common).generate(requests)
-    replica = Replica(target, noisy_copy(target), policy=POLICIES[name], **ahead, **common)
+    replica = Replica(target, noisy_copy(target), **options, **common)
     assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in alone]
     assert num_lengths(replica.ledger.close_shard(0)) > 1
+
+
+@every_policy
+@every_mode
+def test_greedy_tokens_are_those_of_transformers(name: str, ahead: dict[str, int]) -> None:
+    check_greedy(tiny_model("llama"), prompts_of_lengths(3, 17, 9, 31), policy=POLICIES[name], **ahead)
+
+
+@every_policy
+@every_mode
+def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str, int]) -> None:
+    check_coupled(policy=POLICIES[name], **ahead)
 
 
 @dataclass(frozen=True)
