@@ -34,17 +34,14 @@ class Curve:
     def look_up(self, counts: np.ndarray | int) -> np.ndarray:
         """The same of whole sizes, for callers that ask several times per drafted token."""
         asked = np.asarray(counts, np.int64)
-        table = self._tables[0]
-        largest = int(asked.max(initial=0))
-        if largest >= len(table):
-            # Twice as far as asked for, so that it is seldom made.
-            table = self._tables[0] = self(np.arange(2 * largest + 1))
-        return np.asarray(table[asked])
+        # Only a pass with a prompt in it is larger than what was measured.
+        is_known = asked.max(initial=0) < len(self._table)
+        return np.asarray(self._table[asked]) if is_known else self(asked)
 
     @cached_property
-    def _tables(self) -> list[np.ndarray]:
-        """One table, of every size from 0 on."""
-        return [self(np.arange(max(self.sizes) + 1))]
+    def _table(self) -> np.ndarray:
+        """Of every size from 0 to the largest that was measured."""
+        return self(np.arange(max(self.sizes) + 1))
 
 
 @dataclass(frozen=True)
