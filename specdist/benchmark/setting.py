@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from specdist.benchmark.workload import Row, make_workload
 from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
+from specdist.job.costs import middle_of_rows
 from specdist.job.policies import POLICIES
 from specdist.sampling.distributions import SamplingSettings
 
@@ -71,11 +71,6 @@ class Setting:
         return DraftRank(source, self.device)
 
 
-def _middle_of_a_row(rows: Sequence[Row]) -> int:
-    """Tokens before a pass there."""
-    return int(statistics.median(len(row.prompt_ids) + row.max_new_tokens // 2 for row in rows))
-
-
 def set_up(config: BenchmarkConfig) -> Setting:
     """Build or load the pair, and make the rows. Raises :class:`UserError` before anything is measured."""
     assert config.batch_sizes
@@ -93,7 +88,7 @@ def set_up(config: BenchmarkConfig) -> Setting:
             temperature=config.temperature, is_coupled=config.acceptance_rule == "gumbel"
         ),
         seed=config.seed,
-        num_context_tokens=_middle_of_a_row(rows),
+        num_context_tokens=middle_of_rows((len(row.prompt_ids), row.max_new_tokens) for row in rows),
         head=_load_head(config, pair),
     )
     models = ModelSizes(

@@ -35,7 +35,6 @@ from specdist.job.replica import Replica
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, told_by_lead
-from specdist.sampling.distributions import SamplingSettings
 
 NS_PER_S = 10**9
 
@@ -85,7 +84,7 @@ def _collect(
     if topology.is_colocated or topology.rank == topology.draft_rank:
         draft = DraftSide(
             replica,
-            settings=SamplingSettings(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p),
+            settings=replica.settings,
             vocab_size=models.vocab_size,
             stop_token_ids=models.target.stop_token_ids(),
             token_mixing=config.token_mixing,

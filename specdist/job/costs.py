@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -56,6 +56,12 @@ def plan_ahead(
         return num_tokens / max(1.0, target_ns, drafting_ns)
 
     return max(plans, key=tokens_per_ns)
+
+
+def middle_of_rows(lengths: Iterable[tuple[int, int]]) -> int:
+    """About how many tokens stand before a pass: a prompt, and half of the longest completion that it may
+    have. ``lengths`` are those two of each row; 0 without any row."""
+    return int(statistics.median([prompt + longest // 2 for prompt, longest in lengths] or [0]))
 
 
 def measure_curve(

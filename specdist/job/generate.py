@@ -11,6 +11,7 @@ from specdist.config import GenerateConfig, parse_generate_config
 from specdist.costs import CostModel
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
+from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
 from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
@@ -56,16 +57,15 @@ def _run_planned(
             _print_totals(config, run, topology)
         return 0
     frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
-    num_context_tokens = told_by_lead(
-        topology, None if run is None else _middle_of_a_row(config, models, run)
-    )
+    measures_costs = config.needs_costs and frozen is None
+    middle = _middle_of_a_row(config, models, run) if run is not None and measures_costs else 0
     replica = Replica(
         config,
         models,
         topology,
         CostModel.from_json(frozen) if frozen else None,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
-        num_context_tokens=num_context_tokens,
+        num_context_tokens=told_by_lead(topology, middle),
     )
     if run is None:
         is_complete = follow_turns(topology, replica, stop)
@@ -76,11 +76,8 @@ def _run_planned(
 
 
 def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:
-    """About how many tokens stand before a pass: a prompt, and half of the longest completion."""
-    if not config.needs_costs:
-        return 0
     encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
-    return encoder.typical_length(run.prompts) + config.max_new_tokens // 2
+    return middle_of_rows((length, config.max_new_tokens) for length in encoder.sampled_lengths(run.prompts))
 
 
 def generate_rows(

@@ -81,7 +81,7 @@ class Replica:
         self._num_context_tokens = num_context_tokens
         self._num_spare_branches = num_spare_branches
         self._group: dist.ProcessGroup | None = None
-        self._settings = SamplingSettings(
+        self.settings = SamplingSettings(
             temperature=config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
@@ -134,9 +134,7 @@ class Replica:
         """The loop of every rank but the lead."""
         if self._topology.holds_target:
             assert self._target is not None and self._group is not None
-            follow_lead(
-                self._target, self._group, settings=self._settings, vocab_size=self._models.vocab_size
-            )
+            follow_lead(self._target, self._group, settings=self.settings, vocab_size=self._models.vocab_size)
         else:
             clock = Timeline("transfer")
             serve_drafts(
@@ -165,9 +163,7 @@ class Replica:
             self._scheduling, max_batch_rows=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
         )
         return Engine(
-            target=LocalTarget(
-                self.draft_runner, settings=self._settings, vocab_size=self._models.vocab_size
-            ),
+            target=LocalTarget(self.draft_runner, settings=self.settings, vocab_size=self._models.vocab_size),
             proposer=NoDraft(self.num_slots),
             scheduler=Scheduler(scheduling, pages, requests),
             stop_rules=stop_rules,
@@ -273,7 +269,7 @@ class Replica:
         At the same time they would slow each other down where they share a memory, more than they do in a
         run: the smallest passes are the ones that wait for it.
         """
-        settings, vocab_size = self._settings, self._models.vocab_size
+        settings, vocab_size = self.settings, self._models.vocab_size
         num_block_tokens = self._scheduling.max_draft_tokens + 1
         room = max(0, self._models.max_seq_len - num_block_tokens)
         measure = partial(measure_curve, num_context_tokens=min(self._num_context_tokens, room))
@@ -313,7 +309,7 @@ class Replica:
     def lead_target(self) -> Target:
         """On the lead, for passes that the other target ranks follow in :meth:`serve`."""
         assert self._target is not None
-        settings, vocab_size = self._settings, self._models.vocab_size
+        settings, vocab_size = self.settings, self._models.vocab_size
         if self._group is None:
             return LocalTarget(self._target, settings=settings, vocab_size=vocab_size)
         return LeadTarget(self._target, self._group, settings=settings, vocab_size=vocab_size)
@@ -330,7 +326,7 @@ class Replica:
         return DraftModel(
             self._draft,
             self._policy,
-            settings=self._settings,
+            settings=self.settings,
             vocab_size=self._models.vocab_size,
             stop_token_ids=self._models.target.stop_token_ids(),
             num_slots=self.num_slots,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
+from collections.abc import Iterator
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -110,14 +110,12 @@ class PromptEncoder:
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
 
-    def typical_length(self, prompts: Prompts) -> int:
-        """Tokens of a prompt, by the median of a few spread over all; 0 if none of them can be used."""
+    def sampled_lengths(self, prompts: Prompts) -> Iterator[int]:
+        """Tokens of a few prompts spread over all, but for those that cannot be used."""
         step = max(1, prompts.num_rows // NUM_SAMPLED)
-        lengths = []
         for row in range(0, prompts.num_rows, step):
             with contextlib.suppress(RowError):
-                lengths.append(len(self.prompt_ids(prompts.prompt(row))))
-        return int(statistics.median(lengths)) if lengths else 0
+                yield len(self.prompt_ids(prompts.prompt(row)))
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of a completion, without special tokens."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +20,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.errors import UserError
+from specdist.job.costs import middle_of_rows
 from specdist.job.policies import make_policy
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import PAGE_SIZE, Replica
@@ -28,7 +28,6 @@ from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
 from specdist.policy_options import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
-from specdist.sampling.distributions import SamplingSettings
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.fronts import Point
@@ -184,8 +183,9 @@ def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exhaustiv
         run_config,
         models,
         topology_from_environment(run_config),
-        num_context_tokens=int(statistics.median(len(request.prompt_ids) for request in requests))
-        + config.max_new_tokens // 2,
+        num_context_tokens=middle_of_rows(
+            (len(request.prompt_ids), config.max_new_tokens) for request in requests
+        ),
     )
     assert replica.costs is not None
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
@@ -236,12 +236,7 @@ def _trace(
     collector = TraceCollector(
         target,
         draft,
-        settings=SamplingSettings(
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            is_coupled=config.acceptance == "gumbel",
-        ),
+        settings=replica.settings,
         vocab_size=models.vocab_size,
         stop_token_ids=stop_rules.token_ids,
         max_draft_tokens=config.max_draft_tokens,
