@@ -42,6 +42,7 @@ class HeadInfo:
         depth: residual layers before the linear one; 0 = the linear one alone.
         hidden_size: of the draft, the width of the input.
         max_ratio: the verifier's λ; None for the other kind.
+        uses_features: it reads the features of the drafted token beside the hidden state.
         data: what it was trained on, with the temperature, top_k and top_p of the collection.
         options: of the training.
         metrics: on the held-out rows.
@@ -54,6 +55,7 @@ class HeadInfo:
     draft: DraftIdentity
     weights_sha256: str
     max_ratio: float | None = None
+    uses_features: bool = False
     data: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)

@@ -63,6 +63,12 @@ class TrainConfig:
         None, help="verifier: a token is acceptable up to this Q/P (lambda, default 1.2)"
     )
 
+    features: bool = option(
+        False,
+        help="let the head also read the entropy of the law that the token was drawn from, the token's "
+        "probability and the largest one; the papers' heads do not",
+    )
+
     # The training
     accepted_weight: float | None = option(None, help="acceptance: weight in the loss (w_acc, default 1)")
     rejected_weight: float | None = option(None, help="acceptance: weight in the loss (w_rej, default 6)")
