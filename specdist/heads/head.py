@@ -24,13 +24,14 @@ from torch import Tensor, nn
 from specdist.data.files import sha256_of, write_atomically
 from specdist.errors import UserError
 from specdist.heads.info import WEIGHTS_NAME, DraftIdentity, HeadKind, read_head_info
+from specdist.models.hidden import HiddenStateHead
 
 NUM_FEATURES = 3
 # What is less likely is as good as impossible.
 LEAST_PROBABILITY = 1e-6
 
 
-class TokenHead(nn.Module):
+class TokenHead(HiddenStateHead):
     """ResNet of ``depth`` residual layers x + SiLU(Wx + b) and a linear one to a single logit (SpecDec++,
     section 5.1, "(D + 1)-layer ResNet with SiLU"); with depth 0 it is the linear layer alone."""
 
@@ -79,11 +80,10 @@ def load_head(
     *,
     kind: HeadKind,
     draft: DraftIdentity,
-    gives_features: bool = False,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> TokenHead:
-    """The head in a folder, ready for inference. ``gives_features``: the caller has them for every token.
+    """The head in a folder, ready for inference.
 
     Raises :class:`UserError` for one of another kind or another draft, or whose files do not belong together.
     It reads nothing of the draft's weights: call it (or ``read_head_info(path).check(...)``) before they are
@@ -91,11 +91,6 @@ def load_head(
     """
     info = read_head_info(path)
     info.check(path, kind=kind, draft=draft)
-    if info.uses_features and not gives_features:
-        raise UserError(
-            f"--head {path} reads the features of drafted tokens, which are not at hand here: train one "
-            "without --features"
-        )
     file = Path(path) / WEIGHTS_NAME
     try:
         content = file.read_bytes()

@@ -13,6 +13,10 @@ line and the first token of a block may cost what five do.
   is ready need not be verified at once: a token left out stays in the chain as one drafted ahead, and is
   judged by the same rule a round later, so that leaving it out may depend on its value without any bias.
 
+A trained acceptance head, where there is one, knows more of a token than its features do, but only after the
+pass over it, which draws the next one. So the last token of a block is judged by its features, and those
+before it by the head's word as well, calibrated on what the target has said of other tokens.
+
 No threshold is to be tuned. R rows asked about, D steps, C tokens of several rows, one row after the other.
 """
 
@@ -22,7 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.calibration import AcceptanceModel, token_features
+from specdist.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
 from specdist.costs import CostModel
 from specdist.policies.base import DraftedRows, DraftFeatures, JudgedTokens, VerifiedBlocks
 
@@ -45,17 +49,29 @@ class Goodput:
 
     uses_features: ClassVar[bool] = True
 
-    def __init__(self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool) -> None:
-        """``is_coupled``: target and draft draw with the same noise, or without any (greedy)."""
+    def __init__(
+        self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool, reads_head: bool = False
+    ) -> None:
+        """
+        Args:
+            is_coupled: target and draft draw with the same noise, or without any (greedy).
+            reads_head: the draft carries an acceptance head.
+        """
         self.max_draft_tokens = max_draft_tokens
         self._target_ns, self._draft_ns = costs.target.look_up, costs.draft.look_up
+        self.reads_head = reads_head
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
+        # Of tokens of which a head has given its estimate.
+        self._acceptance_by_head = AcceptanceModel(is_coupled=is_coupled, has_head=True)
         # Of a token that is not drawn yet.
         self._forecast = PRIOR_ACCEPTANCE
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
         # Of the burst: what each chain is still worth, its candidates, and the time of its steps.
         self._survival = np.zeros(0)
+        # With a head: the same but for the last token, and what is known of that one.
+        self._settled = np.zeros(0)
+        self._last = np.zeros((0, NUM_FEATURES))
         self._num_tokens = 0
         self._drafting_ns = 0.0
 
@@ -73,8 +89,7 @@ class Goodput:
         if rows.num_drafted == 0:
             self._begin(rows)
         elif rows.features is not None:
-            depths_R = np.full(len(rows.chains_R), rows.num_drafted - 1)
-            self._survival[rows.chains_R] *= self._chances(rows.features, depths_R)
+            self._go_on(rows, rows.features)
         wants_R = self._rows_that_pay(rows)
         self._num_tokens += int(wants_R.sum())
         self._drafting_ns += float(self._draft_ns(wants_R.sum()))
@@ -108,7 +123,10 @@ class Goodput:
         """Learn from the tokens that the target has judged."""
         if not len(tokens.depths_C):
             return
-        self._acceptance.observe(_known(tokens.features, tokens.depths_C), tokens.is_accepted_C)
+        known_CF = _known(tokens.features, tokens.depths_C)
+        self._acceptance.observe(known_CF, tokens.is_accepted_C)
+        judged, found_CF = self._told_by_head(tokens.features, known_CF)
+        self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[judged])
         kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
         self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
 
@@ -116,8 +134,9 @@ class Goodput:
         """A burst begins: in turns, with the best that a round of equal blocks could give."""
         size = int(rows.chains_R.max(initial=-1)) + 1
         if size > len(self._survival):
-            self._survival = np.zeros(size)
-        self._survival[rows.chains_R] = rows.reach_R
+            self._survival, self._settled = np.zeros(size), np.zeros(size)
+            self._last = np.zeros((size, NUM_FEATURES))
+        self._survival[rows.chains_R] = self._settled[rows.chains_R] = rows.reach_R
         if not self._num_tokens:
             self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
         self._num_tokens = 0
@@ -133,6 +152,20 @@ class Goodput:
         ns_D = lengths_D * self._draft_ns(num_rows)
         ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * lengths_D)
         self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
+
+    def _go_on(self, rows: DraftedRows, features: DraftFeatures) -> None:
+        """Every chain has one token more; and of the one before it a head may have given its estimate."""
+        chains_R = rows.chains_R
+        known_RF = _known(features, np.full(len(chains_R), rows.num_drafted - 1))
+        chances_R = self._acceptance.predict(known_RF)
+        if not self.reads_head:
+            self._survival[chains_R] *= chances_R
+            return
+        if rows.earlier_estimates_R is not None:
+            found_RF = with_head(self._last[chains_R], rows.earlier_estimates_R)
+            self._settled[chains_R] *= self._acceptance_by_head.predict(found_RF)
+        self._last[chains_R] = known_RF
+        self._survival[chains_R] = self._settled[chains_R] * chances_R
 
     def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
         """bool [R]: those of the best plan of so many rows and so many steps more, if it pays at all."""
@@ -168,7 +201,19 @@ class Goodput:
         return np.minimum(forecast_R, LARGEST_FORECAST)
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
-        return self._acceptance.predict(_known(features, depths_C))
+        known_CF = _known(features, depths_C)
+        chances_C = self._acceptance.predict(known_CF)
+        judged, found_CF = self._told_by_head(features, known_CF)
+        if len(judged):
+            chances_C[judged] = self._acceptance_by_head.predict(found_CF)
+        return chances_C
+
+    def _told_by_head(self, features: DraftFeatures, known_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens whose estimate is known, and what is known of these with it."""
+        if not self.reads_head or features.estimates_R is None:
+            return np.zeros(0, np.int64), np.zeros((0, NUM_FEATURES + 1))
+        judged = np.flatnonzero(~np.isnan(features.estimates_R))
+        return judged, with_head(known_CF[judged], features.estimates_R[judged])
 
 
 def _worth_of_steps(forecast_R1: np.ndarray, num_steps: int) -> np.ndarray:

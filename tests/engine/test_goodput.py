@@ -33,6 +33,7 @@ class Picky(WithoutHistory):
 
     max_draft_tokens: int = CAP
     uses_features: bool = True
+    reads_head: bool = False
     num_left_out: int = field(default=0, init=False)
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
