@@ -67,8 +67,14 @@ class Goodput:
         self._forecast = PRIOR_ACCEPTANCE
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
+        # So many rows with so many steps more: their tokens, and the time of the steps.
+        self._steps_D = np.arange(1, max_draft_tokens + 1)
+        self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
+        self._drafting_RD = np.zeros((0, max_draft_tokens))
         # Of the burst: what each chain is still worth, its candidates, and the time of its steps.
         self._survival = np.zeros(0)
+        # Expected accepted tokens among the next 1, 2, .. of a chain.
+        self._worth = np.zeros((0, max_draft_tokens))
         # With a head: the same but for the last token, and what is known of that one.
         self._settled = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
@@ -82,8 +88,10 @@ class Goodput:
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         accepted_R = blocks.num_accepted_R
         judged_R = accepted_R + (accepted_R < blocks.num_drafted_R)
-        kept_R = 0.5 ** (judged_R / ROW_MEMORY)
-        return blocks.histories_RH * kept_R[:, None] + np.stack([accepted_R, judged_R], axis=1)
+        histories_RH = blocks.histories_RH * (0.5 ** (judged_R / ROW_MEMORY))[:, None]
+        histories_RH[:, 0] += accepted_R
+        histories_RH[:, 1] += judged_R
+        return histories_RH
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         if rows.num_drafted == 0:
@@ -91,8 +99,9 @@ class Goodput:
         elif rows.features is not None:
             self._go_on(rows, rows.features)
         wants_R = self._rows_that_pay(rows)
-        self._num_tokens += int(wants_R.sum())
-        self._drafting_ns += float(self._draft_ns(wants_R.sum()))
+        num_wanted = int(wants_R.sum())
+        self._num_tokens += num_wanted
+        self._drafting_ns += float(self._draft_ns(num_wanted))
         return wants_R
 
     def num_to_verify(
@@ -135,8 +144,11 @@ class Goodput:
         size = int(rows.chains_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival, self._settled = np.zeros(size), np.zeros(size)
+            self._worth = np.zeros((size, self.max_draft_tokens))
             self._last = np.zeros((size, NUM_FEATURES))
         self._survival[rows.chains_R] = self._settled[rows.chains_R] = rows.reach_R
+        forecast_R = self._row_forecasts(rows.histories_RH)
+        self._worth[rows.chains_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
         self._num_tokens = 0
@@ -146,12 +158,11 @@ class Goodput:
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
         num_rows = len(rows.chains_R)
-        lengths_D = np.arange(self.max_draft_tokens + 1)
-        worth_D = _worth_of_steps(np.array([[self._forecast]]), self.max_draft_tokens)[0]
-        num_tokens_D = rows.round.num_rows + num_rows * np.r_[0.0, worth_D]
-        ns_D = lengths_D * self._draft_ns(num_rows)
-        ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * lengths_D)
-        self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
+        num_tokens_D = rows.round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
+        ns_D = self._steps_D * self._draft_ns(num_rows)
+        ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * self._steps_D)
+        undrafted = rows.round.num_rows / max(1.0, float(self._target_ns(rows.round.num_rows)))
+        self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
     def _go_on(self, rows: DraftedRows, features: DraftFeatures) -> None:
         """Every chain has one token more; and of the one before it a head may have given its estimate."""
@@ -172,27 +183,31 @@ class Goodput:
         num_rows, num_steps = len(rows.chains_R), self.max_draft_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
-        forecast_R = self._row_forecasts(rows.histories_RH)
-        worth_RD = self._survival[rows.chains_R, None] * _worth_of_steps(forecast_R[:, None], num_steps)
-        order_R = np.argsort(-worth_RD[:, 0], kind="stable")
-        counts_R = np.arange(1, num_rows + 1)
-        steps_D = np.arange(1, num_steps + 1)
-        gain_RD = np.cumsum(worth_RD[order_R], axis=0)
-        drafting_RD = self._draft_ns(counts_R)[:, None] * steps_D
-        if rows.round.is_ahead:
-            free_ns = float(self._target_ns(rows.round.num_pass_tokens))
-            over_ns = max(0.0, self._drafting_ns - free_ns)
-            ns_RD = np.maximum(0.0, self._drafting_ns + drafting_RD - free_ns) - over_ns
-        else:
-            sizes_RD = rows.round.num_pass_tokens + self._num_tokens + counts_R[:, None] * steps_D
-            now_ns = self._target_ns(rows.round.num_pass_tokens + self._num_tokens)
-            ns_RD = drafting_RD + self._target_ns(sizes_RD) - now_ns
-        value_RD = gain_RD - self._goodput * ns_RD
-        best_row, best_step = np.unravel_index(np.argmax(value_RD), value_RD.shape)
+        worth_RD = self._survival[rows.chains_R, None] * self._worth[rows.chains_R, :num_steps]
+        order_R = (-worth_RD[:, 0]).argsort(kind="stable")
+        value_RD = worth_RD[order_R].cumsum(axis=0)
+        value_RD -= self._goodput * self._plan_ns(rows, num_steps)
+        best_row, best_step = divmod(int(value_RD.argmax()), num_steps)
         wants_R = np.zeros(num_rows, bool)
         if value_RD[best_row, best_step] > 0:
             wants_R[order_R[: best_row + 1]] = True
         return wants_R
+
+    def _plan_ns(self, rows: DraftedRows, num_steps: int) -> np.ndarray:
+        """[R, D]: the time that is added by 1, 2, .. of the rows with 1, 2, .. steps more."""
+        num_rows = len(rows.chains_R)
+        if num_rows > len(self._tokens_RD):
+            counts_R = np.arange(1, num_rows + 1)
+            self._tokens_RD = counts_R[:, None] * self._steps_D
+            self._drafting_RD = self._draft_ns(counts_R)[:, None] * self._steps_D
+        drafting_RD = self._drafting_RD[:num_rows, :num_steps]
+        if rows.round.is_ahead:
+            free_ns = float(self._target_ns(rows.round.num_pass_tokens))
+            over_ns = max(0.0, self._drafting_ns - free_ns)
+            return np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
+        num_tokens = rows.round.num_pass_tokens + self._num_tokens
+        verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps])
+        return drafting_RD + verifying_RD - self._target_ns(num_tokens)
 
     def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
         """[R]: how likely a token of the row is accepted that is not drawn yet."""
@@ -214,11 +229,6 @@ class Goodput:
             return np.zeros(0, np.int64), np.zeros((0, NUM_FEATURES + 1))
         judged = np.flatnonzero(~np.isnan(features.estimates_R))
         return judged, with_head(known_CF[judged], features.estimates_R[judged])
-
-
-def _worth_of_steps(forecast_R1: np.ndarray, num_steps: int) -> np.ndarray:
-    """[R, D]: expected accepted tokens among the next 1, 2, .. of each row."""
-    return np.cumsum(forecast_R1 ** np.arange(1, num_steps + 1), axis=1)
 
 
 def _known(features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:

@@ -188,7 +188,7 @@ def told(top: list[float], estimates: list[float]) -> DraftFeatures:
 
 def test_a_head_that_doubts_a_token_ends_the_block_one_token_later() -> None:
     """Its word on a token comes with the pass that draws the next one; the features of all look alike."""
-    policy = goodput(flat_costs(target=100, draft=10, per_token=30), reads_head=True)
+    policy = goodput(flat_costs(target=100, draft=10, per_token=15), reads_head=True)
     alike = features_of([0.95, 0.95])
     assert policy.wants_more(question(2, 0)).tolist() == [True, True]
     assert policy.wants_more(question(2, 1, alike)).tolist() == [True, True]
