@@ -212,10 +212,11 @@ def test_the_trace_has_the_estimates(ahead: dict[str, int], settings: SamplingSe
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     head = random_head(target, offset=0.7, uses_features=True)
-    replica = Replica(target, draft, policy=policy_of("specdecpp"), head=head, max_new_tokens=24,
-                      is_traced=True, settings=settings, num_pages=24, **ahead)  # fmt: skip
+    replica = Replica(target, draft, policy=policy_of("specdecpp"), head=head, settings=settings,
+                      max_new_tokens=40, max_seq_len=52, max_batch_rows=16, num_pages=22, is_traced=True,
+                      **ahead)  # fmt: skip
     num_known, num_unknown = {True: 0, False: 0}, 0
-    for completion in replica.generate(requests_for(prompts_of_lengths(5, 23, 11, 17))):
+    for completion in replica.generate(requests_for(prompts_of_lengths(5, 2, 11, 8))):
         whole = completion.request.prompt_ids + completion.token_ids
         for token in completion.trace:
             if not token.is_judged:
