@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -85,6 +86,7 @@ def live_replica(
     settings: SamplingSettings,
     max_batch_rows: int,
     seed: int = 0,
+    **options: Any,
 ) -> Replica:
     return Replica(
         target,
@@ -96,6 +98,7 @@ def live_replica(
         max_batch_rows=max_batch_rows,
         seed=seed,
         head=random_head(draft, uses_features=True) if reads_head(policy) else None,
+        **options,
     )
 
 
