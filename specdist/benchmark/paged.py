@@ -64,6 +64,7 @@ class PagedPair:
         )
         pair.use_specdist_attention()
         self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))
+        self.head = head
         self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
         for runner in (self.target, self.draft, self.headed):
             if runner is not None:

@@ -142,12 +142,13 @@ def feature_overhead_table(result: BenchmarkResult) -> Table:
 def head_overhead_table(result: BenchmarkResult) -> Table:
     """One row per batch size."""
     return Table(
-        ["batch", "pairs", "draft step ms", "more with the head", "quartiles"],
+        ["batch", "passes", "draft step ms", "head ms", "head / step", "quartiles"],
         [
             [
                 str(item.batch_size),
-                str(item.num_pairs),
+                str(item.num_passes),
                 f"{1e3 * item.step_s:.2f}",
+                f"{1e3 * item.head_s:.3f}",
                 f"{item.share:.2%}",
                 f"{item.lower:.2%} .. {item.upper:.2%}",
             ]

@@ -99,8 +99,8 @@ def _with_overhead(
             for batch_size in batch_sizes
         ],
         head_overhead=[
-            measure_head(setting.paged, batch_size, num_repeats, config.seed)
+            measure_head(setting.paged, setting.paged.head, batch_size, num_repeats, config.seed)
             for batch_size in batch_sizes
-            if setting.paged.headed is not None
+            if setting.paged.head is not None
         ],
     )

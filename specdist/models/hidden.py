@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,6 +23,14 @@ class HiddenStateHead(nn.Module):
     @property
     def uses_features(self) -> bool:
         return False
+
+
+def with_head_logits(
+    logits_NV: Tensor, head: HiddenStateHead, hidden_NH: Tensor, features_3N: Tensor | None
+) -> Tensor:
+    """[N, V + 1]: one tensor, so that a recorded pass has the head in it."""
+    own_N = head(hidden_NH, features_3N)
+    return torch.cat([logits_NV, own_N.to(logits_NV.dtype)[:, None]], dim=1)
 
 
 class LastHiddenStates:

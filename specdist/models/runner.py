@@ -23,7 +23,7 @@ from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
 from specdist.models.graphs import Capturer, CudaGraphs
-from specdist.models.hidden import HiddenStateHead, LastHiddenStates
+from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import (
     GatheredVarlenKernel,
     KernelAttention,
@@ -292,6 +292,4 @@ class ModelRunner:
             return logits
         if self._head.uses_features and features_3N is None:
             features_3N = torch.zeros(3, len(logits), device=self.device)
-        own_N = self._head(caught.hidden_NH, features_3N)
-        # One tensor, so that a recorded pass has the head in it.
-        return torch.cat([logits, own_N.to(logits.dtype)[:, None]], dim=1)
+        return with_head_logits(logits, self._head, caught.hidden_NH, features_3N)

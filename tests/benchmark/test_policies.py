@@ -278,5 +278,5 @@ def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     assert {item.label for item in result.policy_overhead} == {*others, label}
     assert found.num_tokens == method(result, "svip").num_tokens
     [step] = result.head_overhead
-    assert step.step_s > 0 and step.lower <= step.share <= step.upper
-    assert "What the head takes of a draft step" in console_report(result)
+    assert step.step_s > 0 < step.head_s and step.lower <= step.share <= step.upper
+    assert "What the head takes, beside a draft step" in console_report(result)
