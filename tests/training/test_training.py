@@ -96,7 +96,8 @@ def test_another_seed_is_another_head(head: Path, data: Path, tmp_path: Path) ->
 
 def test_rejections_that_weigh_more_lower_the_estimate(data: Path, tmp_path: Path) -> None:
     """The loss is least at p / (p + 6 (1 - p)): the paper's heads are meant to be this shy."""
-    info = trained(data, tmp_path / "head", rejected_weight=6.0, depth=0, epochs=30, learning_rate=0.1)
+    info = trained(data, tmp_path / "head", rejected_weight=6.0, depth=0, epochs=30, learning_rate=0.1,
+                   features="none")  # fmt: skip
     loaded = load_head(tmp_path / "head", kind="acceptance", draft=DRAFT)
     bias = float(loaded.output.bias)
     assert bias == pytest.approx(-np.log(6), abs=0.1)

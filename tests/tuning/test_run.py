@@ -182,7 +182,8 @@ def test_every_head_is_tried_with_every_threshold(with_heads: TuningResult) -> N
         for outcome in with_heads.outcomes
         if outcome.candidate.head is not None
     ]
-    assert len(set(tried)) == len(tried) == 3 * 9
+    # And goodput with each of the two acceptance heads.
+    assert len(set(tried)) == len(tried) == 3 * 9 + 2
     heads = summary(with_heads)["heads"]
     assert sorted(heads) == with_heads.config.head
     assert [heads[path]["kind"] for path in sorted(heads)] == ["acceptance", "acceptance", "verifier"]
@@ -194,13 +195,15 @@ def test_every_head_is_tried_with_every_threshold(with_heads: TuningResult) -> N
     assert set(with_heads.auc) == {"entropy", "top_probability", "probability", *heads}
     table = (Path(with_heads.config.output) / "table.txt").read_text()
     assert table.count("sprinter") == 9 and table.count("specdecpp") == 18
+    assert len(with_heads.by_policy()["goodput with head"]) == 2
 
 
 def test_the_options_of_a_head_are_those_of_a_run(
     with_heads: TuningResult, pair: Pair, tmp_path: Path
 ) -> None:
-    for policy in ("specdecpp", "sprinter"):
-        best = dataclasses.replace(with_heads, outcomes=with_heads.by_policy()[policy])
+    for name in ("specdecpp", "sprinter", "goodput with head"):
+        policy = name.split()[0]
+        best = dataclasses.replace(with_heads, outcomes=with_heads.by_policy()[name])
         outcomes = [*best.outcomes, *with_heads.by_policy()["none"]]
         (tmp_path / "best.yaml").write_text(best_yaml(dataclasses.replace(best, outcomes=outcomes)))
         config = parse_generate_config(
