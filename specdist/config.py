@@ -25,6 +25,8 @@ from specdist.policy_options import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+TRUST_HELP = "run the code that a model's folder brings along (auto_map); without it such a model is refused"
+PICKLE_HELP = "take the tensors of pickled *.bin weights where a model has no safetensors"
 BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -57,6 +59,8 @@ class GenerateConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
     tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Speculation
     policy: Literal[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Parsed = TypeVar("Parsed")
@@ -51,6 +51,8 @@ def from_fields(cls: type[Parsed], values: Any) -> Parsed:
 def _checked(name: str, hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_fields(hint, value)  # type: ignore[arg-type]
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise ValueError(f"{name} {_shown(value)} is not one of {', '.join(map(str, get_args(hint)))}")
     if not _fits(hint, value):
         raise ValueError(f"{name} is {_shown(value)}, which has the wrong type")
     if get_origin(hint) is dict and get_args(hint)[0] is int:
@@ -67,7 +69,7 @@ def _fits(hint: Any, value: Any) -> bool:
         return any(_fits(choice, value) for choice in arguments)
     if origin is Literal:
         return value in arguments
-    if origin is list:
+    if origin in (list, Sequence):
         return isinstance(value, list) and all(_fits(arguments[0], item) for item in value)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(arguments[1], item) for item in value.values())

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from specdist.json_values import from_fields
 from specdist.regression import NS_PER_S, CostSums
 
 Key = TypeVar("Key", bound=Hashable)
@@ -233,22 +234,9 @@ class Stats:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Stats:
-        nested = {
-            "target_ns": TargetTimes,
-            "draft_ns": DraftTimes,
-            "cost_sums": CostSums,
-            "shard_cost_sums": CostSums,
-            "peak_memory_bytes": PeakMemory,
-        }
+        """Names that are no statistics are left out. Raises ValueError for values of the wrong type."""
         known = {item.name for item in dataclasses.fields(Stats)}
-        found: dict[str, Any] = {}
-        for name, value in values.items():
-            if name in nested:
-                found[name] = nested[name](**value)
-            elif name in known:
-                # JSON has no numbers as keys.
-                found[name] = _with_int_keys(value) if isinstance(value, dict) else value
-        return Stats(**found)
+        return from_fields(Stats, {name: value for name, value in values.items() if name in known})
 
     def summary(self, num_devices: int = 1) -> dict[str, Any]:
         """The figures that people read, derived from the counts; a ratio of nothing is None."""
@@ -304,10 +292,6 @@ def _add_to(counts: list[int], index: int, amount: int) -> None:
 
 def _count(counts: dict[int, int], key: int, amount: int) -> None:
     counts[key] = counts.get(key, 0) + amount
-
-
-def _with_int_keys(counts: Mapping[str, int]) -> dict[int, int]:
-    return {int(key): amount for key, amount in counts.items()}
 
 
 def _merge(into: Any, other: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from specdist.arguments import option
 from specdist.benchmark.choices import INITIAL_LENGTHS, policy_choices
 from specdist.benchmark.random_llama import SHAPES
+from specdist.config import PICKLE_HELP, TRUST_HELP
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
 from specdist.policy_options import HEAD_POLICIES, PolicyChoice
@@ -43,6 +44,8 @@ class BenchmarkConfig:
         "auto", help="auto = the checkpoint's; float32 for a random pair"
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Work
     prompts: str | None = option(

@@ -63,6 +63,8 @@ class Setting:
         logger.info("starting the draft's process")
         source = DraftSource(
             checkpoint=str(self.pair.draft_checkpoint.folder),
+            trust_remote_code=self.pair.draft_checkpoint.trusts_code,
+            allow_pickle=self.pair.draft_checkpoint.is_pickled,
             dtype=str(self.pair.draft.dtype).removeprefix("torch."),
             device=device,
             num_threads=max(1, torch.get_num_threads() // 2),
@@ -116,7 +118,15 @@ def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
     if config.synthetic is None:
         assert config.target is not None and config.draft is not None
-        return Pair(config.target, config.draft, dtype=config.dtype, device=device), None
+        pair = Pair(
+            config.target,
+            config.draft,
+            dtype=config.dtype,
+            device=device,
+            trust_remote_code=config.trust_remote_code,
+            allow_pickle=config.allow_pickle,
+        )
+        return pair, None
     dtype = "float32" if config.dtype == "auto" else config.dtype
     dial = f"epsilon-{config.epsilon:g}" if config.acceptance is None else f"acceptance-{config.acceptance:g}"
     folder = Path(config.synthetic_folder) / f"{config.synthetic}-{dial}-{dtype}-seed-{config.seed}"

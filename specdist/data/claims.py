@@ -16,6 +16,7 @@ from pathlib import Path
 
 from specdist.data.files import TEMPORARY_SUFFIX, publish, temporary_path, unique_tag
 from specdist.data.heartbeat import Watch, now_utc
+from specdist.json_values import from_fields, parse_json
 
 CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
 
@@ -59,8 +60,8 @@ class Claims:
     def holding(self, claim: Claim) -> Holding | None:
         """None if its file is gone or cannot be read."""
         try:
-            return Holding(**json.loads((self._folder / claim.file_name).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return from_fields(Holding, parse_json((self._folder / claim.file_name).read_bytes()))
+        except (OSError, ValueError):
             return None
 
     def take(self, name: str, latest: Claim | None, *, above: int = 0) -> Claim | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet
 from specdist.data.jsonl import read_jsonl
 from specdist.data.text import check_layout
 from specdist.errors import UserError
+from specdist.json_values import parse_object
 
 ARROW_FILE_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -68,7 +68,7 @@ def _saved_dataset_files(folder: Path) -> list[Path]:
     """The files of ``datasets.save_to_disk``, in the order of its ``state.json``."""
     state_path = folder / "state.json"
     try:
-        state = json.loads(state_path.read_bytes())
+        state = parse_object(state_path.read_bytes())
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -106,7 +106,7 @@ def open_prompts(
     files = find_files(Path(path))
     rows = read_table(files)
     if rows.num_rows == 0:
-        raise UserError(f"--prompts {path} has no rows")
+        raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
     twice = [name for name, count in Counter(rows.column_names).items() if count > 1]
     if twice:
         raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")

@@ -8,7 +8,7 @@ have worked on one shard.
 
 from __future__ import annotations
 
-import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,17 +18,20 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data.claims import CLAIM_FILE
-from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, write_atomically
+from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, unsealed, write_atomically
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
 from specdist.data.publishing import Attempt, ShardPaths
 from specdist.errors import UserError
+from specdist.json_values import parse_object
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
     r"shard-(\d{5})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
 )
+
+logger = logging.getLogger(__name__)
 
 
 def nobody() -> str | None:
@@ -163,7 +166,8 @@ class RunFolder:
     ) -> bool:
         """Write a shard's output, statistics and trace, record that it is complete, and drop its part logs.
 
-        It can be called again after a crash. Of several replicas that finish the same shard one succeeds; the
+        It can be called again after a crash. Of several replicas that finish the same shard the one by which
+        it becomes complete gets True, with its own files or those of another that has not come to that; the
         others get False and leave its files as they are, as does one for which ``is_held`` has become false.
         """
         attempt = Attempt(self.paths(shard), unique_tag())
@@ -173,7 +177,10 @@ class RunFolder:
             attempt.discard()
             return False
         if not attempt.publish_data():
-            self.complete_from_attempts(shard)
+            if self.complete_from_attempts(shard):
+                attempt.discard()
+                self.sweep(shard)
+                return True
             if self.is_complete(shard) or not attempt.replace_data():
                 attempt.discard()
                 return False
@@ -194,11 +201,22 @@ class RunFolder:
         return self.is_complete(shard)
 
     def shard_stats(self) -> list[dict[str, Any]]:
-        """The statistics of all complete shards, in the order of the shards."""
+        """The statistics of all complete shards, in the order of the shards.
+
+        Raises :class:`UserError` if some are not as they were written.
+        """
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [
-            json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
-        ]
+        return [self._stats(shard) for shard in shards if self.is_complete(shard)]
+
+    def _stats(self, shard: int) -> dict[str, Any]:
+        path = self.stats_path(shard)
+        try:
+            return unsealed(parse_object(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); the rows of the shard are not: delete it, and start the run's "
+                "command again, which does this shard once more, with the same rows"
+            ) from error
 
     def sweep(self, shard: int) -> None:
         """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
@@ -304,6 +322,12 @@ class RunFolder:
         for shard in shards:
             self.complete_from_attempts(shard)
         complete = {shard for shard in shards if self.is_complete(shard)}
+        for shard in shards:
+            if shard not in complete | claimed and self.data_path(shard).exists():
+                logger.warning(
+                    "%s is not what was recorded (damaged, or deleted in part?): the shard is done again",
+                    self.data_path(shard),
+                )
         for path, shard in files:
             is_stale = path == self.record_path(shard) or path.suffix == TEMPORARY_SUFFIX
             is_leftover = path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts"

@@ -96,8 +96,13 @@ class ShardQueue:
         self._claims.forget(claimed.claim.name)
 
     def lost(self, claimed: ClaimedShard) -> None:
-        """Another has taken it over; it may come back if that one is lost in turn."""
+        """Another has taken it over; it may come back if that one is lost in turn.
+
+        Or another has finished it, and may have died before it dropped the claims, this one's among them.
+        """
         self._mine.pop(claimed.shard, None)
+        if self._folder.is_complete(claimed.shard):
+            self._claims.forget(claimed.claim.name)
 
     def give_back(self) -> None:
         """Others may take what this replica has claimed."""

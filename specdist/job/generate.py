@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdist.config import GenerateConfig, parse_generate_config
-from specdist.costs import CostModel
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
 from specdist.job.costs import middle_of_rows
@@ -17,7 +16,7 @@ from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
-from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
+from specdist.job.report import comparison_lines, frozen_costs, run_operations, run_predictions, total_stats
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, told_by_lead
@@ -56,14 +55,14 @@ def _run_planned(
             logger.info("%s is complete: nothing to do", config.output)
             _print_totals(config, run, topology)
         return 0
-    frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
+    frozen = told_by_lead(topology, frozen_costs(run.folder) if run is not None else None)
     measures_costs = config.needs_costs and frozen is None
     middle = _middle_of_a_row(config, models, run) if run is not None and measures_costs else 0
     replica = Replica(
         config,
         models,
         topology,
-        CostModel.from_json(frozen) if frozen else None,
+        frozen,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
         num_context_tokens=told_by_lead(topology, middle),
     )

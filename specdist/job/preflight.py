@@ -14,9 +14,11 @@ from specdist.costs import CostModel
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.errors import UserError
 from specdist.job.heads import DraftHead, open_draft_head
+from specdist.job.report import check_results, frozen_costs
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.fitting import check_weights
 from specdist.models.sizes import model_size
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
@@ -50,13 +52,11 @@ class RunPlan:
 
 def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
-    target = open_checkpoint("--target", config.target)
-    check_family(target, config.tp_size)
+    target = _open_model("--target", config.target, config, config.tp_size)
     draft = head = None
     if config.uses_draft:
         assert config.draft is not None
-        draft = open_checkpoint("--draft", config.draft)
-        check_family(draft, 1)
+        draft = _open_model("--draft", config.draft, config, 1)
         check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
@@ -75,6 +75,15 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     )
 
 
+def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int) -> Checkpoint:
+    checkpoint = open_checkpoint(
+        option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
+    )
+    check_family(checkpoint, tp_size)
+    check_weights(checkpoint)
+    return checkpoint
+
+
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     prompts = open_run_prompts(config)
@@ -83,6 +92,11 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     _check_overwrite(config)
     membership = Membership(Path(config.output), silent_after_s=config.claim_timeout)
     folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite)
+    try:
+        check_results(folder)
+    except UserError:
+        membership.leave()
+        raise
     return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
 
 
@@ -139,9 +153,9 @@ def _check_overwrite(config: GenerateConfig) -> None:
 def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
     """Costs for all replicas and restarts of a run to decide by: those of the first that measured them."""
     with run.membership.setup():
-        frozen = run.folder.manifest.info.get("costs")
+        frozen = frozen_costs(run.folder)
         if frozen is not None:
-            return CostModel.from_json(frozen)
+            return frozen
         run.folder.freeze("costs", costs.to_json())
         return costs
 
@@ -173,6 +187,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "stop": config.stop,
         "num_samples": config.num_samples,
         "seed": config.seed,
+        # Another code may compute something else from the same weights.
+        **({"trust_remote_code": True} if config.trust_remote_code else {}),
         # Rows of an earlier run would have none.
         **({"trace": True} if config.is_traced else {}),
     }
@@ -204,7 +220,8 @@ def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
     if models.draft is None:
         return None
     target, draft = (
-        model_size(model.name, model.config, 1).flops_per_token(1) for model in (models.target, models.draft)
+        model_size(model.name, model.config, 1, trusts_code=model.trusts_code).flops_per_token(1)
+        for model in (models.target, models.draft)
     )
     head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
     return {"target": target, "draft": draft, "head": 2.0 * head}

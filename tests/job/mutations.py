@@ -12,8 +12,8 @@ Mutation = Callable[[random.Random, bytes], bytes]
 HUGE_LENGTHS = (2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1)
 DEPTH = 100_000
 STRANGE_VALUES: tuple[Any, ...] = (
-    None, True, "", "x", "\ud800", -1, 0, 1, 3, 2**31, 2**70, -(2**70), 0.5, 1e308, float("nan"), float("inf"),
-    [], {}, [[]], {"": None}, ["x"], [1, "x"],
+    None, True, "", "x", "\ud800", -1, 0, 1, 3, 2**31, 2**70, -(2**70), 0.5, 1e308, float("nan"),
+    float("inf"), [], {}, [[]], {"": None}, ["x"], [1, "x"],
 )  # fmt: skip
 
 
