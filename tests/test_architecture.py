@@ -40,8 +40,8 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "json_values", "arguments", "policy_options", "config", "regression", "stats", "calibration",
-    "costs", "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
-    "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
+    "costs", "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys",
+    "engine.sequence", "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "planning.hardware", "planning.simulate", "planning.events",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip

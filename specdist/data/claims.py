@@ -88,11 +88,16 @@ class Claims:
         return self.latest().get(claim.name) == claim
 
     def release(self, claim: Claim) -> None:
-        """Give it back, if it is still in force."""
-        if self.is_held(claim):
-            freed = Claim(claim.name, claim.generation + 1)
-            if self._create(freed, None):
-                self._trim(freed)
+        """Give it back, if it is still in force; nothing is raised for a broken disk."""
+        try:
+            if self.is_held(claim):
+                freed = Claim(claim.name, claim.generation + 1)
+                if self._create(freed, None):
+                    self._trim(freed)
+        except OSError:
+            # A full disk has no room for a file that says so; to remove one takes none.
+            with contextlib.suppress(OSError):
+                self._remove(claim)
 
     def forget(self, name: str) -> None:
         """Remove all claims of a name that nobody will claim again; lowest first, so that none comes back."""
@@ -117,6 +122,12 @@ class Claims:
                 if not self._folder.is_dir():
                     raise
                 # Somebody has tidied it away between the two; again.
+            except OSError:
+                # Nobody would give back a claim of which its holder was told that it has failed.
+                with contextlib.suppress(OSError):
+                    if path.samefile(temporary):
+                        path.unlink()
+                raise
             finally:
                 temporary.unlink(missing_ok=True)
 

@@ -9,15 +9,29 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from specdist.errors import UserError
 
 TEMPORARY_SUFFIX = ".tmp"
 READ_BYTES = 2**20
 SEAL = "crc32"
 # What file systems without hard links answer to one.
 NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What a disk refuses, full, read-only or gone, becomes a :class:`UserError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): make room for it, or make it writable, "
+            "and start the same command again; every row that was finished is kept"
+        ) from error
 
 
 def unique_tag() -> str:

@@ -83,8 +83,7 @@ class Membership:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
-                self.claims.release(claim)
+            self.claims.release(claim)
 
     def others(self) -> list[str]:
         """The other replicas that have a heartbeat, whether or not they still are at work."""

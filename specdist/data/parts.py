@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from specdist.data.files import fsync_folder
+from specdist.data.files import fsync_folder, writing
 from specdist.data.rows import RowResult
 
 SYNC_INTERVAL_S = 1.0
@@ -26,6 +26,8 @@ class PartLog:
     Opening keeps every line before the first bad one and cuts off the rest: a torn last line, or what a power
     loss left. A line has reached the kernel when its call returns, so it survives the end of the process;
     a power loss costs at most what was appended since the last :meth:`sync`, about a second.
+
+    A disk that is full or gone raises :class:`UserError`; the lines before are kept.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class PartLog:
         self._clock = clock
         for log in earlier:
             self._load(log)
-        self._file = path.open("ab", buffering=0)
-        self._num_bytes = self._load(path)
-        self._file.truncate(self._num_bytes)
-        fsync_folder(path.parent)
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+            self._num_bytes = self._load(path)
+            self._file.truncate(self._num_bytes)
+            fsync_folder(path.parent)
         self._synced_at = clock()
 
     def append(self, result: RowResult) -> None:
@@ -66,7 +70,8 @@ class PartLog:
 
     def sync(self) -> None:
         """Make everything appended so far survive a power loss."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         self._synced_at = self._clock()
 
     def close(self) -> None:
@@ -94,14 +99,15 @@ class PartLog:
 
     def _write_line(self, content: bytes) -> None:
         line = b'{"crc32":"%08x",%s\n' % (zlib.crc32(content), content)
-        try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
-        except BaseException:
-            # Lines behind a torn one would be lost at the next opening.
-            self._file.truncate(self._num_bytes)
-            raise
+        with writing(self._path):
+            try:
+                written = 0
+                while written < len(line):
+                    written += self._file.write(line[written:])
+            except BaseException:
+                # Lines behind a torn one would be lost at the next opening.
+                self._file.truncate(self._num_bytes)
+                raise
         self._num_bytes += len(line)
 
 

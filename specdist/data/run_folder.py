@@ -18,7 +18,14 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data.claims import CLAIM_FILE
-from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, unsealed, write_atomically
+from specdist.data.files import (
+    TEMPORARY_SUFFIX,
+    fsync_folder,
+    unique_tag,
+    unsealed,
+    write_atomically,
+    writing,
+)
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
@@ -96,7 +103,8 @@ class RunFolder:
     def freeze(self, name: str, value: Any) -> None:
         """Add what was measured at the start to the manifest's ``info``, for restarts to repeat."""
         manifest = self.manifest
-        replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
+        with writing(self.manifest_path):
+            replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
 
     @property
     def manifest_path(self) -> Path:
@@ -169,9 +177,27 @@ class RunFolder:
         It can be called again after a crash. Of several replicas that finish the same shard the one by which
         it becomes complete gets True, with its own files or those of another that has not come to that; the
         others get False and leave its files as they are, as does one for which ``is_held`` has become false.
+        Raises :class:`UserError` if the disk does not take them; then nothing of what was there has changed.
         """
-        attempt = Attempt(self.paths(shard), unique_tag())
-        attempt.write(table, stats, trace)
+        with writing(self.data_path(shard)):
+            return self._finish_shard(
+                Attempt(self.paths(shard), unique_tag()), shard, table, stats, trace, is_held
+            )
+
+    def _finish_shard(
+        self,
+        attempt: Attempt,
+        shard: int,
+        table: pa.Table,
+        stats: dict[str, Any],
+        trace: pa.Table | None,
+        is_held: Callable[[], bool],
+    ) -> bool:
+        try:
+            attempt.write(table, stats, trace)
+        except OSError:
+            attempt.discard()
+            raise
         # Asked behind the writing: who deletes this run deletes these files too, or is noticed here.
         if not is_held():
             attempt.discard()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specdist.data.claims import Claim
+from specdist.data.files import writing
 from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
@@ -56,8 +57,12 @@ class ShardQueue:
     def take(self) -> ClaimedShard | None:
         """Claim a shard; None if all that are left are claimed by others (or complete).
 
-        Raises :class:`UserError` if the folder has become another run's.
+        Raises :class:`UserError` if the folder has become another run's, or cannot be written.
         """
+        with writing(self._folder.path):
+            return self._take()
+
+    def _take(self) -> ClaimedShard | None:
         latest = self._claims.latest()
         for shard in list(self._open):
             if shard in self._mine:
@@ -87,13 +92,15 @@ class ShardQueue:
     def is_held(self, claimed: ClaimedShard) -> bool:
         """Whether nobody has taken the shard over. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()
-        return self._claims.is_held(claimed.claim)
+        with writing(self._folder.path):
+            return self._claims.is_held(claimed.claim)
 
     def finished(self, claimed: ClaimedShard) -> None:
         """The shard is complete, and needs no claims any more."""
         self._mine.pop(claimed.shard, None)
         self._open.pop(claimed.shard, None)
-        self._claims.forget(claimed.claim.name)
+        with writing(self._folder.path):
+            self._claims.forget(claimed.claim.name)
 
     def lost(self, claimed: ClaimedShard) -> None:
         """Another has taken it over; it may come back if that one is lost in turn.

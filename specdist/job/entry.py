@@ -16,6 +16,7 @@ from specdist.config import GenerateConfig
 from specdist.data import Membership
 from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
+from specdist.job.logs import add_run_log
 from specdist.job.signals import StopRequest
 from specdist.job.topology import (
     Topology,
@@ -102,6 +103,4 @@ def _configure_logging(topology: Topology) -> None:
 def log_to_file(folder: Path, topology: Topology, membership: Membership | None) -> None:
     """Every rank of every replica keeps a log of its own in the run folder. ``membership``: the lead's."""
     replica = told_by_lead(topology, "" if membership is None else membership.replica)
-    handler = logging.FileHandler(folder / "logs" / f"{replica}-rank-{topology.rank}.log")
-    handler.setFormatter(logging.Formatter(f"%(asctime)s [{topology.role}] %(levelname)s %(message)s"))
-    logging.getLogger().addHandler(handler)
+    add_run_log(folder / "logs" / f"{replica}-rank-{topology.rank}.log", topology.role)

@@ -7,6 +7,7 @@ are not written down.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table,
 from specdist.data.shard_queue import ClaimedShard
 from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
+from specdist.errors import UserError
 from specdist.job.preflight import RunPlan
 from specdist.job.progress import Progress
 from specdist.job.tokens import PromptEncoder
@@ -131,9 +133,9 @@ class Recorder:
         """Give back every shard that is not finished; what was written down of it stays."""
         try:
             for shard, open_shard in self._open.items():
-                open_shard.log.snapshot(self._ledger.shard(shard).to_json())
-                open_shard.log.sync()
-                open_shard.log.close()
+                with open_shard.log as log, _telling_of_a_full_disk(shard):
+                    log.snapshot(self._ledger.shard(shard).to_json())
+                    log.sync()
         finally:
             self._open.clear()
             self._queue.give_back()
@@ -184,11 +186,12 @@ class Recorder:
         open_shard = self._open.get(shard)
         if open_shard is None or len(open_shard.log.results) < open_shard.num_expected:
             return
-        del self._open[shard]
         first, end = self._plan.shards.bounds(shard)
+        inputs = self._plan.prompts.table(first, end)
+        del self._open[shard]
         results = list(open_shard.log.results.values())
         table = shard_table(
-            self._plan.prompts.table(first, end),
+            inputs,
             results,
             first_row=first,
             num_samples=self._num_samples,
@@ -215,6 +218,15 @@ class Recorder:
     def _forget_texts(self, shard: int) -> None:
         for row_id in range(*self._plan.shards.bounds(shard)):
             self._texts.pop(row_id, None)
+
+
+@contextlib.contextmanager
+def _telling_of_a_full_disk(shard: int) -> Iterator[None]:
+    """At the end, perhaps for that very reason: statistics are all that is lost, and the claims must go."""
+    try:
+        yield
+    except UserError as error:
+        logger.warning("the latest statistics of shard %d are lost: %s", shard, error)
 
 
 def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Pat
     if not allows_pickle:
         raise UserError(
             f"{what} has no *.safetensors, only pickled *{PICKLE_SUFFIX} weights, a format that can carry "
-            "code: load it once with transformers and save it with save_pretrained, which writes safetensors, or "
-            "pass --allow_pickle to read its tensors, and nothing but tensors, as they are"
+            "code: load it once with transformers and save it with save_pretrained, which writes "
+            "safetensors, or pass --allow_pickle to read its tensors, and nothing but tensors, as they are"
         )
     return _named_files(what, folder, PICKLE_INDEX, f"pytorch_model*{PICKLE_SUFFIX}")

@@ -222,7 +222,7 @@ class Trial:
             return None
         message = said.rpartition("error: ")[2]
         names = ((self.folder / self.subject.path).name, *self.subject.named, "--output holds a run that")
-        if not any(name in message for name in names) or len(message.split()) < 6:
+        if not any(name in message for name in names) or len(message.split()) < 3:
             raise Fault(f"the message says too little: {said[-2000:]}")
         return message
 
