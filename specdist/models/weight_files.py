@@ -76,7 +76,11 @@ def _named_files(what: str, folder: Path, index_name: str, pattern: str) -> tupl
     if not index.is_file():
         return tuple(sorted(folder.glob(pattern)))
     with reading(f"{what}: {index_name}"):
-        names = sorted(set(parse_object(index.read_bytes())["weight_map"].values()))
+        values = parse_object(index.read_bytes())
+        names = sorted(set(values["weight_map"].values()))
+        # transformers asks for it.
+        if not isinstance(values["metadata"], dict):
+            raise ValueError("its metadata are no object")
         if not names:
             raise ValueError("its weight_map is empty")
         outside = [name for name in names if Path(name).name != name]
