@@ -53,11 +53,8 @@ def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) 
     first, end = plan.bounds(shard)
     num_rows = (end - first) * num_samples
     if record is None or sha256_of(path).hex() != record.sha256:
-        raise UserError(
-            f"{path} is not the file that was recorded (damaged, or changed since?): delete it and "
-            f"{folder.record_path(shard).name} beside it, and start the run's command again"
-        )
-    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        raise folder.damaged(shard, "its SHA-256 is another")
+    table = folder.read_shard(shard)
     row_ids = np.repeat(np.arange(first, end), num_samples)
     samples = np.tile(np.arange(num_samples), end - first)
     if (

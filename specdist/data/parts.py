@@ -31,15 +31,22 @@ class PartLog:
     """
 
     def __init__(
-        self, path: Path, *, earlier: Sequence[Path] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        *,
+        earlier: Sequence[Path] = (),
+        rows: range | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open or create the log; ``clock`` gives seconds.
 
         ``earlier``: logs of those who held the shard before, oldest first. They are read and left as they
         are, since one of them may still be appended to; of two results for a sample the oldest log's counts.
+        ``rows``: those of the shard, without which others are taken, too: a log may have been renamed.
         """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
+        self._rows = rows
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
         self._clock = clock
@@ -92,7 +99,8 @@ class PartLog:
             num_bytes += len(line)
             if kind == b"row":
                 result = RowResult.from_json(content)
-                self.results.setdefault((result.row_id, result.sample_index), result)
+                if self._rows is None or result.row_id in self._rows:
+                    self.results.setdefault((result.row_id, result.sample_index), result)
             else:
                 self.stats = json.loads(content)
         return num_bytes

@@ -98,7 +98,7 @@ class Prompts:
         return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
 
     def _check_files(self, start: int, stop: int) -> None:
-        """What is not in memory would change with its file, and one cut short ends the process by a signal."""
+        """What is not in memory would change with its file; one that is cut short ends the process."""
         if self.ends is not None:
             for index in range(bisect_right(self.ends, start), bisect_left(self.ends, stop) + 1):
                 self.watched.check(index)

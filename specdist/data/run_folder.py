@@ -148,13 +148,14 @@ class RunFolder:
         """Whether the shard has a completion record, statistics, and data of the recorded size."""
         return self.paths(shard).is_complete()
 
-    def parts(self, shard: int, generation: int = 0) -> PartLog:
+    def parts(self, shard: int, generation: int = 0, rows: range | None = None) -> PartLog:
         """The log of the shard's finished rows, open for appending, with those of earlier generations;
         close it before :meth:`finish_shard`."""
         earlier = [number for number in self.log_generations(shard) if number < generation]
         return PartLog(
             self.parts_path(shard, generation),
             earlier=[self.parts_path(shard, number) for number in earlier],
+            rows=rows,
         )
 
     def log_generations(self, shard: int) -> list[int]:
@@ -233,6 +234,21 @@ class RunFolder:
         """
         shards = sorted({shard for _, shard in self._shard_files()})
         return [self._stats(shard) for shard in shards if self.is_complete(shard)]
+
+    def read_shard(self, shard: int) -> pa.Table:
+        """A finished shard, memory-mapped. Raises :class:`UserError` if its file is damaged."""
+        path = self.data_path(shard)
+        try:
+            return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise self.damaged(shard, str(error)) from error
+
+    def damaged(self, shard: int, how: str) -> UserError:
+        """What to say of a finished shard whose file is not the one that was written."""
+        return UserError(
+            f"{self.data_path(shard)} is not the file that was recorded (damaged, or changed since?): {how}; "
+            f"delete it and {self.record_path(shard).name} beside it, and start the run's command again"
+        )
 
     def _stats(self, shard: int) -> dict[str, Any]:
         path = self.stats_path(shard)

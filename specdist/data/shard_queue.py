@@ -85,9 +85,10 @@ class ShardQueue:
             return ClaimedShard(shard, claim)
         return None
 
-    def log(self, claimed: ClaimedShard) -> PartLog:
-        """The part log of this claim, with the rows of those before it."""
-        return self._folder.parts(claimed.shard, claimed.claim.generation)
+    def log(self, claimed: ClaimedShard, rows: range | None = None) -> PartLog:
+        """The part log of this claim, with the rows of those before it, which are to be of the shard's
+        ``rows``."""
+        return self._folder.parts(claimed.shard, claimed.claim.generation, rows)
 
     def is_held(self, claimed: ClaimedShard) -> bool:
         """Whether nobody has taken the shard over. Raises :class:`UserError` as :meth:`take` does."""

@@ -89,7 +89,7 @@ class Recorder:
     def _shard_requests(self, claimed: ClaimedShard) -> Iterator[Request]:
         shard = claimed.shard
         first, end = self._plan.shards.bounds(shard)
-        log = self._queue.log(claimed)
+        log = self._queue.log(claimed, range(first, end))
         mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
         if log.stats is not None:
             self._ledger.shard(shard).add(Stats.from_json(log.stats))

@@ -148,3 +148,11 @@ def test_a_full_disk_leaves_no_torn_line_to_append_behind(tmp_path):
         log.append(row_result(1))
         log.append(row_result(2))
     assert read(path)[0] == [row_result(0), row_result(1), row_result(2)]
+
+
+def test_rows_of_another_shard_are_left_out(tmp_path):
+    """A log that somebody has renamed, or copied over another."""
+    path = tmp_path / "log"
+    write(path, [row_result(row) for row in (1, 2, 3)])
+    with PartLog(path, rows=range(2, 4)) as log:
+        assert list(log.results) == [(2, 0), (3, 0)]

@@ -69,7 +69,9 @@ def pickle_weights(folder: Path) -> None:
         torch.save(tensors, folder / name)
         weight_map |= dict.fromkeys(tensors, name)
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 class Trap:
@@ -98,7 +100,9 @@ def test_code_of_a_tokenizer_is_not_run_unasked(pair: Pair, tmp_path: Path) -> N
     """Also in the folder of a family that transformers knows."""
     shutil.copytree(pair.target, tmp_path / "model")
     change_json(tmp_path / "model" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["x.X", None]})
-    with pytest.raises(UserError, match=r"tokenizer_config\.json names it under auto_map.*--trust_remote_code"):
+    with pytest.raises(
+        UserError, match=r"tokenizer_config\.json names it under auto_map.*--trust_remote_code"
+    ):
         open_checkpoint("--target", str(tmp_path / "model"))
 
 
