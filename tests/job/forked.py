@@ -7,6 +7,12 @@ import resource
 import sys
 from pathlib import Path
 
+# What the job comes to import by itself, here once instead of in every process.
+import pandas as pd  # noqa: F401
+import pyarrow.compute  # noqa: F401
+import pyarrow.pandas_compat  # noqa: F401
+import transformers.models.llama.modeling_llama  # noqa: F401
+
 from specdist.job.generate import main as generate
 from tests.job.launching import Main
 
