@@ -121,7 +121,10 @@ def open_prompts(
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet or JSONL, and exactly one of the two columns.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
-    files = find_files(Path(path))
+    try:
+        files = find_files(Path(path))
+    except OSError as error:
+        raise UserError(f"--prompts {path} cannot be read: {error}") from error
     watched = WatchedFiles(files)
     found = read_table(files)
     rows = found.rows

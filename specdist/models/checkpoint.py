@@ -87,6 +87,10 @@ class Checkpoint:
 
         The header of a safetensors file lies at its beginning; reading terabytes whole would cost hours.
         """
+        with reading(f"{self.option} {self.name}: its folder", "put it back as it was"):
+            return self._fingerprint()
+
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         for path in sorted(self.folder.iterdir()):
             if path in self.weight_files:

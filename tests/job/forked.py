@@ -9,7 +9,7 @@ from pathlib import Path
 
 # What the job comes to import by itself, here once instead of in every process.
 import pandas as pd  # noqa: F401
-import pyarrow.compute  # noqa: F401
+import pyarrow.compute
 import pyarrow.pandas_compat  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401
 
