@@ -22,10 +22,10 @@ from tests.job.launching import (
     kill_tree,
     logged_rows,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
 )
+from tests.job.ranks import fork_ranks
 from tests.ranks import REPOSITORY
 
 SLOW = {"rows_per_shard": 6, "max_batch_rows": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
@@ -127,7 +127,7 @@ def test_all_ranks_of_a_replica_leave_together(
     check_given_back(output, rows)
     logs = [path.read_text() for path in sorted((output / "logs").iterdir())]
     assert len(logs) == 3 and all("SIGTERM: stopping after this round" in log for log in logs)
-    assert run_process(3, **options, tp_size=2, output=output).totals["complete"] is True
+    assert fork_ranks(3, **options, tp_size=2, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
