@@ -8,9 +8,8 @@ have worked on one shard.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
 from specdist.data.publishing import Attempt, ShardPaths
+from specdist.data.reading import read_shard_stats
 from specdist.errors import UserError
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
@@ -196,9 +196,21 @@ class RunFolder:
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [
-            json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
-        ]
+        return [read_shard_stats(self.paths(shard)) for shard in shards if self.is_complete(shard)]
+
+    def missing_shards(self) -> list[int]:
+        """Those of the plan that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
+        plan, _ = self.plan()
+        return [shard for shard in range(plan.num_shards) if not self.is_complete(shard)]
+
+    def missing_message(self, missing: Sequence[int]) -> str:
+        """For people, where these shards are missing."""
+        plan, _ = self.plan()
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        return (
+            f"{self.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
+            f"({shown}); start the run's command again to finish it"
+        )
 
     def sweep(self, shard: int) -> None:
         """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""

@@ -17,7 +17,13 @@ from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
-from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
+from specdist.job.report import (
+    comparison_lines,
+    run_operations,
+    run_predictions,
+    total_stats,
+    totals_document,
+)
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, told_by_lead
@@ -144,17 +150,10 @@ def _log_exactness(config: GenerateConfig) -> None:
 def _print_totals(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     _log_exactness(config)
     folder = run.folder
-    totals = total_stats(folder)
-    predictions = run_predictions(folder, totals)
-    operations = run_operations(folder, totals)
-    for line in comparison_lines(predictions, totals.costs(), operations):
+    total = total_stats(folder)
+    operations = run_operations(folder, total)
+    for line in comparison_lines(run_predictions(folder, total), total.costs(), operations):
         logger.info(line)
-    document = {
-        "output": config.output,
-        "exact": config.is_exact,
-        "complete": not run.pending_shards,
-        **totals.summary(topology.world_size),
-        "predictions": predictions.to_json(),
-        "operations": {name: figure.to_json() for name, figure in operations.items()},
-    }
+    is_complete = not run.pending_shards
+    document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)
