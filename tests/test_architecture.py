@@ -29,7 +29,7 @@ LAYERS = [
     {"predictions"},
     {"operations"},
     {"data", "sampling", "policies", "cache"},
-    {"models"},
+    {"models", "schema"},
     {"heads"},
     {"engine"},
     {"replay"},
@@ -43,7 +43,7 @@ TORCH_FREE = [
     "errors", "arguments", "policy_options", "config", "regression", "stats", "calibration", "costs",
     "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
-    "job.status", "runs", "planning.hardware", "planning.simulate", "planning.events",
+    "job.status", "runs", "schema", "planning.hardware", "planning.simulate", "planning.events",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
