@@ -7,7 +7,7 @@ it. Types are not repeated here: they come from what is written.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.traces import TRACE_SCHEMA
+from specdist.markdown import code, plain, table
 from specdist.stats import Stats
 
 COLUMNS = {
@@ -180,18 +181,28 @@ SECTIONS = {
 }
 
 
+def column_fields(schema: pa.Schema, other_meaning: str) -> list[Field]:
+    """The columns of a shard's file, in its order; ``other_meaning`` is that of the input's own."""
+    return [
+        Field(field.name, _arrow_type(field.type), COLUMNS.get(field.name, other_meaning)) for field in schema
+    ]
+
+
 def markdown_table(section: str) -> str:
     """A section's table, of three columns."""
     heading, fields = SECTIONS[section]
-    lines = [f"| {heading} | type | meaning |", "|---|---|---|"]
-    lines += [
-        f"| `{field.name}` | {_escaped(field.type)} | {_escaped(field.meaning)} |" for field in fields()
-    ]
-    return "\n".join(lines)
+    return fields_table(heading, fields())
 
 
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "\\<")
+def fields_table(heading: str, fields: Iterable[Field]) -> str:
+    """A table whose first column is headed by ``heading``."""
+    rows = [[code(field.name), plain(field.type), _in_cell(field.meaning)] for field in fields]
+    return table([heading, "type", "meaning"], rows)
+
+
+def _in_cell(text: str) -> str:
+    """Prose of this module, with its `code` as it is."""
+    return text.replace("|", "\\|")
 
 
 def _arrow_type(type_: pa.DataType) -> str:

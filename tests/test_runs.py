@@ -13,37 +13,8 @@ import pyarrow as pa
 import pytest
 
 import specdist
-from specdist.data import Manifest, RunFolder, shard_table
 from specdist.errors import UserError
-from specdist.stats import Stats
-from tests.data.samples import row_result
-
-NUM_ROWS, ROWS_PER_SHARD, NUM_SAMPLES = 7, 3, 2
-MANIFEST = Manifest(
-    fingerprint={"num_rows": NUM_ROWS, "rows_per_shard": ROWS_PER_SHARD, "num_samples": NUM_SAMPLES},
-    info={"exact": True, "world_size": 3},
-)
-
-
-def shard_stats(shard: int) -> Stats:
-    """Of a shard with one block a row."""
-    stats = Stats(num_rows=1 + shard, num_completion_tokens=10, wall_ns=2_000_000_000)
-    stats.observe_target_pass(num_tokens=4 + shard, time_ns=5)
-    stats.observe_block(num_drafted=4, num_accepted=shard)
-    return stats
-
-
-def write_run(path: Path, shards: tuple[int, ...] = (0, 1, 2), manifest: Manifest = MANIFEST) -> RunFolder:
-    """A run with a column of its own, of which these shards are finished."""
-    folder = RunFolder.open(path, manifest, "seed: 0\n", False)
-    plan, _ = folder.plan()
-    for shard in shards:
-        first, end = plan.bounds(shard)
-        inputs = pa.table({"reference": [f"reference {row}" for row in range(first, end)]})
-        results = [row_result(row, sample) for row in range(first, end) for sample in range(NUM_SAMPLES)]
-        table = shard_table(inputs, results, first_row=first, num_samples=NUM_SAMPLES)
-        assert folder.finish_shard(shard, table, shard_stats(shard).to_json())
-    return folder
+from tests.finished_runs import NUM_ROWS, NUM_SAMPLES, manifest_with, shard_stats, write_run
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +106,7 @@ def test_a_run_without_a_finished_shard_has_no_rows_to_read(tmp_path: Path) -> N
 
 
 def test_a_lossy_run_says_so(tmp_path: Path) -> None:
-    manifest = Manifest(fingerprint=MANIFEST.fingerprint, info={**MANIFEST.info, "exact": False})
+    manifest = manifest_with(info={"exact": False})
     assert not specdist.load_run(write_run(tmp_path / "run", manifest=manifest).path).exact
 
 
@@ -182,7 +153,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match=r"manifest.json cannot be read as the manifest of a run"):
         specdist.load_run(tmp_path)
-    examples = Manifest(fingerprint={**MANIFEST.fingerprint, "kind": "acceptance"}, info=MANIFEST.info)
-    examples.write(tmp_path / "manifest.json")
+    manifest_with(kind="acceptance").write(tmp_path / "manifest.json")
     with pytest.raises(UserError, match=r"of jobs/collect.py, the run is responses/ in it"):
         specdist.load_run(tmp_path)

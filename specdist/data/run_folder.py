@@ -31,6 +31,10 @@ SHARD_FILE = re.compile(
 )
 
 
+# Who writes a card of his own leaves it out, and keeps the card.
+CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
+
+
 def nobody() -> str | None:
     """No other replica is at work."""
     return None
@@ -102,6 +106,11 @@ class RunFolder:
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """Of a complete run: see :mod:`specdist.job.card`."""
+        return self.path / "README.md"
 
     @property
     def logs_path(self) -> Path:
@@ -289,6 +298,8 @@ class RunFolder:
             path.unlink(missing_ok=True)
         for path, _ in self._claim_files():
             path.unlink(missing_ok=True)
+        if self.card_path.is_file() and CARD_MARK.encode() in self.card_path.read_bytes():
+            self.card_path.unlink()
         for name in SHARD_FOLDERS:
             fsync_folder(self.path / name)
 
@@ -305,7 +316,7 @@ class RunFolder:
 
         Temporary files of unfinished shards that are claimed may be somebody's; they go with the shard.
         """
-        for path in (self.manifest_path, self.config_path):
+        for path in (self.manifest_path, self.config_path, self.card_path):
             for temporary in self.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
                 temporary.unlink(missing_ok=True)
         files = self._shard_files()

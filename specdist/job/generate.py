@@ -11,6 +11,7 @@ from specdist.config import GenerateConfig, parse_generate_config
 from specdist.costs import CostModel
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
+from specdist.job.card import write_card
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
 from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
@@ -60,7 +61,7 @@ def _run_planned(
     if not told_by_lead(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
-            _print_totals(config, run, topology)
+            _conclude(config, run, topology)
         return 0
     frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
     measures_costs = config.needs_costs and frozen is None
@@ -77,7 +78,7 @@ def _run_planned(
         is_complete = follow_turns(topology, replica, stop)
     else:
         is_complete = generate_rows(config, models, run, replica, topology, stop)
-        _print_totals(config, run, topology)
+        _conclude(config, run, topology)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -147,7 +148,8 @@ def _log_exactness(config: GenerateConfig) -> None:
         )
 
 
-def _print_totals(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
+def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
+    """Say what the finished shards add up to; a complete run gets its card."""
     _log_exactness(config)
     folder = run.folder
     total = total_stats(folder)
@@ -155,5 +157,7 @@ def _print_totals(config: GenerateConfig, run: RunPlan, topology: Topology) -> N
     for line in comparison_lines(run_predictions(folder, total), total.costs(), operations):
         logger.info(line)
     is_complete = not run.pending_shards
+    if is_complete:
+        write_card(folder)
     document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)
