@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from specdist.data import Manifest, RunFolder
 from specdist.data.publishing import ShardRecord
-from specdist.data.reading import damaged, open_shard, read_shard_stats
+from specdist.data.reading import damaged, open_shard
 from specdist.errors import UserError
 from specdist.job.report import totals_document
 from specdist.stats import Stats
@@ -167,7 +167,7 @@ class _ShardStats(Mapping[int, Stats]):
     def __getitem__(self, shard: int) -> Stats:
         if shard not in self._shards:
             raise KeyError(shard)
-        return Stats.from_json(read_shard_stats(self._folder.paths(shard)))
+        return Stats.from_json(self._folder.read_stats(shard))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._shards)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -33,26 +30,10 @@ def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
     return table
 
 
-def read_shard_stats(paths: ShardPaths) -> dict[str, Any]:
-    """The statistics of a finished shard. Raises :class:`UserError` if they cannot be read."""
-    try:
-        values = json.loads(paths.stats.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{paths.stats} cannot be read ({error}): {_remedy(paths)}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{paths.stats} holds no statistics: {_remedy(paths)}")
-    return values
-
-
 def damaged(paths: ShardPaths) -> UserError:
     """What to say of a finished shard whose data is not what was recorded, or gone."""
     return UserError(
-        f"{paths.data} is not the file that was recorded (damaged, or changed since?): {_remedy(paths)}"
-    )
-
-
-def _remedy(paths: ShardPaths) -> str:
-    return (
-        f"delete {paths.data} and {paths.record.name} beside it, and start the run's command again, which "
-        "generates the shard anew; or bring the file back from a copy"
+        f"{paths.data} is not the file that was recorded (damaged, or changed since?): delete it and "
+        f"{paths.record.name} beside it, and start the run's command again, which does this shard once more; "
+        "or bring the file back from a copy"
     )

@@ -8,6 +8,7 @@ have worked on one shard.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +23,6 @@ from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
 from specdist.data.publishing import Attempt, ShardPaths
-from specdist.data.reading import read_shard_stats
 from specdist.errors import UserError
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
@@ -205,7 +205,21 @@ class RunFolder:
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [read_shard_stats(self.paths(shard)) for shard in shards if self.is_complete(shard)]
+        return [self.read_stats(shard) for shard in shards if self.is_complete(shard)]
+
+    def read_stats(self, shard: int) -> dict[str, Any]:
+        """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
+        path = self.stats_path(shard)
+        try:
+            values = json.loads(path.read_bytes())
+            if not isinstance(values, dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); the rows of the shard are not: delete it, and start the run's "
+                "command again, which does this shard once more, with the same rows"
+            ) from error
+        return values
 
     def missing_shards(self) -> list[int]:
         """Those of the plan that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""

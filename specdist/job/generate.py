@@ -25,6 +25,7 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
+from specdist.job.scalars import NoScalars, Scalars, check_tensorboard
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, told_by_lead
@@ -38,7 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    return run_rank(lambda: parse_generate_config(arguments), lambda config: config, _run)
+    return run_rank(lambda: _parse(arguments), lambda config: config, _run)
+
+
+def _parse(arguments: Sequence[str] | None) -> GenerateConfig:
+    config = parse_generate_config(arguments)
+    if config.tensorboard:
+        check_tensorboard()
+    return config
 
 
 def _run(config: GenerateConfig, topology: Topology, stop: StopRequest) -> int:
@@ -114,6 +122,7 @@ def generate_rows(
         replica.num_pages,
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, 0)
+    scalars = Scalars(run.folder.path, run.membership.replica) if config.tensorboard else NoScalars()
     ledger = Ledger()
     recorder = Recorder(
         run,
@@ -121,6 +130,7 @@ def generate_rows(
         ledger,
         num_samples=config.num_samples,
         progress=progress,
+        scalars=scalars,
         is_traced=config.is_traced,
         is_exact=config.is_exact,
     )
@@ -132,9 +142,11 @@ def generate_rows(
                 engine = replica.engine(recorder.requests(), stop_rules, ledger)
                 for completion in engine.run(lambda: stop.is_made):
                     recorder.record(completion)
+                    scalars.tick(progress.counts, engine.load)
     finally:
         recorder.close()
         progress.close()
+        scalars.close()
     return recorder.is_run_complete
 
 
