@@ -49,6 +49,7 @@ class GenerateConfig:
     limit: int | None = option(None, help="take only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
     trace: bool = option(False, help="write what became of every drafted token beside the statistics")
+    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
     overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
 
     # Models

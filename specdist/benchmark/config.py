@@ -114,12 +114,15 @@ class BenchmarkConfig:
         None, help="write the tables of --results into this file; measure nothing"
     )
     results: list[str] | None = option(None, help="result files for --update_readme", action="extend")
+    brief: bool = option(False, help="with --update_readme: of each result the first table alone")
 
     def __post_init__(self) -> None:
         if (self.update_readme is None) != (not self.results):
             raise UserError("--update_readme FILE and --results FILE ... go together: give both or neither")
         if self.update_readme is not None:
             return
+        if self.brief:
+            raise UserError("--brief has no effect without --update_readme: leave it out")
         if self.output is not None and self.profile is not None:
             raise UserError(
                 f"--output {self.output} asks for a comparison and --profile {self.profile} for a profile, "
