@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from specdist.benchmark.head_overhead import HeadOverheadResult
 from specdist.benchmark.overhead import OverheadResult
 from specdist.benchmark.overlap import OverlapResult
 from specdist.benchmark.policy_overhead import FeaturesResult, PolicyOverheadResult
@@ -171,6 +172,7 @@ class BenchmarkResult(Circumstances):
     spreads: list[SpreadResult] = field(default_factory=list)
     policy_overhead: list[PolicyOverheadResult] = field(default_factory=list)
     feature_overhead: list[FeaturesResult] = field(default_factory=list)
+    head_overhead: list[HeadOverheadResult] = field(default_factory=list)
     kind: str = field(default=KIND)
 
     def write(self, path: Path) -> None:
@@ -211,6 +213,7 @@ def _from_json(values: Mapping[str, Any]) -> BenchmarkResult:
         "overhead": [OverheadResult(**item) for item in values["overhead"]],
         "spreads": [SpreadResult(**item) for item in values.get("spreads", [])],
         "policy_overhead": [PolicyOverheadResult(**item) for item in values.get("policy_overhead", [])],
+        "head_overhead": [HeadOverheadResult(**item) for item in values.get("head_overhead", [])],
         "feature_overhead": [FeaturesResult(**item) for item in values.get("feature_overhead", [])],
     }
     return BenchmarkResult(**{**values, **nested})

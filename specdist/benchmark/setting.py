@@ -25,7 +25,6 @@ from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.job.costs import middle_of_rows
-from specdist.job.policies import POLICIES
 from specdist.sampling.distributions import SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -122,10 +121,8 @@ def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
     """Raises :class:`UserError` for one that does not fit the draft or the policy."""
     if config.head is None:
         return None
-    [policy] = config.head_policies
-    return load_head(
-        config.head, kind=POLICIES[policy].head_kind, draft=identify_draft(pair.draft_checkpoint)
-    )
+    [kind] = config.head_kinds
+    return load_head(config.head, kind=kind, draft=identify_draft(pair.draft_checkpoint))
 
 
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:

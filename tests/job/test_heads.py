@@ -53,6 +53,7 @@ def test_what_does_not_fit_is_refused_before_a_model_is_loaded(
     assert "--head" in refusal(policy="specdecpp") and "jobs/train_head.py" in refusal(policy="sprinter")
     assert "kind verifier" in refusal(policy="specdecpp", head=verifier)
     assert "kind acceptance" in refusal(policy="sprinter", head=acceptance)
+    assert "kind verifier" in refusal(policy="goodput", head=verifier)
     assert "other weights" in refusal(policy="specdecpp", head=acceptance, draft=pair.target)
     assert "has no effect with --policy svip" in refusal(policy="svip", head=acceptance)
     assert "is no head" in refusal(policy="specdecpp", head=tmp_path / "nothing")
@@ -139,6 +140,18 @@ def test_a_killed_run_ends_as_an_undisturbed_one(lossy: dict[str, Any], tmp_path
     assert code is not None and code < 0
     assert run_here(**slow, output=output).code == 0
     assert shard_bytes(output) == shard_bytes(tmp_path / "whole")
+
+
+def test_goodput_with_a_head_changes_no_greedy_token(
+    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    ended = run_here(**(options | {"policy": "goodput", "head": heads["specdecpp"]}), output=output)
+    assert ended.totals["num_head_tokens"] > 0
+    found, expected = read_output(output), read_output(greedy[0])
+    assert found["completion_ids"].equals(expected["completion_ids"])
+    info = json.loads((output / "manifest.json").read_text())["info"]
+    assert (info["head"]["kind"], info["exact"]) == ("acceptance", True)
 
 
 @pytest.mark.ranks
