@@ -195,10 +195,16 @@ class RunFolder:
 
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
+        return list(self.stats_by_shard().values())
+
+    def stats_by_shard(self) -> dict[int, dict[str, Any]]:
+        """The statistics of every complete shard, by its number, in the order of the shards."""
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [
-            json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
-        ]
+        return {
+            shard: json.loads(self.stats_path(shard).read_bytes())
+            for shard in shards
+            if self.is_complete(shard)
+        }
 
     def sweep(self, shard: int) -> None:
         """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
