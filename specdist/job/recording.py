@@ -198,7 +198,11 @@ class Recorder:
         )
         counted = self._ledger.close_shard(shard)
         _extend_to_now(counted)
-        stats = {"exact": self._is_exact, **count_rows(counted, results)}
+        stats = {
+            "exact": self._is_exact,
+            "replica": self._plan.membership.replica,
+            **count_rows(counted, results),
+        }
         open_shard.log.close()
         trace = None
         if self._is_traced:

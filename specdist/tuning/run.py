@@ -30,7 +30,7 @@ from specdist.policy_options import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
-from specdist.tuning.fronts import Point
+from specdist.replay.fronts import Point
 from specdist.tuning.grid import Candidate, candidates
 from specdist.tuning.heads import HeadChoice, acceptance_auc, load_heads, read_heads
 
