@@ -1,7 +1,7 @@
 """Write a run's report: a page that opens in any browser, from disk, and its pictures as PNG files.
 
     python jobs/report.py runs/mine
-    python jobs/report.py runs/mine --tune runs/tune            with the policies that jobs/tune.py has replayed
+    python jobs/report.py runs/mine --tune runs/tune            with what jobs/tune.py has replayed
     python jobs/report.py runs/one runs/two --folder runs/both  several runs side by side
 
 The last line on stdout is a JSON document.

@@ -35,7 +35,7 @@ LAYERS = [
     {"replay"},
     {"job"},
     {"demo", "benchmark", "tuning", "collecting", "training"},
-    {"planning"},
+    {"planning", "reporting"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
@@ -44,6 +44,7 @@ TORCH_FREE = [
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "planning.hardware", "planning.simulate", "planning.events",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
+    "reporting",
 ]  # fmt: skip
 MAX_LINES = 400
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from specdist.reporting.formats import count, number, percent
+from specdist.reporting.formats import NOTHING, count, number, percent
 from specdist.reporting.markup import Html, table
 from specdist.reporting.panel import Panel, left_out, names, paragraph, table_by_run
 from specdist.reporting.runs import ReportedRun
@@ -18,6 +18,7 @@ from specdist.reporting.style import (
     ORANGE,
     RUN_COLOURS,
     RUN_MARKERS,
+    from_zero,
     label_bars,
     legend_below,
     new_figure,
@@ -25,7 +26,7 @@ from specdist.reporting.style import (
     percent_axis,
     whole_numbers,
 )
-from specdist.reporting.traces import acceptance_by_entropy
+from specdist.reporting.traces import Share, acceptance_by_entropy, entropy_edges
 from specdist.stats import Stats
 
 MAX_POSITIONS_LISTED = 12
@@ -58,9 +59,11 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
         else:
             axes.plot(places, shares, marker=RUN_MARKERS[index], color=RUN_COLOURS[index], label=run.label)
         if acceptance is not None and run.is_exact:
-            style = {"color": ORANGE, "marker": "D"} if len(runs) == 1 else {"color": RUN_COLOURS[index]}
-            label = f"if independent: α = {acceptance:.3f}" if len(runs) == 1 else None
-            axes.plot(places, acceptance**places, linestyle=":", label=label, **style)
+            alone = len(runs) == 1
+            axes.plot(
+                places, acceptance**places, ":", color=ORANGE if alone else RUN_COLOURS[index],
+                marker="D" if alone else "", label=f"α to the power, α = {acceptance:.3f}" if alone else None,
+            )  # fmt: skip
     axes.set_ylim(0, 1.06)
     percent_axis(axes)
     whole_numbers(axes)
@@ -77,13 +80,14 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
             ],
         )
     ]
-    content += [_positions(run, runs) for run in runs]
+    content.append(_positions(runs))
     if not all(run.is_exact for run in runs):
         content.append(paragraph("In a lossy run, tokens taken on trust count as accepted."))
     return Panel(
         name="acceptance-by-position",
         title="Acceptance by place in the block",
-        help="Of the tokens that the draft put at each place of a block, how many became part of a completion. "
+        help="Of the tokens that the draft put at each place of a block, how many became part of a "
+        "completion. "
         "A token counts only if all before it were accepted. The dotted line is α to the power of the place: "
         "what it would be if every token had the same chance, whatever its place.",
         figure=figure,
@@ -92,14 +96,21 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
     )
 
 
-def _positions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
-    drafted, shares = drafted_per_position(run.total), accepted_share_per_position(run.total)
-    places = range(min(len(shares), MAX_POSITIONS_LISTED))
-    rows = [[str(place + 1), count(int(drafted[place])), percent(shares[place])] for place in places]
-    caption = run.label if len(runs) > 1 else ""
-    if len(shares) > MAX_POSITIONS_LISTED:
-        caption = f"{caption} The first {MAX_POSITIONS_LISTED} of {len(shares)} places".strip()
-    return table(["place", "drafted there", "accepted"], rows, caption=caption)
+def _positions(runs: Sequence[ReportedRun]) -> Html:
+    """Of a single run also how many tokens were drafted at each place."""
+    drafted = [drafted_per_position(run.total) for run in runs]
+    shares = [accepted_share_per_position(run.total) for run in runs]
+    num_places = max(map(len, shares))
+    places = range(min(num_places, MAX_POSITIONS_LISTED))
+    caption = f"The first {len(places)} of {num_places} places" if num_places > len(places) else ""
+    if len(runs) == 1:
+        rows = [[str(place + 1), count(drafted[0][place]), percent(shares[0][place])] for place in places]
+        return table(["place", "drafted there", "accepted"], rows, caption=caption)
+    rows = [
+        [str(place + 1), *(percent(found[place]) if place < len(found) else NOTHING for found in shares)]
+        for place in places
+    ]
+    return table(["accepted at place", *(run.label for run in runs)], rows, caption=caption)
 
 
 def lengths(runs: Sequence[ReportedRun]) -> Panel:
@@ -122,7 +133,7 @@ def lengths(runs: Sequence[ReportedRun]) -> Panel:
                 drafted, ":", marker=marker, color=colour, label=f"{run.label}, drafted", fillstyle="none"
             )
             axes.plot(accepted, marker=marker, color=colour, label=f"{run.label}, accepted")
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     percent_axis(axes)
     whole_numbers(axes)
     legend_below(figure)
@@ -143,7 +154,8 @@ def lengths(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="block-lengths",
         title="Drafted and accepted lengths",
-        help="How long the blocks were that the draft proposed, and how much of them the target kept. Whatever is "
+        help="How long the blocks were that the draft proposed, and how much of them the target kept. "
+        "Whatever is "
         "accepted, every pass adds one token of the target's own.",
         figure=figure,
         alt="Histograms of drafted and accepted lengths",
@@ -157,42 +169,46 @@ def _accepted_share(stats: Stats, length: int) -> float:
 
 
 def by_entropy(runs: Sequence[ReportedRun]) -> Panel:
-    traced = [run for run in runs if run.trace is not None and acceptance_by_entropy(run.trace)]
-    content: list[Html] = []
-    for run in traced:
-        content.append(_entropies(run, runs))
-        if run.trace is not None and run.trace.num_shards_read < run.trace.num_shards:
+    traces = {run.label: run.trace for run in runs if run.trace is not None and run.trace.num_judged}
+    edges = entropy_edges(list(traces.values()))
+    shares = {label: acceptance_by_entropy(trace, edges) for label, trace in traces.items()}
+    content = [_entropies(shares)] if shares else []
+    for label, trace in traces.items():
+        if trace.num_shards_read < trace.num_shards:
             content.append(
                 paragraph(
-                    f"{run.label}: {run.trace.num_tokens:,} tokens, the traces of {run.trace.num_shards_read} of "
-                    f"{run.trace.num_shards} shards, spread over the run."
+                    f"{label}: {trace.num_tokens:,} tokens, the traces of {trace.num_shards_read} of "
+                    f"{trace.num_shards} shards, spread over the run."
                 )
             )
-    if len(traced) < len(runs):
-        untraced = [run for run in runs if run not in traced]
+    if len(traces) < len(runs):
+        untraced = [run for run in runs if run.label not in traces]
         which = "This run has" if len(runs) == 1 else f"{names(untraced)}:"
         content.append(
-            left_out(f"{which} no trace. Generate with --trace to see how acceptance depends on the draft's "
-                     "entropy.")
-        )  # fmt: skip
+            left_out(
+                f"{which} no trace. Generate with --trace to see how acceptance depends on the draft's "
+                "entropy."
+            )
+        )
     return Panel(
         name="acceptance-by-entropy",
         title="Acceptance by the draft's entropy",
-        help="How sure the draft was of a token (0 nats: certain; larger: undecided), and how often the target then "
-        "accepted it. Bars through the points are 95% intervals. The steeper the fall, the more a policy gains "
-        "that stops where the entropy is high, such as svip.",
-        figure=_entropy_figure(traced) if traced else None,
+        help="How sure the draft was of a token (0 nats: certain; larger: undecided), and how often the "
+        "target "
+        "then accepted it. Bars through the points are 95% intervals. The steeper the fall, the more a "
+        "policy "
+        "gains that stops where the entropy is high, such as svip.",
+        figure=_entropy_figure(shares) if shares else None,
         alt="Share of accepted tokens by entropy of the draft",
         content=content,
     )
 
 
-def _entropy_figure(runs: Sequence[ReportedRun]) -> Figure:
+def _entropy_figure(shares_by_run: Mapping[str, Sequence[Share]]) -> Figure:
     figure = new_figure(4.0)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1.2])
-    for index, run in enumerate(runs):
-        assert run.trace is not None
-        shares = acceptance_by_entropy(run.trace)
+    for index, (label, all_shares) in enumerate(shares_by_run.items()):
+        shares = [share for share in all_shares if share.num_tokens]
         middles = np.array([(share.low + share.high) / 2 for share in shares])
         values = np.array([share.value for share in shares])
         bounds = np.array([share.bounds for share in shares]).T
@@ -200,10 +216,10 @@ def _entropy_figure(runs: Sequence[ReportedRun]) -> Figure:
         amounts = [share.num_tokens / num_all for share in shares]
         colour, marker = RUN_COLOURS[index], RUN_MARKERS[index]
         above.errorbar(
-            middles, values, np.abs(bounds - values), marker=marker, color=colour, label=run.label, capsize=3,
+            middles, values, np.abs(bounds - values), marker=marker, color=colour, label=label, capsize=3,
             elinewidth=1.2,
         )  # fmt: skip
-        if len(runs) == 1:
+        if len(shares_by_run) == 1:
             widths = [share.high - share.low for share in shares]
             below.bar(middles, amounts, width=widths, color=LIGHT_GREY, edgecolor=GREY)
         else:
@@ -211,26 +227,27 @@ def _entropy_figure(runs: Sequence[ReportedRun]) -> Figure:
     above.set_ylabel("accepted")
     below.set_ylabel("tokens")
     below.set_xlabel("entropy of the draft, nats")
-    above.set_ylim(0, 1.02)
+    above.set_ylim(0, 1.04)
+    from_zero(below)
     for axes in (above, below):
         percent_axis(axes)
-    if len(runs) > 1:
+    if len(shares_by_run) > 1:
         legend_below(figure)
     return figure
 
 
-def _entropies(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
-    assert run.trace is not None
-    shares = acceptance_by_entropy(run.trace)
-    rows = [
-        [
-            f"{share.low:.2f} to {share.high:.2f}"
-            if share is not shares[-1]
-            else f"{share.low:.2f} and more",
-            count(share.num_tokens),
-            percent(share.value),
-        ]
-        for share in shares
-    ]
-    caption = run.label if len(runs) > 1 else ""
-    return table(["entropy, nats", "judged tokens", "accepted"], rows, caption=caption)
+def _entropies(shares_by_run: Mapping[str, Sequence[Share]]) -> Html:
+    """Of a single run also how many tokens there were."""
+    [first, *_] = shares_by_run.values()
+    intervals = [f"{share.low:.2f} to {share.high:.2f}" for share in first[:-1]]
+    intervals.append(f"{first[-1].low:.2f} and more")
+    columns = [[_accepted(share) for share in shares] for shares in shares_by_run.values()]
+    header = ["entropy, nats", *(f"{label}, accepted" for label in shares_by_run)]
+    if len(shares_by_run) == 1:
+        header = ["entropy, nats", "judged tokens", "accepted"]
+        columns.insert(0, [count(share.num_tokens) for share in first])
+    return table(header, zip(intervals, *columns, strict=True))
+
+
+def _accepted(share: Share) -> str:
+    return percent(share.value) if share.num_tokens else NOTHING

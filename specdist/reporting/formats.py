@@ -38,7 +38,7 @@ def duration(seconds: float | None) -> str:
     """As 2 h 05 min, 3 min 07 s, 7.70 s, 4.51 ms."""
     if seconds is None:
         return NOTHING
-    if seconds >= 3600:
+    if round(seconds) >= 3600:
         minutes = round(seconds / 60)
         return f"{minutes // 60:,} h {minutes % 60:02} min"
     if seconds >= 60:

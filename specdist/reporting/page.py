@@ -67,7 +67,8 @@ def _without_draft(runs: Sequence[ReportedRun], num_runs: int) -> Panel:
         title="No draft",
         help="Acceptance, lengths, discarded tokens and the papers' formulas are about drafted tokens.",
         content=[
-            left_out(f"{who} generated with the target alone, so these panels are left out. Run with --draft and "
+            left_out(f"{who} generated with the target alone, so these panels are left out. Run with "
+            "--draft and "
                      "a --policy other than none to see them.")
         ],
     )  # fmt: skip
@@ -93,7 +94,8 @@ def error_rows(runs: Sequence[ReportedRun]) -> Panel:
         if errors.num_shards_read < errors.num_shards:
             content.append(
                 paragraph(
-                    f"Reasons of the first {errors.num_shards_read} of {errors.num_shards} shards with errors."
+                    f"Reasons of the first {errors.num_shards_read} of {errors.num_shards} shards with "
+                    "errors."
                 )
             )
     return Panel(

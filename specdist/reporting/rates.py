@@ -1,4 +1,4 @@
-"""Verification rate against discard rate: the run, the bound of every policy, and what other policies would do.
+"""Verification rate against discard rate: the run, the bound of all policies, and what others would do.
 
 Both are per token of the completions: target passes of a row, and draft tokens that came to nothing
 (SpecDec++, Huang et al. 2024, section 2). Fewer of both is better.
@@ -181,7 +181,7 @@ def _cut_lengths(policy: LengthPolicy, blocks: Blocks) -> np.ndarray:
 
 
 def _round_tokens_per_token(stats: Stats) -> float | None:
-    """Tokens that rounds committed, over those of the completions: the first ones come from prompts' passes."""
+    """Tokens that rounds committed, over those of the completions: the first come from prompts' passes."""
     if not stats.num_completion_tokens:
         return None
     return (stats.num_row_steps + stats.num_accepted_tokens) / stats.num_completion_tokens

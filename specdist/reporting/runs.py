@@ -134,7 +134,7 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 
 def labels_of(paths: Iterable[Path]) -> list[str]:
-    """The folders' names, with as many of the folders above as tell them apart; one alone with the one above."""
+    """The folders' names, with as many of the folders above as tell them apart; alone with the one above."""
     parts = [path.resolve().parts for path in paths]
     if len(parts) == 1:
         return ["/".join(parts[0][-2:])]

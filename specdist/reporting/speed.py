@@ -18,6 +18,7 @@ from specdist.reporting.style import (
     GREY,
     RUN_COLOURS,
     RUN_MARKERS,
+    from_zero,
     label_bars,
     legend_below,
     new_figure,
@@ -29,13 +30,13 @@ from specdist.stats import Stats
 MAX_INTERVALS = 60
 TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 MAX_BARS = 40
-MAX_SLOWEST = 8
+MAX_SLOWEST, MAX_SLOWEST_OF_SEVERAL = 8, 3
 
 
 @dataclass(frozen=True)
 class SpeedOverTime:
-    """``edges_s`` of equal intervals since the first request; tokens/s of all replicas in each, and tokens per
-    second of a replica's work, NaN where none worked."""
+    """``edges_s`` of equal intervals since the first request; tokens/s of all replicas in each, and tokens
+    per second of a replica's work, NaN where none worked."""
 
     edges_s: np.ndarray
     tokens_per_s: np.ndarray
@@ -91,14 +92,16 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
     if len(timed) < len(runs):
         missing = names([run for run in runs if not run.span_s])
         content.append(
-            left_out(f"Left out: {missing}. Its statistics do not say when its shards were worked on: an older "
+            left_out(f"Left out: {missing}. Its statistics do not say when its shards were worked on: an "
+            "older "
                      "version wrote them.")
         )  # fmt: skip
     return Panel(
         name="speed-over-time",
         title="Speed over time",
         help="Completion tokens per second by the clock, all replicas together, and per "
-        f"{_devices(runs)} that was at work. Each shard's tokens are spread evenly over the time in which it was "
+        f"{_devices(runs)} that was at work. Each shard's tokens are spread evenly over the time in which "
+        "it was "
         "worked on; dotted lines are means.",
         figure=_time_figure(timed) if timed else None,
         alt="Tokens per second over time",
@@ -126,7 +129,7 @@ def _time_figure(runs: Sequence[ReportedRun]) -> Figure:
     below.set_ylabel(f"tokens/s per {_devices(runs)}")
     below.set_xlabel(f"{unit} since the first request")
     for axes in (above, below):
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
     below.set_xlim(left=0)
     if len(runs) > 1:
         legend_below(figure)
@@ -141,12 +144,19 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
         axes.axhline(float(np.median(_shard_speeds(runs[0]))), color=GREY, linestyle=":", linewidth=1.6)
     else:
         for index, run in enumerate(runs):
-            style = {"marker": RUN_MARKERS[index], "color": RUN_COLOURS[index], "linestyle": "none"}
             size = 6 if len(run.shards) <= MAX_BARS else 2.5
-            axes.plot(list(run.shards), _shard_speeds(run), markersize=size, label=run.label, **style)
+            axes.plot(
+                list(run.shards),
+                _shard_speeds(run),
+                markersize=size,
+                label=run.label,
+                marker=RUN_MARKERS[index],
+                color=RUN_COLOURS[index],
+                linestyle="none",
+            )
             median = float(np.median(_shard_speeds(run)))
             axes.axhline(median, color=RUN_COLOURS[index], linestyle=":", linewidth=1.6)
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     whole_numbers(axes)
     if len(runs) > 1:
         legend_below(figure)
@@ -159,7 +169,8 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="speed-by-shard",
         title="Speed by shard, and the slowest shards",
-        help="Each shard's completion tokens over the time that its replica spent on it. The dotted line is the "
+        help="Each shard's completion tokens over the time that its replica spent on it. The dotted line "
+        "is the "
         "median; a shard far below it had longer prompts, worse drafts, or a slower machine.",
         figure=figure,
         alt="Tokens per second of every shard",
@@ -168,7 +179,8 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
 
 
 def _slowest(run: ReportedRun, *, is_alone: bool) -> Html:
-    ordered = sorted(run.shards.items(), key=lambda item: _tokens_per_s(item[1]))[:MAX_SLOWEST]
+    num_shown = MAX_SLOWEST if is_alone else MAX_SLOWEST_OF_SEVERAL
+    ordered = sorted(run.shards.items(), key=lambda item: _tokens_per_s(item[1]))[:num_shown]
     rows = [
         [
             str(shard),

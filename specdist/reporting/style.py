@@ -1,4 +1,4 @@
-"""One look for all pictures: large enough on a telephone, and in colours that colour-blind readers tell apart."""
+"""One look for all pictures: readable on a telephone, in colours that colour-blind readers tell apart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import matplotlib as mpl
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -75,6 +76,11 @@ def one_plot(xlabel: str, ylabel: str, height_inches: float = 3.1) -> tuple[Figu
     return figure, axes
 
 
+def from_zero(axes: Axes) -> None:
+    """The y axis begins at zero, and ends above what is drawn."""
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
+
+
 def whole_numbers(axes: Axes) -> None:
     """Ticks at whole numbers along x."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
@@ -90,7 +96,7 @@ def label_bars(
 ) -> None:
     """Write its number on every bar, if there are few enough to have room."""
     if len(bars) <= MAX_LABELLED_BARS:
-        labels = [shown(value) for value in bars.datavalues]
+        labels = [shown(value) for value in np.asarray(bars.datavalues, float).tolist()]
         if is_inside:
             axes.bar_label(bars, labels, fontsize=10, label_type="center", color="white")
         else:

@@ -14,7 +14,7 @@ from specdist.predictions import Comparison
 from specdist.regression import NS_PER_S
 from specdist.reporting.formats import NOTHING, duration, number, percent, words
 from specdist.reporting.markup import Html, table, tag
-from specdist.reporting.panel import Panel, left_out, paragraph
+from specdist.reporting.panel import Panel, left_out, names, paragraph
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
 
@@ -44,15 +44,21 @@ def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
     content = [_regressions(run, runs) for run in runs]
     if len(shown) < len(runs):
         content.append(
-            left_out(f"No picture of fewer than {FEWEST_SHARDS} shards: each is one point. Smaller "
-                     "--rows_per_shard gives more.")
-        )  # fmt: skip
+            left_out(
+                f"No points of {names([run for run in runs if run not in shown])}: a picture takes "
+                f"{FEWEST_SHARDS} shards and as many completions. Smaller --rows_per_shard gives more shards."
+            )
+        )
     return Panel(
         name="predicted-time",
         title="Predicted against measured time",
-        help="Each point is a shard: the time that its target and draft passes should have taken, T = t_draft × "
-        "draft passes + t_target × target passes, against the time that they took (prompts, messages and waiting "
-        "aside). On the line the two agree; points above it took longer.",
+        help="Each point is a shard: the time that its target and draft passes should have taken, T = "
+        "t_draft × "
+        "draft passes + t_target × target passes, against the time that they took (prompts, messages and "
+        "waiting "
+        "aside). On the line the two agree; points above it took longer. A pass that rows of two shards "
+        "share "
+        "counts for the older shard, and its time for both: points of short shards scatter.",
         figure=_scatter(shown) if shown else None,
         alt="Predicted against measured seconds of every shard",
         content=content,
@@ -82,7 +88,7 @@ def _scatter(runs: Sequence[ReportedRun]) -> Figure:
             color=RUN_COLOURS[index],
             markersize=size,
             alpha=0.8,
-            label=run.label,
+            label=run.label if len(runs) > 1 else "a shard",
         )
     limits = (0.9 * smallest, 1.05 * largest)
     axes.plot(limits, limits, ":", color=GREY, label="predicted = measured")
@@ -109,7 +115,8 @@ def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
     if any(run.summary["costs"][name] is None for name in REGRESSIONS):
         parts.append(
             paragraph(
-                f"{NOTHING}: too few observations, or draft and target passes in the same proportion everywhere "
+                f"{NOTHING}: too few observations, or draft and target passes in the same proportion "
+                "everywhere "
                 "(as with a fixed length), which leaves their two times open."
             )
         )
@@ -133,16 +140,28 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
                 paragraph(
                     f"{run.label}: " if len(runs) > 1 else "",
                     f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
-                    f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed length, "
+                    f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed "
+                    "length, "
                     f"drafting in turns, is {run.predictions.best_num_draft_tokens}.",
                 )
             )
+    if any(run.operations for run in runs):
+        content.append(
+            paragraph(
+                "SPRINTER's authors count operations of a round as if all of its tokens were kept "
+                "(predicted); a run "
+                "pays for the rejected ones too (measured). Attention and prompts are left out."
+            )
+        )
     return Panel(
         name="theory",
         title="Theory beside practice",
-        help="What the formulas say of a run with this acceptance α, and what was measured. A ratio far from 1 in "
-        "the first table says that tokens are not independent of one another, or that time went into what the "
-        "formulas leave out: the host, messages, waiting. The wall-time factor is the speed-up over the target "
+        help="What the formulas say of a run with this acceptance α, and what was measured. A ratio far "
+        "from 1 in "
+        "the first table says that tokens are not independent of one another, or that time went into what "
+        "the "
+        "formulas leave out: the host, messages, waiting. The wall-time factor is the speed-up over the "
+        "target "
         "alone if its passes took as long as this run's.",
         content=content,
     )

@@ -1,11 +1,11 @@
-"""The drafted tokens of a run with ``--trace``: how often they were accepted, and what shorter blocks would give.
+"""The drafted tokens of a run with ``--trace``: how often they were accepted, and the blocks that they made.
 
 C traced tokens, B blocks, D tokens of the longest block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import pyarrow.ipc
 from specdist.data import RunFolder
 
 COLUMNS = (
-    "row_id", "sample_index", "round", "depth", "entropy", "draft_probability", "top_probability", "is_judged",
-    "is_accepted",
+    "depth", "entropy", "draft_probability", "top_probability", "is_judged", "is_accepted",
 )  # fmt: skip
 # About three million tokens: more would make the figures no better.
 MAX_BYTES_READ = 160_000_000
+NUM_INTERVALS = 10
 Z_95 = 1.96
 
 
@@ -36,6 +36,11 @@ class TracedTokens:
     def num_tokens(self) -> int:
         return int(self.columns.num_rows)
 
+    @property
+    def num_judged(self) -> int:
+        """By the target."""
+        return int(self.column("is_judged").sum())
+
     def column(self, name: str) -> np.ndarray:
         """[C]."""
         values: np.ndarray = self.columns[name].to_numpy()
@@ -44,8 +49,7 @@ class TracedTokens:
 
 @dataclass(frozen=True)
 class Share:
-    """How often something came true among tokens whose feature lies in an interval, with the bounds of its 95%
-    interval (Wilson)."""
+    """How often something came true among tokens whose feature lies between ``low`` and ``high``."""
 
     low: float
     high: float
@@ -58,6 +62,7 @@ class Share:
 
     @property
     def bounds(self) -> tuple[float, float]:
+        """Of the 95% interval (Wilson)."""
         num, share, z2 = self.num_tokens, self.value, Z_95**2
         middle = (share + z2 / (2 * num)) / (1 + z2 / num)
         half = Z_95 / (1 + z2 / num) * float(np.sqrt(share * (1 - share) / num + z2 / (4 * num**2)))
@@ -82,23 +87,24 @@ def _read(path: Path) -> pa.Table:
         return pa.ipc.open_file(source, options=options).read_all()
 
 
-def acceptance_by_entropy(trace: TracedTokens, num_intervals: int = 10) -> list[Share]:
-    """Of the tokens that the target has judged. The last interval also holds the rare entropies beyond it;
-    intervals without any token are left out."""
+def entropy_edges(traces: Sequence[TracedTokens], num_intervals: int = NUM_INTERVALS) -> np.ndarray:
+    """Equal intervals for all of these; the last one also takes the rare entropies beyond it."""
+    last = max((float(np.quantile(trace.column("entropy"), 0.99)) for trace in traces), default=0.0)
+    return np.linspace(0, last or 1.0, num_intervals + 1)
+
+
+def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]:
+    """Of the tokens that the target has judged, for each interval."""
     is_judged_C = trace.column("is_judged").astype(bool)
     entropies_C = trace.column("entropy")[is_judged_C]
     is_accepted_C = trace.column("is_accepted").astype(bool)[is_judged_C]
-    if not len(entropies_C):
-        return []
-    last = float(np.quantile(entropies_C, 0.99)) or 1.0
-    edges = np.linspace(0, last, num_intervals + 1)
+    num_intervals = len(edges) - 1
     places_C = np.clip(np.searchsorted(edges, entropies_C, side="right") - 1, 0, num_intervals - 1)
     counts = np.bincount(places_C, minlength=num_intervals)
     accepted = np.bincount(places_C, weights=is_accepted_C, minlength=num_intervals)
     return [
         Share(float(edges[index]), float(edges[index + 1]), int(counts[index]), int(accepted[index]))
         for index in range(num_intervals)
-        if counts[index]
     ]
 
 

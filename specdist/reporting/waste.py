@@ -21,10 +21,14 @@ from specdist.reporting.style import BLACK, GREY, RUN_COLOURS, RUN_MARKERS, lege
 POLICY_MARKERS = "o^svDPXp<>"
 POLICY_COLOURS = (*RUN_COLOURS, "#882255", "#44aa99", "#999933", GREY)
 HELP = (
-    "How often the target is asked for a row (left is better) and how many drafted tokens come to nothing (down is "
-    "better), both per token of the completions. A longer draft goes left and up. No policy gets below or left of "
+    "How often the target is asked for a row (left is better) and how many drafted tokens come to nothing "
+    "(down is "
+    "better), both per token of the completions. A longer draft goes left and up. No policy gets below or "
+    "left of "
     "the oracle, which drafts exactly as far as the target will accept."
 )
+
+AHEAD = " What a draft that works ahead has drafted in vain, in branches too, counts as lost."
 
 
 def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
@@ -46,7 +50,7 @@ def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
     return Panel(
         name="rates",
         title="Verification rate against discard rate",
-        help=HELP,
+        help=HELP + (AHEAD if any(run.total.works_ahead for run in runs) else ""),
         figure=figure,
         alt="Verification rate against discard rate",
         content=content,
@@ -81,7 +85,8 @@ def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Setting
             )
             return estimated, paragraph(told)
     told = (
-        "Other policies are left out. Give the folder of jobs/tune.py with --tune; or generate with --trace and "
+        "Other policies are left out. Give the folder of jobs/tune.py with --tune; or generate with "
+        "--trace and "
         "--policy fixed, in turns, for an estimate from the run's own blocks."
     )
     return {}, left_out(told)
@@ -105,8 +110,8 @@ def _figure(
         colour = RUN_COLOURS[index] if len(runs) > 1 else BLACK
         label = run.label if len(runs) > 1 else "this run"
         axes.plot(
-            run.total.verification_rate, run.total.discard_rate, marker=RUN_MARKERS[index], markersize=11,
-            color=colour, markeredgecolor="white", linestyle="none", label=label, zorder=5,
+            run.total.verification_rate or 0.0, run.total.discard_rate or 0.0, linestyle="none", color=colour,
+            marker=RUN_MARKERS[index], markersize=11, markeredgecolor="white", label=label, zorder=5,
         )  # fmt: skip
     for index, (label, oracle) in enumerate(oracles):
         axes.plot(
@@ -116,6 +121,9 @@ def _figure(
     axes.margins(0.08)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    # Long fixed lengths waste so much that the others could not be told apart.
+    most = max(run.total.discard_rate or 0.0 for run in runs)
+    axes.set_ylim(top=min(axes.get_ylim()[1], max(0.6, 3 * most)))
     legend_below(figure)
     return figure
 

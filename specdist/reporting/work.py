@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 
 from specdist.regression import NS_PER_S
 from specdist.reporting.formats import NOTHING, duration, percent, size
-from specdist.reporting.markup import Html, table, tag
+from specdist.reporting.markup import Content, Html, table, tag
 from specdist.reporting.panel import Panel, paragraph, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import LIGHT_COLOURS, WORK_COLOURS, new_figure
@@ -23,6 +23,7 @@ MEANINGS = {
     "host": "scheduling, committing, bookkeeping",
     "idle": "waiting for the other role",
 }
+ROLES = ("target", "draft")
 # The smallest share of a bar that has room for its label.
 LABELLED_SHARE = 0.075
 
@@ -44,23 +45,8 @@ def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
     kinds = [
         kind for kind in WORK_COLOURS if any(kind in t for run in runs for t in times_by_role(run).values())
     ]
-    content: list[Html] = []
-    for run in runs:
-        roles = times_by_role(run)
-        rows = [
-            [
-                tag("span", kind, tag("small", MEANINGS[kind])),
-                *(_cell(times, kind) for times in roles.values()),
-            ]
-            for kind in kinds
-        ]
-        header = ["kind of work", *roles]
-        caption = run.label if len(runs) > 1 else ""
-        content.append(table(header, rows, caption=caption))
-    peaks = [
-        (f"peak memory of a {role} rank", lambda run, role=role: _peak(run, role))
-        for role in ("target", "draft")
-    ]
+    content: list[Html] = [_role_table(role, runs, kinds) for role in ROLES if _runs_with(role, runs)]
+    peaks = [(f"peak memory of a {role} rank", lambda run, role=role: _peak(run, role)) for role in ROLES]
     content.append(table_by_run("memory", runs, peaks))
     if any(run.is_colocated and run.has_drafts for run in runs):
         content.append(
@@ -105,9 +91,30 @@ def _figure(runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Figure:
     return figure
 
 
-def _cell(times: Mapping[str, int], kind: str) -> str:
+def _runs_with(role: str, runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    return [run for run in runs if role in times_by_role(run)]
+
+
+def _role_table(role: str, runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Html:
+    """Of every kind of work that the role does, its time and share in each run."""
+    shown = _runs_with(role, runs)
+    rows = [
+        [
+            tag("span", kind, tag("small", MEANINGS[kind])),
+            *(_cell(times_by_role(run)[role], kind) for run in shown),
+        ]
+        for kind in kinds
+        if any(kind in times_by_role(run)[role] for run in shown)
+    ]
+    header = [role, *([run.label for run in shown] if len(runs) > 1 else ["time and share"])]
+    return table(header, rows)
+
+
+def _cell(times: Mapping[str, int], kind: str) -> Content:
     spent = times.get(kind, 0)
-    return f"{duration(spent / NS_PER_S)} ({percent(spent / sum(times.values()))})" if spent else NOTHING
+    if not spent:
+        return NOTHING
+    return tag("span", duration(spent / NS_PER_S), tag("small", percent(spent / sum(times.values()))))
 
 
 def _peak(run: ReportedRun, role: str) -> str:

@@ -45,7 +45,8 @@ def write_report(
     """
     if len(outputs) > len(RUN_COLOURS):
         raise UserError(
-            f"{len(outputs)} runs are more than the {len(RUN_COLOURS)} that a report can tell apart: give fewer"
+            f"{len(outputs)} runs are more than the {len(RUN_COLOURS)} that a report can tell apart: give "
+            "fewer"
         )
     if len({output.resolve() for output in outputs}) < len(outputs):
         raise UserError("a run is given twice: name every folder once")
@@ -63,8 +64,12 @@ def write_report(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
-            write_atomically(folder / f"{name}.png", lambda file, picture=picture: file.write(picture))
-        write_atomically(folder / PAGE_FILE, lambda file: file.write(content))
+            _write(folder / f"{name}.png", picture)
+        _write(folder / PAGE_FILE, content)
     except OSError as error:
         raise UserError(f"the report cannot be written to {folder}: {error}") from error
     return WrittenReport(folder / PAGE_FILE, [folder / f"{name}.png" for name in pictures])
+
+
+def _write(path: Path, content: bytes) -> None:
+    write_atomically(path, lambda file: file.write(content))

@@ -12,8 +12,8 @@ import yaml
 from specdist.costs import CostModel
 from specdist.data.files import write_atomically, write_json
 from specdist.policy_options import TARGET_ONLY
-from specdist.tuning.config import SHARED_OPTIONS
 from specdist.replay.fronts import relative_waste
+from specdist.tuning.config import SHARED_OPTIONS
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
 
@@ -97,7 +97,7 @@ def summary(result: TuningResult) -> dict[str, Any]:
 
 
 def settings_document(result: TuningResult) -> dict[str, Any]:
-    """Every setting's rates and predicted speed in the batch, and the oracle's, for programs that draw them."""
+    """Every setting's rates and predicted speed in the batch, and the oracle's, as programs read them."""
     return {
         "config": {name: getattr(result.config, name) for name in COMPARED_OPTIONS},
         "settings": [_setting(outcome) for outcome in result.outcomes],
