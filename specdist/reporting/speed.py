@@ -186,18 +186,22 @@ def _slowest(run: ReportedRun, *, is_alone: bool) -> Html:
             str(shard),
             speed(_tokens_per_s(stats)),
             duration(stats.wall_ns / NS_PER_S),
-            count(stats.num_completion_tokens),
-            count(stats.num_prompt_tokens),
+            _tokens(stats),
             number(_per_pass(stats)),
         ]
         for shard, stats in ordered
     ]
-    header = ["shard", "tokens/s", "time", "tokens", "prompts", "per pass"]
+    header = ["shard", "tokens/s", "time", "tokens", "per pass"]
     title = "Slowest shards" + ("" if is_alone else f" of {run.label}")
     if run.num_replicas > 1:
         header.append("replica")
         rows = [[*row, run.replicas[shard]] for row, (shard, _) in zip(rows, ordered, strict=True)]
     return table(header, rows, caption=title)
+
+
+def _tokens(stats: Stats) -> Html:
+    prompts = tag("small", f"prompts {count(stats.num_prompt_tokens)}")
+    return tag("span", count(stats.num_completion_tokens), prompts)
 
 
 def _per_pass(stats: Stats) -> float | None:

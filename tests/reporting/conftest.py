@@ -26,14 +26,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_run(folder / kind, run) for kind, run in KINDS.items()}
 
 
+class Pages(dict[str, Path]):
+    """Reports of single runs by their kind, and of all of them as ``several``; each is made once."""
+
+    def __init__(self, runs: dict[str, Path], folder: Path) -> None:
+        super().__init__()
+        self._runs, self._folder = runs, folder
+
+    def __missing__(self, kind: str) -> Path:
+        shown = list(self._runs.values()) if kind == "several" else [self._runs[kind]]
+        self[kind] = write_report(shown, folder=self._folder / kind).page
+        return self[kind]
+
+
 @pytest.fixture(scope="session")
-def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Reports of single runs by their kind, and of several ones, as ``several``."""
-    folder = tmp_path_factory.mktemp("pages")
-    shown = ("plain", "longer", "lossy", "unfinished", "alone", "old")
-    pages = {
-        kind: write_report([runs[kind]], folder=folder / kind).page
-        for kind in ("plain", "lossy", "unfinished", "alone")
-    }
-    pages["several"] = write_report([runs[kind] for kind in shown], folder=folder / "several").page
-    return pages
+def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    return Pages(runs, tmp_path_factory.mktemp("pages"))

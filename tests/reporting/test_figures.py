@@ -125,7 +125,7 @@ def test_the_run_is_where_its_own_length_is_and_above_the_oracle(many_coins: Pat
 
 
 def test_the_oracle_by_hand() -> None:
-    """One completion of 12 tokens, half of the judged ones rejected: 5 of the 10 between the ends, and one."""
+    """One completion of 12 tokens, half of the judged ones rejected: 5 of 10 between the ends, and one."""
     stats = Stats(num_completions=1, num_completion_tokens=12, num_misses=3)
     stats.observe_block(num_drafted=5, num_accepted=3)
     found = oracle_of(stats)
@@ -177,5 +177,7 @@ def test_numbers_as_people_read_them() -> None:
     assert duration(59.7) == "59.7 s" and duration(3599.9) == "1 h 00 min" and duration(2.5e-7) == "0.25 µs"
     assert [speed(v) for v in (1234.5, 43.21, 3.14159, None)] == ["1,234", "43.2", "3.14", NOTHING]
     assert number(1234.567) == "1,234.57" and percent(0.1234) == "12.3%" and percent(None) == NOTHING
-    assert [words(v) for v in (12.0, 5.98e6, 4.6e9, 1.2e13)] == ["12", "5.98 million", "4.6 billion", "12 trillion"]  # fmt: skip
+    assert [words(v) for v in (12.0, 5.98e6, 4.6e9, 1.2e13)] == [
+        "12", "5.98 million", "4.6 billion", "12 trillion"
+    ]  # fmt: skip
     assert [size(v) for v in (10, 2048, 5 * 2**20, 3 * 2**30)] == ["10 B", "2 KiB", "5 MiB", "3.0 GiB"]
