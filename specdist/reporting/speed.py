@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from specdist.regression import NS_PER_S
 from specdist.reporting.formats import count, duration, number, speed
-from specdist.reporting.markup import Html, table
+from specdist.reporting.markup import Html, table, tag
 from specdist.reporting.panel import Panel, left_out, names, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import (
