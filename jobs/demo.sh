@@ -21,5 +21,6 @@ OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m accelerate.commands.launch --config_file
     jobs/generate.py --config jobs/configs/demo.yaml "$@"
 
 "$SPECDIST_PYTHON" jobs/show.py runs/demo/output --rows 2
+"$SPECDIST_PYTHON" jobs/report.py runs/demo/output >/dev/null
 echo
-"$SPECDIST_PYTHON" jobs/report.py runs/demo/output | head -n 1
+echo "report: $PWD/runs/demo/output/report/report.html"
