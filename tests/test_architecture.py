@@ -35,7 +35,7 @@ LAYERS = [
     {"replay"},
     {"job"},
     {"runs"},
-    {"demo", "benchmark", "tuning", "collecting", "training"},
+    {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
     {"planning"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -44,7 +44,7 @@ TORCH_FREE = [
     "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "runs", "schema", "planning.hardware", "planning.simulate", "planning.events",
-    "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
+    "evaluation.config", "evaluation.run", "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 

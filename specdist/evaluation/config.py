@@ -59,7 +59,7 @@ class EvaluateConfig:
         None, help="another run over the same prompts: are the tokens the same, and the scores?"
     )
     output: str | None = option(
-        None, help="folder for results.json and rows.arrow (default: evaluation/TASK in the run's folder)"
+        None, help="folder for results.json and the rows (default: evaluation/TASK in the run's folder)"
     )
     overwrite: bool = option(False, help="replace the results that --output holds")
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 import yaml
 
 from specdist.data.files import write_atomically
 from specdist.errors import UserError
 from specdist.evaluation.config import LM_EVAL, EvaluateConfig
 from specdist.evaluation.reading import Completions
+from specdist.evaluation.results import write_arrow
 from specdist.evaluation.scores import Metric, Scores
 from specdist.evaluation.text_tasks import ERROR, cut
 
@@ -62,7 +62,7 @@ def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     _evaluate(recorder, settings, predict_only=True)
     options = run_options(recorder.asked)
     table = _prompt_table(recorder.asked, {**settings, "options": options})
-    write_atomically(output, lambda file: _write_table(file, table))
+    write_arrow(output, table)
     content = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
     write_atomically(options_path, lambda file: file.write(content.encode()))
     text = (
@@ -333,8 +333,3 @@ def _by_document(
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, bool, np.number, np.bool_))
-
-
-def _write_table(file: Any, table: pa.Table) -> None:
-    with pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)

@@ -1,11 +1,11 @@
-"""What an evaluation leaves: results.json, rows.arrow, and tables for people."""
+"""What an evaluation leaves: results.json, Arrow files of rows, and tables for people."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from specdist.evaluation.identity import Identity
 from specdist.evaluation.intervals import Interval, PairedComparison
 from specdist.evaluation.scores import Metric
 
-RESULTS_FILE, ROWS_FILE = "results.json", "rows.arrow"
+RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE = "results.json", "rows.arrow", "differences.arrow"
 # What a column of one name has as its type, also where all of it is null.
 COLUMN_TYPES = {
     "row_id": pa.int64(),
@@ -35,27 +35,39 @@ COLUMN_TYPES = {
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
     """Raises :class:`UserError` if results would be replaced unasked."""
-    taken = [name for name in (RESULTS_FILE, ROWS_FILE) if (folder / name).exists()]
+    taken = [name for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE) if (folder / name).exists()]
     if taken and not overwrite:
         raise UserError(
             f"--output {folder} holds {taken[0]} already: give another folder, or --overwrite to replace it"
         )
 
 
-def write_results(folder: Path, document: Mapping[str, Any], columns: Mapping[str, Sequence[Any]]) -> None:
-    """The rows first: where there is results.json, both are whole."""
-    table = pa.table({name: pa.array(values, COLUMN_TYPES.get(name)) for name, values in columns.items()})
+def write_results(
+    folder: Path, document: Mapping[str, Any], tables: Mapping[str, Mapping[str, Sequence[Any]]]
+) -> None:
+    """``tables``: columns by the name of the file. Files first: where there is results.json, they are whole."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / ROWS_FILE, lambda file: _write_table(file, table))
+        for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE):
+            (folder / name).unlink(missing_ok=True)
+        for name, columns in tables.items():
+            table = pa.table(
+                {column: pa.array(values, COLUMN_TYPES.get(column)) for column, values in columns.items()}
+            )
+            write_arrow(folder / name, table)
         write_json(folder / RESULTS_FILE, document)
     except OSError as error:
         raise UserError(f"--output {folder} cannot be written: {error}") from error
 
 
-def _write_table(file: Any, table: pa.Table) -> None:
-    with pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """An Arrow IPC file, whole or not at all."""
+
+    def write(file: BinaryIO) -> None:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+
+    write_atomically(path, write)
 
 
 def metric_document(metric: Metric, interval: Interval | None) -> dict[str, Any]:

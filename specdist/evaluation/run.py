@@ -16,6 +16,8 @@ from specdist.evaluation.identity import compare_tokens
 from specdist.evaluation.intervals import bootstrap_interval, compare_paired
 from specdist.evaluation.reading import Completions, read_completions
 from specdist.evaluation.results import (
+    DIFFERENCES_FILE,
+    ROWS_FILE,
     check_output,
     identity_lines,
     metric_document,
@@ -41,23 +43,24 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     runs = [first] if second is None else [first, second]
     for run in runs if config.task is not None else []:
         check_task(run, config)
-    parts, document, columns = [_describe(run) for run in runs], _document(config, first), {}
+    parts, document = [_describe(run) for run in runs], _document(config, first)
+    tables: dict[str, Mapping[str, Any]] = {}
     if second is not None:
         identity = compare_tokens(first, second)
         parts.append("\n".join(identity_lines(identity)))
         document |= {"against": config.against, "identity": identity.document()}
-        columns = dict(identity.columns)
+        tables[DIFFERENCES_FILE] = identity.columns
     if config.task is not None:
         scores = score(first, config)
         other = None if second is None else score(second, config)
-        columns = dict(scores.columns)
+        tables[ROWS_FILE] = scores.columns
         metrics, comparisons = _figures(scores, config), _compare(scores, other, config)
         document |= {"metrics": metrics, "facts": dict(scores.facts), "paired": comparisons}
         parts.append(metrics_table(metrics, config.confidence))
         if comparisons:
             parts.append(paired_table(comparisons, config.confidence))
         parts += _fact_lines(scores.facts)
-    write_results(output, document, columns)
+    write_results(output, document, tables)
     document["output"] = str(output)
     parts.append(f"results: {output}")
     return "\n\n".join(parts), document
