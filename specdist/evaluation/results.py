@@ -45,7 +45,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
 def write_results(
     folder: Path, document: Mapping[str, Any], tables: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> None:
-    """``tables``: columns by the name of the file. Files first: where there is results.json, they are whole."""
+    """``tables``: columns by the name of the file. Where there is results.json, all are whole."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE):

@@ -3,9 +3,10 @@
 Reads a JSON document on stdin (``program``, ``limits``, ``use_namespaces``, ``use_audit_hook``) and writes
 one on stdout (``outcome``, ``detail``, ``isolation``). Two processes: this one, which only waits, and its
 child, which runs the program. Where the kernel lets it, both are in namespaces of their own: no network
-device but a dead loopback, all files read-only but an empty working folder in memory, and an end of the child that
-ends all processes that it has started. Python's audit hook refuses the same from within; alone it stops
-accidents and plain attempts, and not someone who knows the interpreter's inside.
+device but a dead loopback, all files read-only but an empty working folder in memory, and an end of the child
+that ends all processes that it has started. Python's audit hook refuses the same from within, and sockets of
+this machine, which are files; alone it stops accidents and plain attempts, and not someone who knows the
+interpreter's inside.
 
 Imports the standard library alone: Python runs it isolated (``-I``), without the project.
 """

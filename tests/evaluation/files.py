@@ -12,7 +12,12 @@ from specdist.data import Manifest, RowResult, RunFolder, shard_table
 from specdist.evaluation.results import write_arrow
 from tests.data.samples import row_result
 
-FAILED = {"finish_reason": "error", "error": "the prompt has no tokens", "completion_ids": (), "completion": ""}
+FAILED = {
+    "finish_reason": "error",
+    "error": "the prompt has no tokens",
+    "completion_ids": (),
+    "completion": "",
+}
 
 
 def results(completions: Sequence[str | Sequence[str] | dict[str, Any]]) -> list[RowResult]:

@@ -1,4 +1,4 @@
-"""Rows in the format of GSM8K: references score 1, corrupted ones 0, and the strict rule is the data set's."""
+"""Rows in the format of GSM8K: references score 1, corrupted ones 0; the strict rule is the data set's."""
 
 from __future__ import annotations
 
@@ -49,10 +49,15 @@ def test_which_number_counts(completion, reference, exact, strict) -> None:
 
 def test_the_strict_rule_is_that_of_the_harness() -> None:
     """lm-evaluation-harness's gsm8k, filter strict-match, with its regular expression and what it ignores."""
-    filters = pytest.importorskip("lm_eval.filters.extraction", reason="lm-evaluation-harness is not installed")
+    filters = pytest.importorskip(
+        "lm_eval.filters.extraction", reason="lm-evaluation-harness is not installed"
+    )
     extract = filters.RegexFilter(r"#### (\-?[0-9\.\,]+)")
     texts = [*REFERENCES, "#### 3\n#### 4", "3", "#### x", "#### 1,0,0"]
-    found = [answers[0].replace(",", "") for answers in extract.apply([[text] for text in texts], [{}] * len(texts))]
+    found = [
+        answers[0].replace(",", "")
+        for answers in extract.apply([[text] for text in texts], [{}] * len(texts))
+    ]
     for text, answer in zip(texts, found, strict=True):
         for right in FINAL:
             assert score_answer(text, [right], {})[0]["strict_match"] == (answer == right)

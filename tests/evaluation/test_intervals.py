@@ -15,7 +15,7 @@ OPTIONS = {"confidence": 0.95, "num_resamples": 4000, "seed": 1}
 
 
 def test_the_interval_of_a_share_has_its_standard_error() -> None:
-    """Of 400 prompts, 30% right: 0.3 ± 1.96 sqrt(0.3 · 0.7 / 400); the bootstrap's own spread is below 0.005."""
+    """Of 400 prompts, 30% right: 0.3 ± 1.96 sqrt(0.3 · 0.7 / 400); the bootstrap adds less than 0.005."""
     metric = Metric.mean(np.repeat([1.0, 0.0], [120, 280]))
     found = bootstrap_interval(metric, **OPTIONS)
     half = 1.96 * math.sqrt(0.3 * 0.7 / 400)

@@ -122,7 +122,9 @@ def test_rouge(tmp_path) -> None:
     document = evaluate(path, task="rouge")[1]
     found = {name: metric["value"] for name, metric in document["metrics"].items()}
     assert found == pytest.approx({"rouge1": (2 / 3 + 1) / 3, "rouge2": 1.5 / 3, "rougeL": (2 / 3 + 1) / 3})
-    several = merged_file(tmp_path / "several.arrow", {"reference": [["zzz", "the cat sat"]]}, ["the cat sat"])
+    several = merged_file(
+        tmp_path / "several.arrow", {"reference": [["zzz", "the cat sat"]]}, ["the cat sat"]
+    )
     assert values(several, task="rouge") == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
     stems = merged_file(tmp_path / "stems.arrow", {"reference": ["running dogs"]}, ["run dog"])
     assert values(stems, task="rouge")["rouge1"] == 0
