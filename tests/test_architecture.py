@@ -44,7 +44,8 @@ TORCH_FREE = [
     "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "runs", "schema", "planning.hardware", "planning.simulate", "planning.events",
-    "evaluation.config", "evaluation.run", "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
+    "evaluation.config", "evaluation.run",
+    "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
 ]  # fmt: skip
 MAX_LINES = 400
 

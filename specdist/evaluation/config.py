@@ -133,6 +133,12 @@ class EvaluateConfig:
         return PLUGIN if self.task is not None and ":" in self.task else self.task
 
     @property
+    def task_options(self) -> dict[str, Any]:
+        """Those of the task, with their defaults."""
+        names = [name for name, tasks in OPTIONS_OF_TASKS.items() if self.task_kind in tasks]
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def output_folder(self) -> Path:
         """Where the results go."""
         if self.output is not None:

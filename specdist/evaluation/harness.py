@@ -208,7 +208,8 @@ def _require_package() -> None:
         import lm_eval  # noqa: F401 (not needed for anything else)
     except ImportError as error:
         raise UserError(
-            f"the package lm-eval (lm-evaluation-harness) cannot be imported: pip install lm-eval ({error})"
+            f"the package lm-eval (lm-evaluation-harness) cannot be imported: "
+            f"pip install 'specdist[harness]' ({error})"
         ) from error
 
 

@@ -101,6 +101,7 @@ def _document(config: EvaluateConfig, completions: Completions) -> dict[str, Any
         "confidence": config.confidence,
         "num_resamples": config.num_resamples,
         "seed": config.seed,
+        "options": config.task_options,
     }
 
 
@@ -157,4 +158,7 @@ def _fact_lines(facts: Mapping[str, Any]) -> list[str]:
             "programs: " + ", ".join(f"{count:,} {name}" for name, count in facts["outcomes"].items())
         )
         lines.append("isolated by: " + ", ".join(facts["isolation"]))
+    for task, figures in facts.get("lm_eval", {}).items():
+        shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())
+        lines.append(f"the harness on {task}: {shown}")
     return ["\n".join(lines)] if lines else []

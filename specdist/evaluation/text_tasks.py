@@ -53,9 +53,8 @@ def score_texts(
 ) -> Scores:
     """Every row by itself, then means over prompts.
 
-    A row that has ended with an error has no answer: it gets what an empty completion without any reference
-    met would, 0. Rows without a reference are left out, and counted. Raises :class:`UserError` where no row
-    has one.
+    A row that has ended with an error has no answer, and gets 0. Rows without a reference are left out, and
+    counted. Raises :class:`UserError` where no row has one.
     """
     names = [*IDENTITY_COLUMNS, "completion", column, *others]
     all_rows = completions.rows(*names)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.evaluation.harness_tasks import write_tasks
 from tests.job.launching import run_here
 from tests.job.pair import Pair, build_pair, some_texts, write_arrow
 
@@ -52,3 +53,11 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Generated:
         ended = run_here(**options, **more, output=folder / "runs" / name)
         assert ended.code == 0, ended.stderr
     return Generated(pair, folder)
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of tasks for lm-evaluation-harness, on a local data set."""
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return write_tasks(tmp_path / "tasks")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -17,51 +16,7 @@ from specdist.evaluation.results import write_arrow
 from specdist.evaluation.run import run_evaluation
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import merged_file, run_folder
-
-QUESTIONS = [(1, 1), (2, 3), (3, 4)]
-TASK = {
-    "dataset_path": "json",
-    "output_type": "generate_until",
-    "test_split": "test",
-    "doc_to_text": "Question: {{question}}\nAnswer:",
-    "doc_to_target": "{{answer}}",
-    "num_fewshot": 0,
-    "generation_kwargs": {"until": ["\n", "Question:"], "max_gen_toks": 8, "do_sample": False},
-    "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-    "filter_list": [
-        {"name": "number", "filter": [{"function": "regex", "regex_pattern": "(-?[0-9]+)"},
-                                      {"function": "take_first"}]}
-    ],
-    "metadata": {"version": 1.0},
-}  # fmt: skip
-
-
-def require_package() -> None:
-    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
-
-
-@pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tasks on a local data set: two that generate, and one that asks for likelihoods."""
-    require_package()
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "tasks"
-    folder.mkdir()
-    lines = [json.dumps({"question": f"{a}+{b}?", "answer": str(a + b)}) for a, b in QUESTIONS]
-    (folder / "sums.jsonl").write_text("\n".join(lines))
-    task = {**TASK, "dataset_kwargs": {"data_files": {"test": str(folder / "sums.jsonl")}}}
-    longer = {**task["generation_kwargs"], "max_gen_toks": 9}
-    likely = {"output_type": "multiple_choice", "doc_to_choice": ["1", "2"], "doc_to_target": 0}
-    likely |= {"generation_kwargs": None, "filter_list": None, "metric_list": [{"metric": "acc"}]}
-    variants = {"sums": {}, "long_sums": {"generation_kwargs": longer}, "likely_sums": likely}
-    for name, changes in variants.items():
-        values = {
-            key: value
-            for key, value in {**task, **changes, "task": f"toy_{name}"}.items()
-            if value is not None
-        }
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
-    return folder
+from tests.evaluation.harness_tasks import QUESTIONS
 
 
 def export(tasks: Path, *names: str, **options: object) -> pa.Table:
@@ -120,5 +75,5 @@ def test_without_the_package_it_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     write_arrow(tmp_path / "run.arrow", pa.table({"a": [1]}))
     path = merged_file(tmp_path / "run.arrow", {}, ["1"])
-    with pytest.raises(UserError, match="pip install lm-eval"):
+    with pytest.raises(UserError, match=r"pip install 'specdist\[harness\]'"):
         evaluate(path, task="lm_eval")

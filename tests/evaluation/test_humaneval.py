@@ -25,7 +25,8 @@ REFERENCES = [
 ]
 TESTS = [
     "\n\nMETADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) == [2, 4]\n",
-    "def check(candidate):\n    assert candidate(5) == 1\n    assert [candidate(0), candidate(-2)] == [0, -1]\n",
+    "def check(candidate):\n    for number, right in ((5, 1), (0, 0), (-2, -1)):\n"
+    "        assert candidate(number) == right\n",
     "def check(candidate):\n    assert candidate(2)\n    assert not candidate(3)\n",
 ]
 NAMES = ["double", "sign", "is_even"]

@@ -146,6 +146,7 @@ def test_results_are_json_and_rows(tmp_path) -> None:
     document = evaluate(path, task="gsm8k")[1]
     folder = tmp_path / "run-evaluation" / "gsm8k"
     assert document.pop("output") == str(folder)
+    assert document["options"] == {"reference_column": None, "cut_at": None}
     assert json.loads((folder / "results.json").read_text()) == document
     rows = pa.ipc.open_file(pa.memory_map(str(folder / "rows.arrow"))).read_all()
     assert rows.to_pydict() == {
