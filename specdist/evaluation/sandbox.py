@@ -28,6 +28,8 @@ from specdist.errors import UserError
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # For the start of two processes on a busy machine, behind the program's own time.
 GRACE_S = 30.0
+# What almost every program begins with: the interpreter's files must be in reach.
+PROBE = "import collections, math, re, typing"
 PASSED, FAILED, TIMED_OUT, ENDED_EARLY = "passed", "failed", "timed out", "ended early"
 OutcomeName = Literal["passed", "failed", "timed out", "ended early"]
 
@@ -52,13 +54,13 @@ class Outcome:
 
 
 def check_sandbox(limits: Limits) -> tuple[str, ...]:
-    """The isolation that programs will have. Raises :class:`UserError` where not even an empty one runs."""
+    """The isolation that programs will have. Raises :class:`UserError` where not even a few imports run."""
     if not sys.platform.startswith("linux"):
         raise UserError(f"programs are run on Linux only, and this is {sys.platform}")
-    found = run_program("pass", limits)
+    found = run_program(PROBE, limits)
     if found.outcome != PASSED:
         raise UserError(
-            f"an empty program does not run within {limits.wall_s:g} s and "
+            f"a program of a few imports does not run within {limits.wall_s:g} s and "
             f"{limits.memory_bytes / 2**20:g} MiB ({found.outcome}: {found.detail}): raise --time_limit_s or "
             "--memory_limit_mib"
         )

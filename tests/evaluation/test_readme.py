@@ -6,8 +6,8 @@ import contextlib
 import io
 import json
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -69,13 +69,13 @@ def test_the_harness_and_back(generated, tasks, monkeypatch) -> None:
     assert document["metrics"]["toy_sums: exact_match, number"]["num_prompts"] == 3
 
 
-def test_the_job_itself(generated) -> None:
+def test_the_job_itself(generated, monkeypatch, capsys) -> None:
     """Its last line on stdout is the document, and a wrong option ends it with a message."""
-    job = [sys.executable, str(REPOSITORY / "jobs" / "evaluate.py"), str(generated.mine)]
+    job = str(REPOSITORY / "jobs" / "evaluate.py")
     options = ["--task", "exact_match", "--output", str(generated.folder / "scores")]
-    ended = subprocess.run([*job, *options], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout.splitlines()[-1])["metrics"]["exact_match"]["num_prompts"] == 6
-    again = subprocess.run([*job, *options], capture_output=True, text=True, timeout=120)
-    assert again.returncode == 1 and again.stderr.startswith("error: --output")
-    assert "Traceback" not in again.stderr
+    monkeypatch.setattr(sys, "argv", [job, str(generated.mine), *options])
+    runpy.run_path(job, run_name="__main__")
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["metrics"]["exact_match"]["num_prompts"] == 6
+    with pytest.raises(SystemExit, match=r"error: --output .* holds results.json already"):
+        runpy.run_path(job, run_name="__main__")
