@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -16,7 +18,7 @@ from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
-from specdist.benchmark.results import ModelSizes, WorkSize
+from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
 from specdist.benchmark.synthetic import SyntheticRecord, build_synthetic
 from specdist.benchmark.workload import Row, make_workload
 from specdist.errors import UserError
@@ -46,6 +48,19 @@ class Setting:
     def rows(self) -> list[Row]:
         """Of all groups."""
         return list(itertools.chain.from_iterable(self.groups.values()))
+
+    def circumstances(self, config: BenchmarkConfig, command: str) -> dict[str, Any]:
+        """Of a measurement that ends now, as the fields of a :class:`Circumstances`."""
+        return {
+            "command": command,
+            "date": now(),
+            "hardware": Hardware.of_this_process(self.device),
+            "versions": versions(),
+            "settings": dataclasses.asdict(config),
+            "synthetic": self.synthetic,
+            "models": self.models,
+            "work": self.work,
+        }
 
     def start_draft_rank(self) -> DraftRank:
         """Start the draft's process, with half of the threads, or on the second GPU.
