@@ -26,6 +26,7 @@ from specdist.collecting.plan import CollectPlan, draft_hidden_size, plan_collec
 from specdist.collecting.ranks import Conductor, follow_conductor
 from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
+from specdist.data.reading import open_shard
 from specdist.heads.examples import ExampleBlock, example_table
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
 from specdist.job.generate import generate_rows
@@ -152,7 +153,7 @@ class Collection:
         self._plan.folder.finish_shard(shard, table, self._stats(shard, table, begin))
 
     def _texts(self, shard: int) -> list[Text]:
-        responses = _read_responses(self._plan.responses.folder.read_shard(shard))
+        responses = _read_responses(open_shard(self._plan.responses.folder.paths(shard), verify=False))
         config = self._config
         if config.kind == "acceptance":
             return [

@@ -15,6 +15,7 @@ from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
 from specdist.data.parts import read_rows
+from specdist.data.reading import open_shard
 from specdist.errors import UserError
 
 # For replicas that have left no heartbeat.
@@ -147,7 +148,7 @@ class StatusReader:
     def _see_done(self, shard: int) -> bool:
         if not self._folder.is_complete(shard):
             return False
-        table = self._folder.read_shard(shard)
+        table = open_shard(self._folder.paths(shard), verify=False)
         num_tokens = sum(table["num_completion_tokens"].to_pylist())
         self._done[shard] = table.num_rows, num_tokens
         self._errors.update(error_kind(error) for error in table["error"].drop_null().to_pylist())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -36,10 +35,11 @@ from specdist.data.merging import merge_run
 from specdist.data.shard_queue import claim_name
 from specdist.errors import UserError
 from specdist.stats import Stats
-from tests.job import forked, mutations
+from tests.job import mutations
 from tests.job.heads import write_heads
-from tests.job.launching import arguments, read_output, run_here, shard_bytes
+from tests.job.launching import read_output, run_here, shard_bytes
 from tests.job.pair import build_pair
+from tests.job.telling import run_and_tell
 
 NUM_ROWS = 12
 NUM_SHARDS = 4
@@ -170,19 +170,6 @@ class World:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(options))
 
 
-def launch(options: dict[str, Any], told: Path) -> tuple[int | None, str]:
-    """The exit code (None: it had to be ended) and what it said."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([forked.__name__])
-    process = context.Process(target=forked.run_and_tell, args=(arguments(**options), told))
-    process.start()
-    process.join(TIMEOUT_S)
-    code = process.exitcode
-    process.kill()
-    process.join()
-    return code, told.read_text(errors="replace") if told.exists() else ""
-
-
 @dataclass(frozen=True)
 class Trial:
     """One damaged file and what became of it."""
@@ -213,7 +200,8 @@ class Trial:
 
     def _launch(self, options: dict[str, Any], name: str) -> str | None:
         """The message of a refusal."""
-        code, said = launch({**options, "output": self.folder / name}, self.folder / f"{name}.txt")
+        told = self.folder / f"{name}.txt"
+        code, said = run_and_tell(told, TIMEOUT_S, **options, output=self.folder / name)
         if code is None:
             raise Fault(f"no end after {TIMEOUT_S} s: {said[-2000:]}")
         if "Traceback" in said or code not in (0, 2):
