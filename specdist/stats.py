@@ -1,7 +1,7 @@
 """Where the tokens and the time went. Integers only, so that shards add up exactly and survive JSON.
 
 Names follow vLLM's speculative decoding metrics. Times are nanoseconds of wall clock: each role's own add up
-to the wall time of the rounds that it served.
+to the wall time of the rounds that it served. :mod:`specdist.schema` says what each count means.
 """
 
 from __future__ import annotations

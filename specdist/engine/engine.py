@@ -78,6 +78,14 @@ class _Judged:
         return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """How full it is: rows that run, and pages of the cache that are free."""
+
+    num_rows: int = 0
+    num_free_pages: int = 0
+
+
 def never() -> bool:
     """Nobody asks to stop."""
     return False
@@ -113,6 +121,13 @@ class Engine:
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
         self._decisions: Distributions | None = None
         self._decision_of: dict[int, int] = {}
+
+    @property
+    def load(self) -> EngineLoad:
+        """Between rounds."""
+        return EngineLoad(
+            num_rows=len(self._scheduler.running), num_free_pages=self._scheduler.num_free_pages
+        )
 
     def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;

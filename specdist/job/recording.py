@@ -19,6 +19,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.job.preflight import RunPlan
 from specdist.job.progress import Progress
+from specdist.job.scalars import NoScalars
 from specdist.job.tokens import PromptEncoder
 from specdist.stats import Stats
 
@@ -46,6 +47,7 @@ class Recorder:
         *,
         num_samples: int,
         progress: Progress,
+        scalars: NoScalars,
         is_traced: bool = False,
         is_exact: bool = True,
     ) -> None:
@@ -54,6 +56,7 @@ class Recorder:
         self._ledger = ledger
         self._num_samples = num_samples
         self._progress = progress
+        self._scalars = scalars
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._queue = ShardQueue(
@@ -212,6 +215,7 @@ class Recorder:
             shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
         ):
             self._queue.finished(claimed)
+            self._scalars.shard_finished(self._progress.counts, shard, stats)
         else:
             logger.warning("shard %d was finished here too late: another replica has it", shard)
             self._queue.lost(claimed)
