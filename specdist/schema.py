@@ -52,7 +52,7 @@ TRACE_COLUMNS = {
 }
 STATISTICS = {
     "exact": "the completions follow the target's own distribution",
-    "replica": "who has finished the shard: a name that each launch of the job gives itself",
+    "replica": "who finished the shard",
     "num_rows": "input rows",
     "num_completions": "completions, those with an error left out",
     "num_error_rows": "input rows with an error",
@@ -108,8 +108,8 @@ STATISTICS = {
     "shard_cost_sums": "the same eight sums over shards instead of completions",
     "peak_memory_bytes.target": "most bytes held by one rank of the target; merges as a maximum",
     "peak_memory_bytes.draft": "most bytes held by the draft; merges as a maximum",
-    "work_span.begin_unix_ns": "when the shard's first request was made, in nanoseconds since 1970; the earliest",
-    "work_span.end_unix_ns": "when its last completion was there; merges as the latest",
+    "work_span.begin_unix_ns": "when work on the shard began, by the replica's clock; merges as a minimum",
+    "work_span.end_unix_ns": "and when it ended, through restarts; merges as a maximum",
 }
 TOTALS = {
     "output": "folder of the run",
