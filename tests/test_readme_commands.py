@@ -57,6 +57,11 @@ ELSEWHERE = {
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
          "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
     ),
+    "jobs/evaluate.py": (
+        "wants prompts with answers",
+        ["tests/evaluation/test_readme.py::test_commands_run",
+         "tests/evaluation/test_readme.py::test_the_harness_and_back"],
+    ),
 }  # fmt: skip
 COMMANDS = commands()
 RUN_HERE = [command for command in COMMANDS if command.script not in ELSEWHERE]
@@ -70,6 +75,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = pa.ipc.open_file(pair.prompts).read_all()
     for name in ("prompts", "train"):
         pa.parquet.write_table(rows, path / "data" / f"{name}.parquet")
+    shutil.copy(pair.prompts, path / "prompts.arrow")
     (path / "TARGET").symlink_to(pair.target)
     (path / "DRAFT").symlink_to(pair.draft)
     (path / "runs" / "demo").mkdir()
@@ -85,9 +91,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rows_per_shard": 2,
     }
     (path / "jobs" / "configs" / "llama-70b.yaml").write_text(yaml.safe_dump(options))
-    assert run_here(**options, output=path / "runs" / "finished").code == 0
-    for name in ("one", "two"):
-        shutil.copytree(path / "runs" / "finished", path / "runs" / name)
+    # Those that lm-evaluation-harness would leave beside its prompts.
+    (path / "prompts.yaml").write_text(yaml.safe_dump({"device": "cpu", "max_new_tokens": 4, "limit": 2}))
+    for name in ("finished", "one", "two"):
+        assert run_here(**options, output=path / "runs" / name).code == 0
     return path
 
 
@@ -95,6 +102,16 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(workspace)
     return workspace
+
+
+def provide(here: Path, command: Command) -> None:
+    """What a command reads, and not what it is about to make."""
+    provide_run(here, command)
+    if command.script == "jobs/tune.py":
+        shutil.rmtree(here / "runs" / "tune", ignore_errors=True)
+    elif "--tune" in command.arguments and not (here / "runs" / "tune").exists():
+        tune = next(command for command in COMMANDS if command.script == "jobs/tune.py")
+        run(tune)
 
 
 def provide_run(here: Path, command: Command | None) -> None:
@@ -106,23 +123,29 @@ def provide_run(here: Path, command: Command | None) -> None:
 
 @pytest.mark.parametrize("command", RUN_HERE, ids=lambda command: command.line[:60])
 def test_a_command_of_the_readme_runs(
-    command: Command, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Command, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (REPOSITORY / command.script).is_file(), f"{command.line}: no such script; name it in ELSEWHERE?"
     assert command.launcher == ("python",) or launches(command)
-    provide_run(here, command)
-    arguments = [*command.arguments, *SHORT.get(command.script, [])]
-    try:
-        if command.script in MAINS:
-            code = MAINS[command.script](arguments)
-        else:
-            monkeypatch.setattr(sys, "argv", [command.script, *arguments])
-            code = runpy.run_path(str(REPOSITORY / command.script), run_name="__main__") and 0
-    except SystemExit as end:
-        code = end.code
+    provide(here, command)
+    code = run(command)
     captured = capsys.readouterr()
     assert code in (0, None), f"{command.line}: {code}\n{captured.err}"
     assert captured.out
+
+
+def run(command: Command) -> int | str | None:
+    """As it is typed, in this process; how it ended."""
+    arguments = [*command.arguments, *SHORT.get(command.script, [])]
+    try:
+        if command.script in MAINS:
+            return MAINS[command.script](arguments)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(sys, "argv", [command.script, *arguments])
+            runpy.run_path(str(REPOSITORY / command.script), run_name="__main__")
+    except SystemExit as end:
+        return end.code
+    return 0
 
 
 def launches(command: Command) -> bool:
