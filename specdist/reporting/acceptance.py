@@ -60,9 +60,10 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
             axes.plot(places, shares, marker=RUN_MARKERS[index], color=RUN_COLOURS[index], label=run.label)
         if acceptance is not None and run.is_exact:
             alone = len(runs) == 1
+            label = f"α to the power of the place, α = {acceptance:.3f}" if alone else None
             axes.plot(
                 places, acceptance**places, ":", color=ORANGE if alone else RUN_COLOURS[index],
-                marker="D" if alone else "", label=f"α to the power, α = {acceptance:.3f}" if alone else None,
+                marker="D" if alone else "", label=label,
             )  # fmt: skip
     axes.set_ylim(0, 1.06)
     percent_axis(axes)

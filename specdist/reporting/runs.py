@@ -19,6 +19,7 @@ from specdist.predictions import Comparison, Predictions
 from specdist.regression import NS_PER_S
 from specdist.reporting.failures import ErrorRows, read_error_rows
 from specdist.reporting.traces import TracedTokens, read_traced_tokens
+from specdist.runs import load_run
 from specdist.stats import Stats
 
 
@@ -39,7 +40,6 @@ class ReportedRun:
     folder: RunFolder
     config: Mapping[str, Any]
     info: Mapping[str, Any]
-    fingerprint: Mapping[str, Any]
     num_shards: int
     shards: Mapping[int, Stats]
     replicas: Mapping[int, str]
@@ -50,7 +50,7 @@ class ReportedRun:
 
     @property
     def is_exact(self) -> bool:
-        return bool(self.info.get("exact", True))
+        return bool(self.info["exact"])
 
     @property
     def num_devices(self) -> int:
@@ -95,35 +95,30 @@ class ReportedRun:
 
 
 def read_run(path: Path, label: str) -> ReportedRun:
-    """Raises :class:`UserError` for a folder without a run, or one in which no shard is complete."""
-    folder = RunFolder(path)
-    if not folder.manifest_path.is_file():
-        raise UserError(f"{path} is not the folder of a run: it has no manifest.json")
-    manifest = folder.manifest
-    plan, _ = folder.plan()
-    documents = folder.stats_by_shard()
-    shards = {number: Stats.from_json(stats) for number, stats in documents.items()}
-    if not shards:
+    """Raises :class:`UserError` as :func:`specdist.runs.load_run` does, or if no shard is complete."""
+    run, folder = load_run(path), RunFolder(path)
+    if not run.finished_shards:
         raise UserError(
-            f"{path} has no complete shard of its {plan.num_shards} yet: wait for one "
+            f"{path} has no complete shard of its {run.num_shards} yet: wait for one "
             f"(python jobs/status.py {path} says how far it is)"
         )
+    documents = {shard: folder.read_stats(shard) for shard in run.finished_shards}
+    shards = {shard: Stats.from_json(document) for shard, document in documents.items()}
     total = Stats()
     for stats in shards.values():
         total.add(stats)
-    with_errors = [number for number, stats in shards.items() if stats.num_error_rows]
+    fingerprint = run.manifest.fingerprint
     return ReportedRun(
         label=label,
         folder=folder,
-        config={**_read_config(folder.config_path), **_policy_options(manifest.fingerprint)},
-        info=manifest.info,
-        fingerprint=manifest.fingerprint,
-        num_shards=plan.num_shards,
+        config={**_read_config(folder.config_path), **_policy_options(fingerprint)},
+        info=run.manifest.info,
+        num_shards=run.num_shards,
         shards=shards,
-        replicas={number: str(stats.get("replica", "")) for number, stats in documents.items()},
+        replicas={shard: str(document.get("replica", "")) for shard, document in documents.items()},
         total=total,
-        status=StatusReader(path).read() if len(shards) < plan.num_shards else None,
-        errors=read_error_rows(folder, with_errors),
+        status=None if run.is_complete else StatusReader(path).read(),
+        errors=read_error_rows(folder, [shard for shard, stats in shards.items() if stats.num_error_rows]),
         trace=read_traced_tokens(folder, shards),
     )
 

@@ -33,7 +33,7 @@ WORK_COLOURS: Mapping[str, str] = {
 # White letters cannot be read on these.
 LIGHT_COLOURS = (ORANGE, PINK, SKY, LIGHT_GREY)
 
-MAX_LABELLED_BARS = 10
+MAX_LABELLED_BARS, LEAST_LABELLED_SHARE = 10, 0.22
 # Drawn at the size at which a telephone shows it three quarters as large.
 WIDTH_INCHES, DOTS_PER_INCH = 5.0, 170
 SETTINGS = {
@@ -96,8 +96,12 @@ def label_bars(
 ) -> None:
     """Write its number on every bar, if there are few enough to have room."""
     if len(bars) <= MAX_LABELLED_BARS:
-        labels = [shown(value) for value in np.asarray(bars.datavalues, float).tolist()]
+        values = np.asarray(bars.datavalues, float).tolist()
+        labels = [shown(value) for value in values]
         if is_inside:
+            # A low bar has no room.
+            least = LEAST_LABELLED_SHARE * max(values, default=0.0)
+            labels = [label if value >= least else "" for label, value in zip(labels, values, strict=True)]
             axes.bar_label(bars, labels, fontsize=10, label_type="center", color="white")
         else:
             axes.bar_label(bars, labels, fontsize=9.5, padding=2)
