@@ -8,6 +8,7 @@ from typing import Any
 from specdist.benchmark.policy_tables import (
     feature_overhead_table,
     groups_table,
+    head_overhead_table,
     policies_table,
     policy_overhead_table,
     shown_methods,
@@ -25,6 +26,7 @@ GROUPS = "Times the target alone, by group:"
 PASSES = "Single passes of the target:"
 PARTS = "What features and policies take:"
 WHOLE = "What features take, by pairs of runs with and without them:"
+HEAD = "What the head takes, beside a draft step without it:"
 PLACEMENTS = "Where the draft runs, and what it does while the target verifies:"
 
 
@@ -59,6 +61,7 @@ def _sections(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterat
         (PASSES, overhead_table(result)),
         (PARTS, policy_overhead_table(result)),
         (WHOLE, feature_overhead_table(result)),
+        (HEAD, head_overhead_table(result)),
     ):
         if table.rows:
             yield heading

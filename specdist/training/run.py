@@ -111,7 +111,9 @@ def _train(
         patience=config.patience,
     )
     with reproducible(config.seed):
-        head = TokenHead(training.draft.hidden_size, config.depth or 0).to(device)
+        head = TokenHead(
+            training.draft.hidden_size, config.depth or 0, uses_features=config.uses_features
+        ).to(device)
         history = train_head(head, training, evaluation, objective, schedule, label=label)
     return Trained(head, objective, history)
 
@@ -142,6 +144,7 @@ def _write(
         draft=training.draft,
         weights_sha256=save_weights(kept.head, output),
         max_ratio=config.max_ratio,
+        uses_features=config.uses_features,
         data={
             "training": training.description(),
             "evaluation": evaluation.description(),

@@ -55,10 +55,10 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ),
         ([*SYNTHETIC, "--policies", "specdecpp"], "specdecpp reads a trained head, and there is none"),
         ([*SYNTHETIC, "--head", "h"], "--head has no effect without --policies"),
-        ([*SYNTHETIC, "--policies", "svip", "--head", "h"], "--head h is for one of .* has neither"),
+        ([*SYNTHETIC, "--policies", "svip", "--head", "h"], "--head h is for one of .* has none of them"),
         (
             [*SYNTHETIC, "--policies", "specdecpp", "sprinter", "--head", "h"],
-            "--policies has specdecpp and sprinter: name one",
+            "--policies has specdecpp and sprinter: name those that read a head of its kind",
         ),
         (
             [*SYNTHETIC, "--policies", "specdecpp", "--head", "h", "--placements", "separate"],

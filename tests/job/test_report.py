@@ -14,7 +14,8 @@ from specdist.costs import CostModel, Curve
 from specdist.data import RunFolder
 from specdist.job.report import comparison_lines, run_predictions, total_stats
 from specdist.predictions import predictions_of
-from tests.job.launching import Ended, run_here, run_process
+from tests.job.launching import Ended, run_here
+from tests.job.ranks import fork_ranks
 from tests.ranks import REPOSITORY
 
 FORMULAS = {
@@ -95,7 +96,7 @@ def test_a_target_alone_has_nothing_to_predict(options: dict[str, Any], tmp_path
 @pytest.mark.ranks
 def test_work_ahead_is_predicted_too(options: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "run"
-    ended = run_process(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
+    ended = fork_ranks(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
     predictions = ended.totals["predictions"]
     assert set(predictions["theory"]) == FORMULAS | {"ready_rate"}
     check_drift(output, predictions)
