@@ -52,6 +52,7 @@ TRACE_COLUMNS = {
 }
 STATISTICS = {
     "exact": "the completions follow the target's own distribution",
+    "replica": "who finished the shard",
     "num_rows": "input rows",
     "num_completions": "completions, those with an error left out",
     "num_error_rows": "input rows with an error",
@@ -107,6 +108,8 @@ STATISTICS = {
     "shard_cost_sums": "the same eight sums over shards instead of completions",
     "peak_memory_bytes.target": "most bytes held by one rank of the target; merges as a maximum",
     "peak_memory_bytes.draft": "most bytes held by the draft; merges as a maximum",
+    "work_span.begin_unix_ns": "when work on the shard began, by the replica's clock; merges as a minimum",
+    "work_span.end_unix_ns": "and when it ended, through restarts; merges as a maximum",
 }
 TOTALS = {
     "output": "folder of the run",
@@ -161,7 +164,7 @@ def trace_fields() -> list[Field]:
 
 def statistics_fields() -> list[Field]:
     """The values in ``stats/*.json``, those of objects by dotted names."""
-    types = {"exact": "bool", **dict(_types(Stats))}
+    types = {"exact": "bool", "replica": "string", **dict(_types(Stats))}
     return [Field(name, type_, STATISTICS[name]) for name, type_ in types.items()]
 
 

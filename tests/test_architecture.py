@@ -36,7 +36,7 @@ LAYERS = [
     {"job"},
     {"runs"},
     {"demo", "benchmark", "tuning", "collecting", "training"},
-    {"planning"},
+    {"planning", "reporting"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
@@ -46,6 +46,7 @@ TORCH_FREE = [
     "job.status", "job.card", "runs", "schema",
     "markdown", "references", "planning.hardware", "planning.simulate", "planning.events",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
+    "reporting",
 ]  # fmt: skip
 MAX_LINES = 400
 

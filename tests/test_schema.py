@@ -32,7 +32,7 @@ def test_columns_are_described() -> None:
 
 def test_statistics_are_described() -> None:
     """Whoever counts something new says here what it is."""
-    assert list(STATISTICS) == ["exact", *dotted(Stats().to_json())]
+    assert list(STATISTICS) == ["exact", "replica", *dotted(Stats().to_json())]
 
 
 def test_totals_are_described() -> None:

@@ -204,8 +204,12 @@ class RunFolder:
 
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
+        return list(self.stats_by_shard().values())
+
+    def stats_by_shard(self) -> dict[int, dict[str, Any]]:
+        """The statistics of every complete shard, by its number, in the order of the shards."""
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [self.read_stats(shard) for shard in shards if self.is_complete(shard)]
+        return {shard: self.read_stats(shard) for shard in shards if self.is_complete(shard)}
 
     def read_stats(self, shard: int) -> dict[str, Any]:
         """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""

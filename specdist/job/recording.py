@@ -92,8 +92,10 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         log = self._queue.log(claimed)
         mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
+        stats = self._ledger.shard(shard)
         if log.stats is not None:
-            self._ledger.shard(shard).add(Stats.from_json(log.stats))
+            stats.add(Stats.from_json(log.stats))
+        _extend_to_now(stats)
         self._progress.skip(len(log.results))
         for row_id in range(first, end):
             samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in log.results]
@@ -197,9 +199,12 @@ class Recorder:
             num_samples=self._num_samples,
             is_exact=self._is_exact,
         )
+        counted = self._ledger.close_shard(shard)
+        _extend_to_now(counted)
         stats = {
             "exact": self._is_exact,
-            **count_rows(self._ledger.close_shard(shard), results),
+            "replica": self._plan.membership.replica,
+            **count_rows(counted, results),
         }
         open_shard.log.close()
         trace = None
@@ -219,6 +224,12 @@ class Recorder:
     def _forget_texts(self, shard: int) -> None:
         for row_id in range(*self._plan.shards.bounds(shard)):
             self._texts.pop(row_id, None)
+
+
+def _extend_to_now(stats: Stats) -> None:
+    """Work on the shard begins, or ends."""
+    now_ns = time.time_ns()
+    stats.work_span.extend(now_ns, now_ns)
 
 
 def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
