@@ -32,13 +32,10 @@ class Command:
     arguments: tuple[str, ...]
 
 
-def commands() -> list[list[Command]]:
-    """Of every bash block; comments left out, continued lines joined."""
-    found = []
-    for block in blocks("bash"):
-        lines = block.replace("\\\n", " ").splitlines()
-        found.append([parsed(line) for line in lines if shlex.split(line, comments=True)])
-    return found
+def commands() -> list[Command]:
+    """Of all bash blocks; comments left out, continued lines joined."""
+    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
+    return [parsed(line) for line in lines if shlex.split(line, comments=True)]
 
 
 def parsed(line: str) -> Command:

@@ -58,17 +58,13 @@ ELSEWHERE = {
          "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
     ),
 }  # fmt: skip
-COMMANDS = [command for block in commands() for command in block]
-RUN_HERE = [
-    here
-    for block in commands()
-    if (here := [command for command in block if command.script not in ELSEWHERE])
-]
+COMMANDS = commands()
+RUN_HERE = [command for command in COMMANDS if command.script not in ELSEWHERE]
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a finished run of four shards in ``runs/finished``."""
+    """With a finished run of four shards, ``runs/finished`` and ``runs/mine``."""
     pair = build_pair(tmp_path_factory.mktemp("pair"))
     path = workspace_of(tmp_path_factory.mktemp("readme"))
     rows = pa.ipc.open_file(pair.prompts).read_all()
@@ -90,6 +86,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     (path / "jobs" / "configs" / "llama-70b.yaml").write_text(yaml.safe_dump(options))
     assert run_here(**options, output=path / "runs" / "finished").code == 0
+    shutil.copytree(path / "runs" / "finished", path / "runs" / "mine")
     return path
 
 
@@ -99,36 +96,53 @@ def here(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return workspace
 
 
-def provide_run(here: Path, command: Command | None) -> None:
-    """``runs/mine`` is finished, but for a command that is about to make it."""
-    shutil.rmtree(here / "runs" / "mine", ignore_errors=True)
-    if command is None or command.script != "jobs/generate.py":
-        shutil.copytree(here / "runs" / "finished", here / "runs" / "mine")
+def output_of(command: Command) -> str | None:
+    """What it makes."""
+    words = command.arguments
+    return next((words[place + 1] for place, word in enumerate(words) if word == "--output"), None)
 
 
-@pytest.mark.parametrize("block", RUN_HERE, ids=lambda block: block[0].line[:60])
-def test_the_commands_of_a_block_run(
-    block: list[Command], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def provide(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command reads: made by that command of the README which makes it, or else a finished run. A run
+    that it makes itself is not there."""
+    made = output_of(command)
+    if command.script == "jobs/generate.py":
+        shutil.rmtree(here / str(made), ignore_errors=True)
+    for word in command.arguments:
+        if not word.startswith("runs/") or word == made or (here / word).exists():
+            continue
+        makers = [other for other in COMMANDS if f"{word}/".startswith(f"{output_of(other)}/")]
+        if makers and makers[0].script != "jobs/generate.py":
+            run(makers[0], here, monkeypatch)
+        else:
+            shutil.copytree(here / "runs" / "finished", here / word)
+
+
+def run(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is typed, with options behind it that make it short."""
+    script = REPOSITORY / command.script
+    assert script.is_file(), f"{command.line}: no such script; name it in ELSEWHERE?"
+    assert command.launcher == ("python",) or launches(command)
+    provide(here, command, monkeypatch)
+    arguments = [*command.arguments, *SHORT.get(command.script, [])]
+    code: Any = 0
+    try:
+        if command.script in MAINS:
+            code = MAINS[command.script](arguments)
+        else:
+            monkeypatch.setattr(sys, "argv", [command.script, *arguments])
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    assert code in (0, None), f"{command.line}: {code}"
+
+
+@pytest.mark.parametrize("command", RUN_HERE, ids=lambda command: command.line[:70])
+def test_a_command_runs(
+    command: Command, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One after the other: the next may read what the last one has left."""
-    for command in block:
-        script = REPOSITORY / command.script
-        assert script.is_file(), f"{command.line}: no such script; name it in ELSEWHERE?"
-        assert command.launcher == ("python",) or launches(command)
-        provide_run(here, command)
-        arguments = [*command.arguments, *SHORT.get(command.script, [])]
-        code: Any = 0
-        try:
-            if command.script in MAINS:
-                code = MAINS[command.script](arguments)
-            else:
-                monkeypatch.setattr(sys, "argv", [command.script, *arguments])
-                runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as end:
-            code = end.code
-        captured = capsys.readouterr()
-        assert code in (0, None), f"{command.line}: {code}\n{captured.err}"
-        assert captured.out
+    run(command, here, monkeypatch)
+    assert capsys.readouterr().out
 
 
 def launches(command: Command) -> bool:
@@ -176,14 +190,12 @@ def test_python_of_the_readme_runs(block: str, here: Path, monkeypatch: pytest.M
     missing = [name for name in imports(block) if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed")
-    provide_run(here, None)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
 def test_a_command_that_nobody_runs_is_noticed() -> None:
     """The blocks are found at all, and each command is either run here or excepted by its script."""
-    run_here = [command for block in RUN_HERE for command in block]
-    assert len(COMMANDS) > 10 and len(run_here) > 6 and len(blocks("python")) >= 5
-    assert len(run_here) + sum(command.script in ELSEWHERE for command in COMMANDS) == len(COMMANDS)
+    assert len(COMMANDS) > 10 and len(RUN_HERE) > 6 and len(blocks("python")) >= 5
+    assert len(RUN_HERE) + sum(command.script in ELSEWHERE for command in COMMANDS) == len(COMMANDS)
     assert os.environ["HF_HUB_OFFLINE"] == "1", "no command of the README may need a network here"
