@@ -40,7 +40,7 @@ SHORT = {
     "jobs/collect.py": [*ON_CPU, "--tp_size", "1", "--limit", "8", "--max_new_tokens", "6"],
     "jobs/train_head.py": [*ON_CPU, "--epochs", "1", "--depth", "0"],
 }
-# By script: why it is not run here, and the tests that run it or its parts.
+# What is in a command that is not run here: why, and the tests that run it or its parts.
 ELSEWHERE = {
     "jobs/demo.sh": (
         "installs, and trains for minutes",
@@ -59,7 +59,7 @@ ELSEWHERE = {
     ),
 }  # fmt: skip
 COMMANDS = commands()
-RUN_HERE = [command for command in COMMANDS if command.script not in ELSEWHERE]
+RUN_HERE = [command for command in COMMANDS if not any(part in command.line for part in ELSEWHERE)]
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +156,11 @@ def launches(command: Command) -> bool:
     return parsed.training_script == command.script and (REPOSITORY / parsed.config_file).is_file()
 
 
-@pytest.mark.parametrize("script", ELSEWHERE)
-def test_what_is_run_elsewhere_is_there(script: str) -> None:
+@pytest.mark.parametrize("part", ELSEWHERE)
+def test_what_is_run_elsewhere_is_there(part: str) -> None:
     """Each exception names tests that exist; and nothing is excepted that the README does not have."""
-    assert script in {command.script for command in COMMANDS}
-    reason, tests = ELSEWHERE[script]
+    assert any(part in command.line for command in COMMANDS)
+    reason, tests = ELSEWHERE[part]
     assert reason and tests
     for test in tests:
         path, name = test.split("::")
@@ -195,7 +195,6 @@ def test_python_of_the_readme_runs(block: str, here: Path, monkeypatch: pytest.M
 
 
 def test_a_command_that_nobody_runs_is_noticed() -> None:
-    """The blocks are found at all, and each command is either run here or excepted by its script."""
-    assert len(COMMANDS) > 10 and len(RUN_HERE) > 6 and len(blocks("python")) >= 5
-    assert len(RUN_HERE) + sum(command.script in ELSEWHERE for command in COMMANDS) == len(COMMANDS)
+    """The blocks are found at all, and few commands are excepted."""
+    assert len(COMMANDS) > 10 and len(RUN_HERE) > 8 and len(blocks("python")) >= 5
     assert os.environ["HF_HUB_OFFLINE"] == "1", "no command of the README may need a network here"
