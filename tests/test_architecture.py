@@ -35,7 +35,7 @@ LAYERS = [
     {"replay"},
     {"job"},
     {"runs"},
-    {"demo", "benchmark", "tuning", "collecting", "training"},
+    {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
     {"planning", "reporting"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -45,6 +45,7 @@ TORCH_FREE = [
     "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "job.card", "runs", "schema",
     "markdown", "references", "planning.hardware", "planning.simulate", "planning.events",
+    "evaluation.config", "evaluation.run",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
     "reporting",
 ]  # fmt: skip

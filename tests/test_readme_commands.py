@@ -57,6 +57,11 @@ ELSEWHERE = {
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
          "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
     ),
+    "jobs/evaluate.py": (
+        "wants prompts with answers",
+        ["tests/evaluation/test_readme.py::test_commands_run",
+         "tests/evaluation/test_readme.py::test_the_harness_and_back"],
+    ),
 }  # fmt: skip
 COMMANDS = commands()
 RUN_HERE = [command for command in COMMANDS if not any(part in command.line for part in ELSEWHERE)]
@@ -70,6 +75,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = pa.ipc.open_file(pair.prompts).read_all()
     for name in ("prompts", "train"):
         pa.parquet.write_table(rows, path / "data" / f"{name}.parquet")
+    shutil.copy(pair.prompts, path / "prompts.arrow")
+    # Those that lm-evaluation-harness would leave beside its prompts.
+    (path / "prompts.yaml").write_text(yaml.safe_dump({"device": "cpu", "max_new_tokens": 4, "limit": 2}))
     (path / "TARGET").symlink_to(pair.target)
     (path / "DRAFT").symlink_to(pair.draft)
     (path / "runs" / "demo").mkdir()
@@ -103,11 +111,12 @@ def output_of(command: Command) -> str | None:
 
 
 def provide(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command reads: made by that command of the README which makes it, or else a finished run. A run
-    that it makes itself is not there."""
+    """What a command reads: made by that command of the README which makes it, or else a finished run. What
+    it makes itself is not there.
+    """
     made = output_of(command)
-    if command.script == "jobs/generate.py":
-        shutil.rmtree(here / str(made), ignore_errors=True)
+    if made is not None and (here / made).is_dir():
+        shutil.rmtree(here / made)
     for word in command.arguments:
         if not word.startswith("runs/") or word == made or (here / word).exists():
             continue
