@@ -27,7 +27,7 @@ def check_tensorboard() -> None:
     if importlib.util.find_spec(PACKAGE) is None:
         raise UserError(
             f"--tensorboard needs the package {PACKAGE}, which is not installed: pip install "
-            "'specdist[tensorboard]', or leave --tensorboard out; stats/ has the same figures for every shard"
+            f"{PACKAGE}, or leave --tensorboard out; stats/ has the same figures for every shard"
         )
 
 
