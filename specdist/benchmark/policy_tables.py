@@ -140,11 +140,12 @@ def feature_overhead_table(result: BenchmarkResult) -> Table:
 
 
 def head_overhead_table(result: BenchmarkResult) -> Table:
-    """One row per batch size."""
+    """One row per batch size and depth."""
     return Table(
-        ["batch", "passes", "draft step ms", "head ms", "head / step", "quartiles"],
+        ["head", "batch", "passes", "draft step ms", "head ms", "head / step", "quartiles"],
         [
             [
+                f"D = {item.depth}",
                 str(item.batch_size),
                 str(item.num_passes),
                 f"{1e3 * item.step_s:.2f}",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specdist.benchmark.comparing import compare, compare_lengths
 from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.head_overhead import measure_head
+from specdist.benchmark.head_overhead import measure_heads
 from specdist.benchmark.lineup import Lineup, line_up
 from specdist.benchmark.measuring import Measured, measure
 from specdist.benchmark.overhead import measure_overhead
@@ -92,8 +92,11 @@ def _with_overhead(
             for batch_size in batch_sizes
         ],
         head_overhead=[
-            measure_head(setting.paged, setting.paged.head, batch_size, num_repeats, config.seed)
+            item
             for batch_size in batch_sizes
-            if setting.paged.head is not None
+            if (head := setting.paged.head) is not None
+            for item in measure_heads(
+                setting.paged, batch_size, num_repeats, config.seed, uses_features=head.uses_features
+            )
         ],
     )

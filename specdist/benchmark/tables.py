@@ -26,7 +26,7 @@ GROUPS = "Times the target alone, by group:"
 PASSES = "Single passes of the target:"
 PARTS = "What features and policies take:"
 WHOLE = "What features take, by pairs of runs with and without them:"
-HEAD = "What the head takes, beside a draft step without it:"
+HEAD = "What a head takes, beside a draft step without it:"
 PLACEMENTS = "Where the draft runs, and what it does while the target verifies:"
 
 

@@ -60,9 +60,8 @@ class TokenHead(HiddenStateHead):
         state_NH = hidden_NH.to(self.dtype)
         if self.entry is not None:
             assert features_3N is not None, "this head reads the features too"
-            entropies_N, *probabilities_2N = features_3N
-            logs_2N = [each_N.clamp(min=LEAST_PROBABILITY).log() for each_N in probabilities_2N]
-            state_NH = state_NH + self.entry(torch.stack([entropies_N, *logs_2N], dim=1).to(self.dtype))
+            logs_2N = features_3N[1:].clamp(min=LEAST_PROBABILITY).log()
+            state_NH = state_NH + self.entry(torch.cat([features_3N[:1], logs_2N]).T.to(self.dtype))
         for residual in self.residuals:
             state_NH = state_NH + nn.functional.silu(residual(state_NH))
         return cast(Tensor, self.output(state_NH)[:, 0])

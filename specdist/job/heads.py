@@ -26,6 +26,7 @@ class DraftHead:
             "kind": self.info.kind,
             "depth": self.info.depth,
             "max_ratio": self.info.max_ratio,
+            "uses_features": self.info.uses_features,
             "draft": self.info.draft.name,
             "weights_sha256": self.info.weights_sha256,
         }

@@ -277,6 +277,7 @@ def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     assert found.statistics["discard_rate"] > 0 and found.statistics["verification_rate"] < 1
     assert {item.label for item in result.policy_overhead} == {*others, label}
     assert found.num_tokens == method(result, "svip").num_tokens
-    [step] = result.head_overhead
-    assert step.step_s > 0 < step.head_s and step.lower <= step.share <= step.upper
-    assert "What the head takes, beside a draft step" in console_report(result)
+    assert [item.depth for item in result.head_overhead] == [0, 1, 3]
+    for item in result.head_overhead:
+        assert item.step_s > 0 < item.head_s and item.lower <= item.share <= item.upper
+    assert "What a head takes, beside a draft step" in console_report(result)
