@@ -107,24 +107,7 @@ class Recorder:
         # A row of a shard that was dropped, or of one that was claimed again and has not come to it yet.
         if request.shard not in self._open or request.row_id not in self._texts:
             return
-        self._record(
-            request.shard,
-            RowResult(
-                row_id=request.row_id,
-                sample_index=request.sample_index,
-                prompt=self._texts[request.row_id],
-                completion=completion.text,
-                completion_ids=tuple(completion.token_ids),
-                finish_reason=completion.finish_reason,
-                error=None,
-                num_prompt_tokens=len(request.prompt_ids),
-                num_completion_tokens=len(completion.token_ids),
-                num_spec_steps=completion.num_spec_steps,
-                num_draft_tokens=completion.num_draft_tokens,
-                num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
-                trace=completion.trace,
-            ),
-        )
+        self._record(request.shard, _result(completion, self._texts[request.row_id]))
         self._finish_if_complete(request.shard)
 
     def close(self) -> None:
@@ -228,6 +211,27 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
     stats.close_shard()
     return stats.to_json()
+
+
+def _result(completion: Completion, prompt: str) -> RowResult:
+    request = completion.request
+    if completion.error is not None:
+        return _error_result(request.row_id, request.sample_index, prompt, completion.error)
+    return RowResult(
+        row_id=request.row_id,
+        sample_index=request.sample_index,
+        prompt=prompt,
+        completion=completion.text,
+        completion_ids=tuple(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        error=None,
+        num_prompt_tokens=len(request.prompt_ids),
+        num_completion_tokens=len(completion.token_ids),
+        num_spec_steps=completion.num_spec_steps,
+        num_draft_tokens=completion.num_draft_tokens,
+        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+        trace=completion.trace,
+    )
 
 
 def _error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:

@@ -95,6 +95,8 @@ class Replica:
             max_seq_len=models.max_seq_len,
             seed=config.seed,
         )
+        # Smaller ones, once memory did not suffice. Slots and their memory stay as they are.
+        self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
         with _quiet_libraries():
@@ -150,11 +152,14 @@ class Replica:
         return Engine(
             target=self.lead_target(),
             proposer=self._proposer(),
-            scheduler=Scheduler(self._scheduling, pages, requests),
+            scheduler=Scheduler(self._limits or self._scheduling, pages, requests, on_resize=self._limit),
             stop_rules=stop_rules,
             ledger=ledger,
             trusts_draft=not self._config.is_exact,
         )
+
+    def _limit(self, limits: SchedulerSettings) -> None:
+        self._limits = limits
 
     def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
         """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""

@@ -39,7 +39,7 @@ def draft_laws(
     if not settings.is_coupled:
         return laws, laws.probabilities_NV
     scores_NV = coupled_scores(laws, stream_keys_N, positions_N)
-    return OneHot(scores_NV.argmax(dim=1)), scores_NV
+    return OneHot.of_largest(scores_NV), scores_NV
 
 
 @dataclass(frozen=True)
