@@ -58,7 +58,7 @@ def limit_memory(
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
-@pytest.mark.parametrize(("model", "num_tokens"), [(TARGET, 14), (DRAFT, 6)], ids=["target", "draft"])
+@pytest.mark.parametrize(("model", "num_tokens"), [(TARGET, 20), (DRAFT, 6)], ids=["target", "draft"])
 def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -71,25 +71,24 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
 ) -> None:
     """Also with a policy whose block lengths follow each row's history: a block that is repeated is observed
     once. A draft that was wrong about that would draft other lengths, and draw other tokens."""
-    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
     common: dict[str, Any] = {
         "settings": settings,
         "eos": [7],
-        "max_new_tokens": 30,
+        "max_new_tokens": 20,
         "policy": GammaTune(num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0,
                             length_rate=0.5),
         "num_ahead_tokens": num_ahead_tokens,
         "num_branches": num_branches,
     }  # fmt: skip
     expected = Replica(*models, **common).generate(requests)
-    for complaint in COMPLAINTS[: 3 if model == TARGET and not num_ahead_tokens else 1]:
+    for complaint in COMPLAINTS[: 3 if model == DRAFT and not num_ahead_tokens else 1]:
         replica = Replica(*models, **common)
         with monkeypatch.context() as patch:
             limit_memory(patch, replica.runners[model], num_tokens, complaint)
             completions = replica.generate(requests)
         assert outcome(completions) == outcome(expected)
-        # 64 tokens are halved to 8, or 32 where the draft's steps have less than 6 rows.
-        assert 1 <= replica.ledger.shard(0).num_out_of_memory <= 5
+        assert 1 <= replica.ledger.shard(0).num_out_of_memory <= 4
         settings_now = replica.scheduler.settings
         assert settings_now.max_batch_tokens < 64 and settings_now.max_batch_rows < 8
         assert f"at most {settings_now.num_slots} rows and {settings_now.max_batch_tokens}" in caplog.text
