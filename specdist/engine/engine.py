@@ -64,10 +64,13 @@ class Engine:
         ledger: Ledger,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
+        on_alone: Callable[[tuple[int, int] | None], None] = lambda row: None,
     ) -> None:
         """
         Args:
             trusts_draft: lossy: commit all candidates but the last of a block without judging them.
+            on_alone: told before every round which row and sample has the smallest batch for itself, if one
+                has.
             clock: by default one that keeps no spans; what is in no phase is the host's work.
         """
         self._target = target
@@ -86,6 +89,7 @@ class Engine:
         self._suspended_slots: list[int] = []
         self._is_heard = False
         self._suspicion = Suspicion()
+        self._on_alone = on_alone
 
     def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;
@@ -107,6 +111,7 @@ class Engine:
     def _run_or_shrink(self, plan: RoundPlan, finished: list[Sequence]) -> None:
         """A round, or the preparation of a smaller one where memory does not suffice."""
         self._is_heard = False
+        self._on_alone(self._scheduler.lone_row)
         try:
             self._round(plan, finished)
             return

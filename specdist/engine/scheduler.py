@@ -138,6 +138,13 @@ class Scheduler:
         self._give_back(sequence)
         self.running.remove(sequence)
 
+    @property
+    def lone_row(self) -> tuple[int, int] | None:
+        """Row and sample of the sequence that has all of the smallest batch."""
+        if not self.settings.is_smallest or not self.running:
+            return None
+        return self.running[0].request.row_id, self.running[0].request.sample_index
+
     def shrink(self) -> Sequence | None:
         """A round has not gone through for lack of memory: preempt all rows, and go on with half the batch.
 
@@ -147,7 +154,7 @@ class Scheduler:
         culprit: Sequence | None = None
         for sequence in self.running:
             self._limits_before.setdefault(sequence.order, self.settings)
-        if self.settings.is_smallest and self.running:
+        if self.lone_row is not None:
             culprit = self.running[0]
             self.settings = self._limits_before[culprit.order]
             self.finish(culprit)

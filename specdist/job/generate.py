@@ -13,7 +13,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
-from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
+from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    return run_rank(lambda: parse_generate_config(arguments), lambda config: config, _run)
+    return run_rank(
+        lambda: parse_generate_config(arguments), lambda config: config, _run, can_start_over=True
+    )
 
 
 def _run(config: GenerateConfig, topology: Topology, stop: StopRequest) -> int:
@@ -56,7 +58,8 @@ def _run_planned(
             logger.info("%s is complete: nothing to do", config.output)
             _print_totals(config, run, topology)
         return 0
-    frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
+    info = told_by_lead(topology, run.folder.manifest.info if run is not None else {})
+    frozen = info.get("costs")
     measures_costs = config.needs_costs and frozen is None
     middle = _middle_of_a_row(config, models, run) if run is not None and measures_costs else 0
     replica = Replica(
@@ -66,6 +69,7 @@ def _run_planned(
         CostModel.from_json(frozen) if frozen else None,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
         num_context_tokens=told_by_lead(topology, middle),
+        num_halvings=info.get(NUM_HALVINGS, 0),
     )
     if run is None:
         is_complete = follow_turns(topology, replica, stop)

@@ -15,9 +15,10 @@ from typing import Any
 
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.shard_queue import ClaimedShard
+from specdist.engine.faults import too_large
 from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
-from specdist.job.preflight import RunPlan
+from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress
 from specdist.job.tokens import PromptEncoder
 from specdist.stats import Stats
@@ -49,6 +50,7 @@ class Recorder:
         is_traced: bool = False,
         is_exact: bool = True,
     ) -> None:
+        self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
         self._plan = plan
         self._encoder = encoder
         self._ledger = ledger
@@ -137,6 +139,10 @@ class Recorder:
             return
         self._texts[row_id] = text
         for sample in samples:
+            if (row_id, sample) in self._too_large:
+                reason = too_large("it ended a replica that had nothing else to do")
+                self._record(shard, _error_result(row_id, sample, text, reason))
+                continue
             yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=shard)
 
     def _record(self, shard: int, result: RowResult) -> None:
