@@ -25,7 +25,7 @@ from specdist.job.topology import (
     told_by_lead,
     topology_from_environment,
 )
-from specdist.job.watchdog import Failure, Watchdog, watch_over
+from specdist.job.watchdog import Failure, Watchdog, dump_stacks_on_request, watch_over
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
@@ -152,3 +152,5 @@ def log_to_file(folder: Path, topology: Topology, membership: Membership | None)
     handler = logging.FileHandler(folder / "logs" / f"{replica}-rank-{topology.rank}.log")
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{topology.role}] %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
+    if topology.world_size > 1:
+        dump_stacks_on_request(handler.baseFilename)

@@ -8,9 +8,11 @@ manifest.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from pathlib import Path
 
 # How often this replica has started over, under which name, and which row and sample was alone in the
 # smallest batch.
@@ -60,5 +62,8 @@ def start_over() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     # Libraries' connections would stay open, and the other ranks wait for them to close.
-    os.closerange(FIRST_OWN_DESCRIPTOR, os.sysconf("SC_OPEN_MAX"))
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) >= FIRST_OWN_DESCRIPTOR:
+            with contextlib.suppress(OSError):
+                os.set_inheritable(int(path.name), False)
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -37,6 +37,7 @@ POLL_S = 0.5
 PATIENCE_S = 4.0
 # How long the main thread may take to give its shards back when it is told that the replica has failed.
 LEAVE_S = 5.0
+STACKS_SIGNAL = signal.SIGUSR2
 STORE_TIMEOUT = timedelta(seconds=5)
 # Of a broken connection: not the reason but its effect.
 CONNECTION_WORDS = ("gloo", "NCCL", "onnection")
@@ -192,8 +193,8 @@ class Watchdog:
     def _react(self, failure: Failure) -> None:
         if failure.kind != "usage":
             logger.error("this replica ends: %s", failure)
-        if failure.kind in ("silent", "stalled"):
-            _dump_stacks()
+        if failure.kind == "stalled":
+            os.kill(os.getpid(), STACKS_SIGNAL)
         if failure.kind == "silent":
             self._kill(failure.rank)
         # A broken connection wakes the main thread, which then gives the shards back and ends.
@@ -201,10 +202,12 @@ class Watchdog:
             self._end(failure)
 
     def _kill(self, rank: int) -> None:
-        """A stopped process would keep its GPU, and the launcher waiting."""
+        """A process that hangs would keep its GPU, and the launcher waiting. First it may say where it is."""
         for peer in self._peers:
             if peer.rank == rank and peer.process is not None and peer.process.is_alive():
                 with contextlib.suppress(OSError):
+                    os.kill(peer.process.pid, STACKS_SIGNAL)
+                    time.sleep(POLL_S)
                     os.kill(peer.process.pid, signal.SIGKILL)
 
 
@@ -230,9 +233,8 @@ def watch_over(
     )
 
 
-def _dump_stacks() -> None:
-    """Where every thread of this process is, into its log file."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
-            handler.flush()
-            faulthandler.dump_traceback(file=handler.stream.fileno(), all_threads=True)
+def dump_stacks_on_request(log_path: str) -> None:
+    """Where every thread of this process is, into its log, whenever it gets ``STACKS_SIGNAL``: also while a
+    library holds the interpreter."""
+    log = open(log_path, "a")  # noqa: PTH123, SIM115 (as long as the process)
+    faulthandler.register(STACKS_SIGNAL, file=log, all_threads=True)

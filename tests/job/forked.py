@@ -13,3 +13,11 @@ def run_quietly(arguments: list[str], main: Main = generate) -> None:
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         sys.stdout = sys.stderr = nowhere
         sys.exit(main(arguments))
+
+
+def run_rank_quietly(environment: dict[str, str], arguments: list[str], main: Main = generate) -> None:
+    """One rank among several, as the job's script runs it."""
+    os.environ.update(environment)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        sys.stdout = sys.stderr = nowhere
+        os._exit(main(arguments))
