@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +13,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.engine import remote
 from specdist.engine.faults import NUM_SUSPECT_ROWS
+from specdist.engine.proposals import Proposer
+from specdist.engine.proposers import ColocatedDraft
+from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.sequence import Completion
+from specdist.engine.timeline import Timeline
+from specdist.engine.wire import Wire
 from specdist.errors import UserError
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -92,6 +100,54 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         settings_now = replica.scheduler.settings
         assert settings_now.max_batch_tokens < 64 and settings_now.max_batch_rows < 8
         assert f"at most {settings_now.num_slots} rows and {settings_now.max_batch_tokens}" in caplog.text
+
+
+class OverAWire(Replica):
+    """The draft in a thread of its own, behind the wire."""
+
+    def proposer(self) -> Proposer:
+        colocated = super().proposer()
+        assert isinstance(colocated, ColocatedDraft)
+        proposer = RemoteDraft(1)
+        threading.Thread(
+            target=serve_drafts,
+            args=({0: colocated._draft}, 0),
+            kwargs={"vocab_size": self.vocab_size, "clock": Timeline("transfer")},
+            daemon=True,
+        ).start()
+        return proposer
+
+
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
+def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_ahead_tokens: int,
+    num_branches: int,
+) -> None:
+    """Before its answer (a step for 8 rows) and behind it (the prompts)."""
+    queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
+    monkeypatch.setattr(remote, "wire_to", lambda rank: Wire(lambda tensor: queues[rank].put(tensor.clone())))
+    monkeypatch.setattr(
+        remote, "wire_from", lambda rank: Wire(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60)))
+    )
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
+    common: dict[str, Any] = {
+        "settings": SAMPLED,
+        "max_new_tokens": 20,
+        "policy": GammaTune(num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0,
+                            length_rate=0.5),
+        "num_ahead_tokens": num_ahead_tokens,
+        "num_branches": num_branches,
+    }  # fmt: skip
+    expected = Replica(*models, **common).generate(requests)
+    for num_tokens in (6, 20):
+        replica = OverAWire(*models, **common)
+        limit_memory(monkeypatch, replica.runners[DRAFT], num_tokens)
+        assert outcome(replica.generate(requests)) == outcome(expected)
+        assert replica.ledger.shard(0).num_out_of_memory > 0
+    assert "out of memory (DraftOutOfMemory: draft: OutOfMemoryError: CUDA out of memory." in caplog.text
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
