@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -49,24 +50,21 @@ def models() -> tuple[PreTrainedModel, PreTrainedModel]:
     return target, noisy_copy(target)
 
 
-def limit_memory(
-    monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, num_tokens: int, error: Exception = COMPLAINTS[0]
-) -> None:
-    """A device on which passes of more tokens do not fit."""
-    forward = runner.forward
+def fail_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, error: Exception, *passes: int) -> None:
+    """Let these of the runner's passes fail, counted from 1."""
+    forward, counter = runner.forward, itertools.count(1)
 
-    def limited(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
-        logits_NV = forward(batch, logits_index)
-        if len(batch) > num_tokens:
+    def failing(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
+        if next(counter) in passes:
             raise error
-        return logits_NV
+        return forward(batch, logits_index)
 
-    monkeypatch.setattr(runner, "forward", limited)
+    monkeypatch.setattr(runner, "forward", failing)
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
-@pytest.mark.parametrize(("model", "num_tokens"), [(TARGET, 20), (DRAFT, 6)], ids=["target", "draft"])
+@pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
 def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
@@ -75,7 +73,6 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     num_ahead_tokens: int,
     num_branches: int,
     model: int,
-    num_tokens: int,
 ) -> None:
     """Also with a policy whose block lengths follow each row's history: a block that is repeated is observed
     once. A draft that was wrong about that would draft other lengths, and draw other tokens."""
@@ -90,16 +87,16 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         "num_branches": num_branches,
     }  # fmt: skip
     expected = Replica(*models, **common).generate(requests)
-    for complaint in COMPLAINTS[: 3 if model == DRAFT and not num_ahead_tokens else 1]:
+    # In the middle of the run, at any place of a round: before prompts, between the steps of a burst, ...
+    for complaint, first in zip(COMPLAINTS, (3, 6, 8) if model == TARGET else (5, 12, 18), strict=True):
         replica = Replica(*models, **common)
         with monkeypatch.context() as patch:
-            limit_memory(patch, replica.runners[model], num_tokens, complaint)
+            fail_at(patch, replica.runners[model], complaint, first, first + 4)
             completions = replica.generate(requests)
         assert outcome(completions) == outcome(expected)
-        assert 1 <= replica.ledger.shard(0).num_out_of_memory <= 4
-        settings_now = replica.scheduler.settings
-        assert settings_now.max_batch_tokens < 64 and settings_now.max_batch_rows < 8
-        assert f"at most {settings_now.num_slots} rows and {settings_now.max_batch_tokens}" in caplog.text
+        assert replica.ledger.shard(0).num_out_of_memory == 2
+        assert replica.scheduler.settings.num_slots == 2
+    assert "at most 4 rows and 32 tokens" in caplog.text and "at most 2 rows and 16 tokens" in caplog.text
 
 
 class OverAWire(Replica):
@@ -126,7 +123,7 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
     num_ahead_tokens: int,
     num_branches: int,
 ) -> None:
-    """Before its answer (a step for 8 rows) and behind it (the prompts)."""
+    """Before its answer, and behind it."""
     queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
     monkeypatch.setattr(remote, "wire_to", lambda rank: Wire(lambda tensor: queues[rank].put(tensor.clone())))
     monkeypatch.setattr(
@@ -142,11 +139,11 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
         "num_branches": num_branches,
     }  # fmt: skip
     expected = Replica(*models, **common).generate(requests)
-    for num_tokens in (6, 20):
+    for first in (5, 12, 18):
         replica = OverAWire(*models, **common)
-        limit_memory(monkeypatch, replica.runners[DRAFT], num_tokens)
+        fail_at(monkeypatch, replica.runners[DRAFT], COMPLAINTS[0], first, first + 9)
         assert outcome(replica.generate(requests)) == outcome(expected)
-        assert replica.ledger.shard(0).num_out_of_memory > 0
+        assert replica.ledger.shard(0).num_out_of_memory == 2
     assert "out of memory (DraftOutOfMemory: draft: OutOfMemoryError: CUDA out of memory." in caplog.text
 
 
@@ -180,7 +177,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = Replica(*models)
-    limit_memory(monkeypatch, replica.runners[TARGET], 0, RuntimeError("device-side assert triggered"))
+    fail_at(monkeypatch, replica.runners[TARGET], RuntimeError("device-side assert triggered"), 1)
     with pytest.raises(RuntimeError, match="assert triggered"):
         replica.generate(requests_for(prompts_of_lengths(5)))
 
