@@ -53,9 +53,16 @@ def arguments_from_yaml(path: Path, overridden: set[str], lists: set[str]) -> li
     return arguments
 
 
-def parse_arguments(config_class: type[Config], arguments: Sequence[str] | None = None) -> Config:
-    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins."""
+def parse_arguments(
+    config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
+) -> Config:
+    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins.
+
+    A word in front of all options is the value of the option ``positional``.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if positional is not None and arguments and not arguments[0].startswith("-"):
+        arguments[0] = f"--{positional}={arguments[0]}"
     config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", type=Path, help="YAML file of options; the command line wins")
     chosen, options = config_parser.parse_known_args(arguments)

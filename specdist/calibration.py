@@ -18,6 +18,9 @@ PRIOR_PRECISION = 16.0
 # the depth. Of a draw that target and draft make alike (greedy, gumbel), and of one that is judged.
 PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
 NUM_FEATURES = 5
+# On the same and, behind them, the logit of a trained head's estimate: it is taken at its word, but for what
+# it says too low, as heads do that were trained with unequal weights.
+PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
 
@@ -40,12 +43,20 @@ def token_features(
     return features_NF
 
 
+def with_head(features_NF: np.ndarray, estimates_N: np.ndarray) -> np.ndarray:
+    """[N, F + 1]: the same with the head's estimates."""
+    estimates_N = np.minimum(np.maximum(estimates_N, SMALLEST), 1 - SMALLEST)
+    logits_N = np.log(estimates_N) - np.log1p(-estimates_N)
+    return np.concatenate([features_NF, logits_N[:, None]], axis=1)
+
+
 class AcceptanceModel:
     """P(accepted | features)."""
 
-    def __init__(self, *, is_coupled: bool) -> None:
-        """``is_coupled``: target and draft draw with the same noise, or none (greedy)."""
-        self._weights = np.array(PRIOR_WEIGHTS[is_coupled])
+    def __init__(self, *, is_coupled: bool, has_head: bool = False) -> None:
+        """``is_coupled``: target and draft draw with the same noise, or none (greedy). ``has_head``: of
+        tokens whose estimate is known, on the features of :func:`with_head`."""
+        self._weights = np.array(PRIOR_WEIGHTS_WITH_HEAD if has_head else PRIOR_WEIGHTS[is_coupled])
         self._precision = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
         self.num_observed = 0
 

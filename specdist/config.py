@@ -14,6 +14,7 @@ import yaml
 from specdist.arguments import option, parse_arguments
 from specdist.errors import UserError
 from specdist.policy_options import (
+    HEAD_KINDS,
     HEAD_POLICIES,
     POLICY_OPTIONS,
     check_ranges,
@@ -49,6 +50,7 @@ class GenerateConfig:
     limit: int | None = option(None, help="take only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
     trace: bool = option(False, help="write what became of every drafted token beside the statistics")
+    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
     overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
 
     # Models
@@ -87,7 +89,9 @@ class GenerateConfig:
         None, help="svip: stop behind a token with a larger sqrt(entropy in nats) (h, default 0.3)"
     )
     head: str | None = option(
-        None, help="specdecpp, sprinter: folder of a head that jobs/train_head.py has trained for the draft"
+        None,
+        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has "
+        "trained for the draft",
     )
     stop_threshold: float | None = option(
         None, help="specdecpp: stop where a rejection in the block is likelier than this (h, default 0.7)"
@@ -213,16 +217,15 @@ class GenerateConfig:
 
     def _resolve_head(self) -> None:
         """Which head, and whether its word is final."""
-        needs_head = self.policy in HEAD_POLICIES
-        if needs_head and not self.head:
+        if self.policy in HEAD_POLICIES and not self.head:
             raise UserError(
                 f"--policy {self.policy} reads a trained head, and there is none: name its folder with "
                 "--head, or train one with jobs/collect.py and jobs/train_head.py"
             )
-        if self.head and not needs_head and self.uses_draft:
+        if self.head and self.policy not in HEAD_KINDS and self.uses_draft:
             raise UserError(
                 f"--head {self.head} has no effect with --policy {self.policy}: leave it out, or choose a "
-                f"policy that reads it ({', '.join(HEAD_POLICIES)})"
+                f"policy that reads it ({', '.join(HEAD_KINDS)})"
             )
         if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
             raise UserError(

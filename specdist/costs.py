@@ -33,10 +33,11 @@ class Curve:
 
     def look_up(self, counts: np.ndarray | int) -> np.ndarray:
         """The same of whole sizes, for callers that ask several times per drafted token."""
-        asked = np.asarray(counts, np.int64)
+        table = self._table
+        largest = counts if isinstance(counts, int) else counts.max(initial=0)
         # Only a pass with a prompt in it is larger than what was measured.
-        is_known = asked.max(initial=0) < len(self._table)
-        return np.asarray(self._table[asked]) if is_known else self(asked)
+        found: np.ndarray = table[counts] if largest < len(table) else self(counts)
+        return found
 
     @cached_property
     def _table(self) -> np.ndarray:

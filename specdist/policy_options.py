@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from specdist.errors import UserError
 
@@ -36,11 +37,18 @@ def _amount(defaults: Mapping[str, float]) -> PolicyOption:
     return PolicyOption(defaults, lambda value: 0 <= value < math.inf, "must be 0 or a number above")
 
 
+HeadKind = Literal["acceptance", "verifier"]
+
 TARGET_ONLY = "none"
 GAMMATUNES = ("gammatune", "gammatune_plus")
 FIRST_LENGTHS = dict.fromkeys(("hf_heuristic", *GAMMATUNES), 5)
-# They read a trained head, which --head names.
+# They read a trained head, which --head names; and those that may.
 HEAD_POLICIES = ("specdecpp", "sprinter")
+HEAD_KINDS: Mapping[str, HeadKind] = {
+    "specdecpp": "acceptance",
+    "sprinter": "verifier",
+    "goodput": "acceptance",
+}
 CAPS = dict.fromkeys(
     ("hf_heuristic", "confidence", "svip", "adaedl", "goodput", *GAMMATUNES, *HEAD_POLICIES), 20
 )
@@ -113,10 +121,12 @@ def most_draft_tokens(options: Mapping[str, float]) -> int:
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A policy with all of its options in force; by default no draft at all."""
+    """A policy with all of its options in force; by default no draft at all. ``reads_head``: one that can do
+    without a head has one."""
 
     policy: str = TARGET_ONLY
     options: Mapping[str, float] = field(default_factory=dict)
+    reads_head: bool = False
 
     @staticmethod
     def of(policy: str, **given: float) -> PolicyChoice:
@@ -152,4 +162,5 @@ class PolicyChoice:
             return "target only"
         if self.policy == "fixed":
             return f"K = {self.first_length}"
-        return self.family if self.first_length is None else f"{self.family} from {self.first_length}"
+        label = f"{self.family} with head" if self.reads_head else self.family
+        return label if self.first_length is None else f"{label} from {self.first_length}"

@@ -1,7 +1,7 @@
 """Where the tokens and the time went. Integers only, so that shards add up exactly and survive JSON.
 
 Names follow vLLM's speculative decoding metrics. Times are nanoseconds of wall clock: each role's own add up
-to the wall time of the rounds that it served.
+to the wall time of the rounds that it served. :mod:`specdist.schema` says what each count means.
 """
 
 from __future__ import annotations
@@ -47,10 +47,28 @@ class DraftTimes:
 
 @dataclass
 class PeakMemory:
-    """Most bytes held by one rank of a role; the only field that merges as a maximum."""
+    """Most bytes held by one rank of a role; merges as a maximum."""
 
     target: int = 0
     draft: int = 0
+
+
+@dataclass
+class WorkSpan:
+    """When a shard was worked on, in nanoseconds of Unix time by the clock of the replica; both 0 if unknown.
+
+    The only field that says when and not how long; it merges to the span of all.
+    """
+
+    begin_unix_ns: int = 0
+    end_unix_ns: int = 0
+
+    def extend(self, begin_unix_ns: int, end_unix_ns: int) -> None:
+        """Include this span too; one that is unknown changes nothing."""
+        if not end_unix_ns:
+            return
+        self.begin_unix_ns = min(self.begin_unix_ns or begin_unix_ns, begin_unix_ns)
+        self.end_unix_ns = max(self.end_unix_ns, end_unix_ns)
 
 
 @dataclass(frozen=True)
@@ -91,7 +109,8 @@ class Stats:
 
     The regressions of time on passes have the time that both models spent drafting and verifying, prompts
     aside: an observation of ``cost_sums`` is a completion, from its first round to its last, and one of
-    ``shard_cost_sums`` a shard.
+    ``shard_cost_sums`` a shard. ``work_span`` goes from a shard's first request to its last completion,
+    through restarts.
     """
 
     num_rows: int = 0
@@ -135,6 +154,7 @@ class Stats:
     cost_sums: CostSums = field(default_factory=CostSums)
     shard_cost_sums: CostSums = field(default_factory=CostSums)
     peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
+    work_span: WorkSpan = field(default_factory=WorkSpan)
 
     def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
         """A row's tokens drafted ahead have met their decision; those that become candidates count as such.
@@ -241,6 +261,7 @@ class Stats:
             "cost_sums": CostSums,
             "shard_cost_sums": CostSums,
             "peak_memory_bytes": PeakMemory,
+            "work_span": WorkSpan,
         }
         known = {item.name for item in dataclasses.fields(Stats)}
         found: dict[str, Any] = {}
@@ -318,6 +339,8 @@ def _merge(into: Any, other: Any) -> None:
         mine, theirs = getattr(into, item.name), getattr(other, item.name)
         if isinstance(mine, PeakMemory):
             mine.target, mine.draft = max(mine.target, theirs.target), max(mine.draft, theirs.draft)
+        elif isinstance(mine, WorkSpan):
+            mine.extend(theirs.begin_unix_ns, theirs.end_unix_ns)
         elif isinstance(mine, int):
             setattr(into, item.name, mine + theirs)
         elif isinstance(mine, list):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from specdist.errors import UserError
-from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
+from specdist.policy_options import HEAD_KINDS, HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
 
 ALL = "all"
 # Those that need no trained head, which are what ``all`` stands for.
@@ -14,6 +15,9 @@ POLICIES = tuple(
         name for item in POLICY_OPTIONS.values() for name in item.defaults if name not in HEAD_POLICIES
     )
 )
+# Behind a policy that reads a head if it is given one.
+WITH_HEAD = "+head"
+READERS = tuple(policy if policy in HEAD_POLICIES else policy + WITH_HEAD for policy in HEAD_KINDS)
 # GammaTune's tables (Gautam et al. 2025, section 6) average over 1 to 8, 12, 16, 20 and 24.
 INITIAL_LENGTHS = (1, 2, 3, 5, 8, 12, 16, 24)
 
@@ -24,7 +28,8 @@ def policy_choices(
     """What is to be measured, each setting once.
 
     Args:
-        names: ``all``, a policy, or a policy with options of its own: ``svip:stop_root_entropy=0.5``.
+        names: ``all``, a policy, or a policy with options of its own: ``svip:stop_root_entropy=0.5``;
+            ``goodput+head`` is goodput with the head.
         initial_lengths: for every policy that takes ``num_draft_tokens`` and is not given one; None: those of
             :data:`INITIAL_LENGTHS` that are possible.
         max_draft_tokens: of every policy that takes it; None: the default, or the longest of these lengths.
@@ -32,14 +37,14 @@ def policy_choices(
     Raises :class:`UserError` for what the main job would refuse too.
     """
     entries = [_parse(entry) for name in names for entry in (POLICIES if name == ALL else (name,))]
-    needs_lengths = any(_wants_lengths(policy, given) for policy, given in entries)
+    needs_lengths = any(_wants_lengths(policy, given) for policy, given, _ in entries)
     if initial_lengths is not None and not needs_lengths:
         raise UserError(f"--initial_lengths has no effect with --policies {' '.join(names)}: leave it out")
     lengths = list(initial_lengths or INITIAL_LENGTHS) if needs_lengths else []
     if max_draft_tokens is None:
         cap = int(max(*POLICY_OPTIONS["max_draft_tokens"].defaults.values(), *lengths))
     else:
-        if not any(takes(policy, "max_draft_tokens") for policy, _ in entries):
+        if not any(takes(policy, "max_draft_tokens") for policy, _, _ in entries):
             raise UserError(
                 f"--max_draft_tokens has no effect with --policies {' '.join(names)}: leave it out"
             )
@@ -50,7 +55,11 @@ def policy_choices(
                 "raise the other"
             )
         lengths = [length for length in lengths if length <= cap]
-    choices = [choice for policy, given in entries for choice in _choices_of(policy, given, lengths, cap)]
+    choices = [
+        dataclasses.replace(choice, reads_head=reads_head)
+        for policy, given, reads_head in entries
+        for choice in _choices_of(policy, given, lengths, cap)
+    ]
     return list({choice.label: choice for choice in choices}.values())
 
 
@@ -74,15 +83,18 @@ def _choices_of(
         yield PolicyChoice.of(policy, **given, **limit, num_draft_tokens=length)
 
 
-def _parse(entry: str) -> tuple[str, dict[str, float]]:
-    """A policy and the options that it is given."""
-    policy, _, settings = entry.partition(":")
-    if policy not in (*POLICIES, *HEAD_POLICIES):
+def _parse(entry: str) -> tuple[str, dict[str, float], bool]:
+    """A policy, the options that it is given, and whether it is given a head that it could do without."""
+    name, _, settings = entry.partition(":")
+    policy = name.removesuffix(WITH_HEAD)
+    reads_head = name in READERS and name != policy
+    if policy not in (*POLICIES, *HEAD_POLICIES) or (name != policy and not reads_head):
         raise UserError(
             f"--policies {entry!r} is no length policy: choose from {ALL}, {', '.join(POLICIES)}, with "
-            f"--head {', '.join(HEAD_POLICIES)} (the target alone is always measured)"
+            f"--head {', '.join(READERS)} (the target alone is always measured)"
         )
-    return policy, dict(_setting(entry, policy, item) for item in settings.split(",")) if settings else {}
+    given = dict(_setting(entry, policy, item) for item in settings.split(",")) if settings else {}
+    return policy, given, reads_head
 
 
 def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from specdist.arguments import option
-from specdist.benchmark.choices import INITIAL_LENGTHS, policy_choices
+from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.benchmark.random_llama import SHAPES
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
-from specdist.policy_options import HEAD_POLICIES, PolicyChoice
+from specdist.policy_options import HEAD_KINDS, HEAD_POLICIES, HeadKind, PolicyChoice
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
 COLOCATED, SEPARATE = "colocated", "separate"
@@ -71,7 +71,7 @@ class BenchmarkConfig:
         action="extend",
     )
     head: str | None = option(
-        None, help="folder of the trained head that specdecpp or sprinter reads; sprinter is exact here"
+        None, help="folder of the trained head that specdecpp, sprinter (exact here) or goodput+head reads"
     )
     initial_lengths: list[int] | None = option(
         None,
@@ -114,12 +114,15 @@ class BenchmarkConfig:
         None, help="write the tables of --results into this file; measure nothing"
     )
     results: list[str] | None = option(None, help="result files for --update_readme", action="extend")
+    brief: bool = option(False, help="with --update_readme: of each result the first table alone")
 
     def __post_init__(self) -> None:
         if (self.update_readme is None) != (not self.results):
             raise UserError("--update_readme FILE and --results FILE ... go together: give both or neither")
         if self.update_readme is not None:
             return
+        if self.brief:
+            raise UserError("--brief has no effect without --update_readme: leave it out")
         if self.output is not None and self.profile is not None:
             raise UserError(
                 f"--output {self.output} asks for a comparison and --profile {self.profile} for a profile, "
@@ -202,21 +205,25 @@ class BenchmarkConfig:
         self._check_head()
 
     @property
-    def head_policies(self) -> set[str]:
-        """Those of ``--policies`` that read a head."""
-        return {choice.policy for choice in self.choices} & set(HEAD_POLICIES)
+    def head_kinds(self) -> set[HeadKind]:
+        """That those of ``--policies`` read."""
+        return {HEAD_KINDS[choice.policy] for choice in self._head_choices}
+
+    @property
+    def _head_choices(self) -> list[PolicyChoice]:
+        return [choice for choice in self.choices if choice.policy in HEAD_POLICIES or choice.reads_head]
 
     def _check_head(self) -> None:
-        """One head, for one policy, on the draft in the target's process."""
-        names = sorted(self.head_policies)
+        """One head, for policies that read its kind, on the draft in the target's process."""
+        names = sorted({choice.policy for choice in self._head_choices})
         if self.head is None and names:
             raise UserError(
                 f"--policies {names[0]} reads a trained head, and there is none: name its folder with --head"
             )
-        if self.head is not None and len(names) != 1:
+        if self.head is not None and len(self.head_kinds) != 1:
             raise UserError(
-                f"--head {self.head} is for one of {', '.join(HEAD_POLICIES)}, but --policies has "
-                f"{' and '.join(names) or 'neither'}: name one of them"
+                f"--head {self.head} is for one of {', '.join(READERS)}, but --policies has "
+                f"{' and '.join(names) or 'none of them'}: name those that read a head of its kind"
             )
         if self.head is not None and self.is_separate:
             raise UserError(

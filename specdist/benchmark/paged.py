@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
-
 from specdist.benchmark.drafts import DraftOrder, DraftTerms
 from specdist.benchmark.pair import Pair
 from specdist.cache.pages import PageTable
@@ -20,8 +18,9 @@ from specdist.engine.targets import LocalTarget
 from specdist.engine.timeline import Timeline
 from specdist.job.replica import PAGE_SIZE
 from specdist.job.tokens import PromptEncoder
+from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
-from specdist.policies import HeadPolicy, LengthPolicy
+from specdist.policies import LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
 
 MAX_BATCH_TOKENS = 2048
@@ -41,7 +40,7 @@ class PagedPair:
         settings: SamplingSettings,
         seed: int,
         num_context_tokens: int = 0,
-        head: nn.Module | None = None,
+        head: HiddenStateHead | None = None,
     ) -> None:
         """``num_context_tokens``: before a pass in the middle of a row, for the times of passes.
         ``head``: for the policies that read one; the others run the draft without it.
@@ -65,6 +64,7 @@ class PagedPair:
         )
         pair.use_specdist_attention()
         self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))
+        self.head = head
         self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
         for runner in (self.target, self.draft, self.headed):
             if runner is not None:
@@ -107,6 +107,6 @@ class PagedPair:
         if not order.max_draft_tokens:
             return NoDraft(order.num_slots)
         policy = policy or self.terms.policy(order)
-        runner = self.headed if isinstance(policy, HeadPolicy) else self.draft
+        runner = self.headed if reads_head(policy) else self.draft
         assert runner is not None, "the policy reads a head"
         return ColocatedDraft(self.terms.model(runner, policy, order, clock))

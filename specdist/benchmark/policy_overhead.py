@@ -47,7 +47,7 @@ from specdist.policies import (
 )
 from specdist.policy_options import PolicyChoice
 from specdist.sampling.beliefs import draft_features, draft_laws
-from specdist.sampling.distributions import Distributions, SamplingSettings
+from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.stats import NS_PER_S, Stats
 
 MAX_NEW_TOKENS = 32
@@ -117,6 +117,7 @@ class TimedBatchPolicy(TimedPolicy):
     def __init__(self, policy: BatchPolicy) -> None:
         super().__init__(policy)
         self._batch_policy = policy
+        self.reads_head = policy.reads_head
 
     def num_to_verify(
         self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
@@ -249,16 +250,16 @@ def _features_ns(paged: PagedPair, num_rows: int, num_passes: int) -> int:
     times = []
     for _ in range(NUM_WARMUPS + num_passes):
         logits_NV = flat.run()[:, : terms.vocab_size]
-        laws, _ = draft_laws(logits_NV, terms.settings, zeros_N, zeros_N)
+        laws, _, undecided = draft_laws(logits_NV, terms.settings, zeros_N, zeros_N)
         drawn_N = laws.draw(zeros_N.double().to(laws.device) if terms.settings.is_random else None)
 
         times.append(
-            timed(runner.device, partial(_host_features, logits_NV, laws, drawn_N, terms.settings))[0]
+            timed(runner.device, partial(_host_features, logits_NV, undecided, drawn_N, terms.settings))[0]
         )
     return round(statistics.median(times[NUM_WARMUPS:]) * NS_PER_S)
 
 
 def _host_features(
-    logits_NV: Tensor, laws: Distributions, drawn_N: Tensor, settings: SamplingSettings
+    logits_NV: Tensor, undecided: Dense | None, drawn_N: Tensor, settings: SamplingSettings
 ) -> Tensor:
-    return draft_features(logits_NV, laws, drawn_N, settings).cpu()
+    return draft_features(logits_NV, undecided, drawn_N, settings).cpu()

@@ -139,6 +139,24 @@ def feature_overhead_table(result: BenchmarkResult) -> Table:
     )
 
 
+def head_overhead_table(result: BenchmarkResult) -> Table:
+    """One row per batch size."""
+    return Table(
+        ["batch", "passes", "draft step ms", "head ms", "head / step", "quartiles"],
+        [
+            [
+                str(item.batch_size),
+                str(item.num_passes),
+                f"{1e3 * item.step_s:.2f}",
+                f"{1e3 * item.head_s:.3f}",
+                f"{item.share:.2%}",
+                f"{item.lower:.2%} .. {item.upper:.2%}",
+            ]
+            for item in result.head_overhead
+        ],
+    )
+
+
 def shown_methods(result: BenchmarkResult) -> Iterator[MethodResult]:
     """By batch size and placement; of those that differ in the first length alone the one nearest to
     ``--num_draft_tokens``."""

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from specdist.benchmark.head_overhead import HeadOverheadResult
 from specdist.benchmark.overhead import OverheadResult
 from specdist.benchmark.overlap import OverlapResult
 from specdist.benchmark.policy_overhead import FeaturesResult, PolicyOverheadResult
@@ -146,10 +147,9 @@ class MethodResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkResult:
-    """``synthetic`` is the record of a random pair, None for trained models. ``costs``, by placement and
-    batch size, are those that decided anything: nanoseconds of passes over tokens, of draft steps over rows.
-    """
+class Circumstances:
+    """What was measured, where and when: enough to judge a number, or to measure it again. ``synthetic`` is
+    the record of a random pair, None for trained models."""
 
     command: str
     date: str
@@ -159,12 +159,20 @@ class BenchmarkResult:
     synthetic: SyntheticRecord | None
     models: ModelSizes
     work: WorkSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkResult(Circumstances):
+    """``costs``, by placement and batch size, are those that decided anything: nanoseconds of passes over
+    tokens, of draft steps over rows."""
+
     methods: list[MethodResult]
     overhead: list[OverheadResult]
     costs: dict[str, Any] = field(default_factory=dict)
     spreads: list[SpreadResult] = field(default_factory=list)
     policy_overhead: list[PolicyOverheadResult] = field(default_factory=list)
     feature_overhead: list[FeaturesResult] = field(default_factory=list)
+    head_overhead: list[HeadOverheadResult] = field(default_factory=list)
     kind: str = field(default=KIND)
 
     def write(self, path: Path) -> None:
@@ -205,6 +213,7 @@ def _from_json(values: Mapping[str, Any]) -> BenchmarkResult:
         "overhead": [OverheadResult(**item) for item in values["overhead"]],
         "spreads": [SpreadResult(**item) for item in values.get("spreads", [])],
         "policy_overhead": [PolicyOverheadResult(**item) for item in values.get("policy_overhead", [])],
+        "head_overhead": [HeadOverheadResult(**item) for item in values.get("head_overhead", [])],
         "feature_overhead": [FeaturesResult(**item) for item in values.get("feature_overhead", [])],
     }
     return BenchmarkResult(**{**values, **nested})

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from specdist.benchmark.comparing import compare, compare_lengths
 from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.head_overhead import measure_head
 from specdist.benchmark.lineup import Lineup, line_up
 from specdist.benchmark.measuring import Measured, measure
 from specdist.benchmark.overhead import measure_overhead
 from specdist.benchmark.placements import SpecdistColocated
 from specdist.benchmark.policy_overhead import measure_parts, measure_whole
-from specdist.benchmark.results import BenchmarkResult, Hardware, now, versions
+from specdist.benchmark.results import BenchmarkResult
 from specdist.benchmark.setting import Setting, set_up
 from specdist.benchmark.spread import nearest_first_lengths
 
@@ -48,14 +49,7 @@ def _result(
     """Of the repeats so far."""
     methods = compare(measured, setting.paged.terms.settings)
     return BenchmarkResult(
-        command=command,
-        date=now(),
-        hardware=Hardware.of_this_process(setting.device),
-        versions=versions(),
-        settings=dataclasses.asdict(config),
-        synthetic=setting.synthetic,
-        models=setting.models,
-        work=setting.work,
+        **setting.circumstances(config, command),
         methods=methods,
         overhead=[],
         costs=lineup.costs,
@@ -89,11 +83,17 @@ def _with_overhead(
         and (choice := method.order.choice).max_draft_tokens
         and shown[choice.family] == choice.first_length
     ]
+    batch_sizes = sorted({method.batch_size for method in methods})
     return dataclasses.replace(
         result,
         policy_overhead=measure_parts(setting.paged, methods, setting.rows, num_repeats),
         feature_overhead=[
             measure_whole(setting.paged, batch_size, setting.rows, length, num_repeats)
-            for batch_size in sorted({method.batch_size for method in methods})
+            for batch_size in batch_sizes
+        ],
+        head_overhead=[
+            measure_head(setting.paged, setting.paged.head, batch_size, num_repeats, config.seed)
+            for batch_size in batch_sizes
+            if setting.paged.head is not None
         ],
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -16,14 +18,13 @@ from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
-from specdist.benchmark.results import ModelSizes, WorkSize
+from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
 from specdist.benchmark.synthetic import SyntheticRecord, build_synthetic
 from specdist.benchmark.workload import Row, make_workload
 from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.job.costs import middle_of_rows
-from specdist.job.policies import POLICIES
 from specdist.sampling.distributions import SamplingSettings
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,19 @@ class Setting:
     def rows(self) -> list[Row]:
         """Of all groups."""
         return list(itertools.chain.from_iterable(self.groups.values()))
+
+    def circumstances(self, config: BenchmarkConfig, command: str) -> dict[str, Any]:
+        """Of a measurement that ends now, as the fields of a :class:`Circumstances`."""
+        return {
+            "command": command,
+            "date": now(),
+            "hardware": Hardware.of_this_process(self.device),
+            "versions": versions(),
+            "settings": dataclasses.asdict(config),
+            "synthetic": self.synthetic,
+            "models": self.models,
+            "work": self.work,
+        }
 
     def start_draft_rank(self) -> DraftRank:
         """Start the draft's process, with half of the threads, or on the second GPU.
@@ -107,10 +121,8 @@ def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
     """Raises :class:`UserError` for one that does not fit the draft or the policy."""
     if config.head is None:
         return None
-    [policy] = config.head_policies
-    return load_head(
-        config.head, kind=POLICIES[policy].head_kind, draft=identify_draft(pair.draft_checkpoint)
-    )
+    [kind] = config.head_kinds
+    return load_head(config.head, kind=kind, draft=identify_draft(pair.draft_checkpoint))
 
 
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:

@@ -8,6 +8,7 @@ from typing import Any
 from specdist.benchmark.policy_tables import (
     feature_overhead_table,
     groups_table,
+    head_overhead_table,
     policies_table,
     policy_overhead_table,
     shown_methods,
@@ -25,6 +26,7 @@ GROUPS = "Times the target alone, by group:"
 PASSES = "Single passes of the target:"
 PARTS = "What features and policies take:"
 WHOLE = "What features take, by pairs of runs with and without them:"
+HEAD = "What the head takes, beside a draft step without it:"
 PLACEMENTS = "Where the draft runs, and what it does while the target verifies:"
 
 
@@ -34,14 +36,17 @@ def console_report(result: BenchmarkResult) -> str:
     return "\n\n".join(blocks)
 
 
-def markdown_report(result: BenchmarkResult) -> str:
-    """Everything, as a section of a Markdown document."""
+def markdown_report(result: BenchmarkResult, *, is_brief: bool = False) -> str:
+    """Everything, as a section of a Markdown document; or its first table alone."""
     hardware = result.hardware
     where = [hardware.gpu] if hardware.gpu else []
     where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
     where += [f"{name} {number}" for name, number in result.versions.items()]
     origin = f"{'; '.join(where)}; {result.date}:\n`{result.command}`"
-    blocks = [f"**{title(result)}**", _conditions(result), *_sections(result, Table.markdown)]
+    tables = list(_sections(result, Table.markdown))
+    blocks = [f"**{title(result)}**", _conditions(result), *(tables[:1] if is_brief else tables)]
+    if is_brief:
+        return "\n\n".join([*blocks, *_remarks(result)[:1], origin])
     return "\n\n".join([*blocks, *_remarks(result), origin])
 
 
@@ -56,6 +61,7 @@ def _sections(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterat
         (PASSES, overhead_table(result)),
         (PARTS, policy_overhead_table(result)),
         (WHOLE, feature_overhead_table(result)),
+        (HEAD, head_overhead_table(result)),
     ):
         if table.rows:
             yield heading

@@ -123,13 +123,13 @@ class DraftSide:
         return np.concatenate(drawn), np.concatenate(described, axis=1)
 
     def _draw_from(self, logits_NV: Tensor, places: _Places) -> tuple[np.ndarray, np.ndarray]:
-        laws_N, _ = draft_laws(logits_NV, self._settings, places.keys_N, places.positions_N)
+        laws_N, _, undecided = draft_laws(logits_NV, self._settings, places.keys_N, places.positions_N)
         uniforms_N = None
         if self._settings.is_random:
             zeros_N = torch.zeros_like(places.keys_N)
             uniforms_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.DRAFT).to(laws_N.device)
         drawn_N = laws_N.draw(uniforms_N)
-        features_3N = draft_features(logits_NV, laws_N, drawn_N, self._settings)
+        features_3N = draft_features(logits_NV, undecided, drawn_N, self._settings)
         described_4N = torch.cat([laws_N.probabilities_of(drawn_N)[None], features_3N])
         return drawn_N.cpu().numpy(), described_4N.cpu().numpy()
 

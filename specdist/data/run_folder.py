@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,10 @@ SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
     r"shard-(\d{5})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
 )
+
+
+# Who writes a card of his own leaves it out, and keeps the card.
+CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 
 def nobody() -> str | None:
@@ -102,6 +106,11 @@ class RunFolder:
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """Of a complete run: see :mod:`specdist.job.card`."""
+        return self.path / "README.md"
 
     @property
     def logs_path(self) -> Path:
@@ -195,10 +204,40 @@ class RunFolder:
 
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
+        return list(self.stats_by_shard().values())
+
+    def stats_by_shard(self) -> dict[int, dict[str, Any]]:
+        """The statistics of every complete shard, by its number, in the order of the shards."""
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [
-            json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
-        ]
+        return {shard: self.read_stats(shard) for shard in shards if self.is_complete(shard)}
+
+    def read_stats(self, shard: int) -> dict[str, Any]:
+        """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
+        path = self.stats_path(shard)
+        try:
+            values = json.loads(path.read_bytes())
+            if not isinstance(values, dict):
+                raise ValueError("not an object")
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); the rows of the shard are not: delete it, and start the run's "
+                "command again, which does this shard once more, with the same rows"
+            ) from error
+        return values
+
+    def missing_shards(self) -> list[int]:
+        """Those of the plan that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
+        plan, _ = self.plan()
+        return [shard for shard in range(plan.num_shards) if not self.is_complete(shard)]
+
+    def missing_message(self, missing: Sequence[int]) -> str:
+        """For people, where these shards are missing."""
+        plan, _ = self.plan()
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        return (
+            f"{self.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
+            f"({shown}); start the run's command again to finish it"
+        )
 
     def sweep(self, shard: int) -> None:
         """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
@@ -277,6 +316,8 @@ class RunFolder:
             path.unlink(missing_ok=True)
         for path, _ in self._claim_files():
             path.unlink(missing_ok=True)
+        if self.card_path.is_file() and CARD_MARK.encode() in self.card_path.read_bytes():
+            self.card_path.unlink()
         for name in SHARD_FOLDERS:
             fsync_folder(self.path / name)
 
@@ -293,7 +334,7 @@ class RunFolder:
 
         Temporary files of unfinished shards that are claimed may be somebody's; they go with the shard.
         """
-        for path in (self.manifest_path, self.config_path):
+        for path in (self.manifest_path, self.config_path, self.card_path):
             for temporary in self.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
                 temporary.unlink(missing_ok=True)
         files = self._shard_files()

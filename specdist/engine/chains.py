@@ -21,6 +21,7 @@ NO_STEP = 0
 # Of each token; the last of them comes with the pass over it, the others with its draw.
 NUM_FEATURES = 4
 ESTIMATE = 3
+UNKNOWN = np.nan
 
 
 class ChainRows:
@@ -31,7 +32,7 @@ class ChainRows:
         self.token_ids = np.zeros((num_rows, max_length), np.int64)
         # The probability with which each drafted token was drawn.
         self.probabilities = np.zeros((num_rows, max_length))
-        # Of each drafted token, where somebody uses them: the fields of DraftFeatures.
+        # Of each drafted token, where somebody uses them: the fields of DraftFeatures. Of others unknown.
         self._features = np.zeros((NUM_FEATURES, num_rows, max_length), np.float32)
         self.num_computed = np.zeros(num_rows, np.int64)
         self.stream_keys = np.zeros(num_rows, np.int64)
@@ -60,16 +61,29 @@ class ChainRows:
         """[W, V]: each row's kept scores at a position; zeros where the position is ``NOWHERE``."""
         return self._scores.at(rows_W, positions_W)
 
-    def keep_features(self, places: tuple[np.ndarray, np.ndarray], features_4T: np.ndarray) -> None:
-        """Remember what was known of the tokens at these rows and positions."""
-        self._features[:, places[0], places[1]] = features_4T
+    def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
+        """Tokens that the draft did not draw: of a context, decisions, and what branches begin with."""
+        self.token_ids[places] = token_ids_T
+        self._features[:, places[0], places[1]] = UNKNOWN
 
-    def keep_estimates(self, places: tuple[np.ndarray, np.ndarray], estimates_T: np.ndarray) -> None:
-        """A head's, of tokens that were drawn before."""
+    def is_drafted(self, places: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """Which tokens the draft has drawn, as far as features are kept."""
+        return ~np.isnan(self._features[0, places[0], places[1]])
+
+    def keep_features(self, places: tuple[np.ndarray, np.ndarray], features_3T: np.ndarray) -> None:
+        """Remember what is known of the tokens that were drawn at these rows and positions."""
+        self._features[:ESTIMATE, places[0], places[1]] = features_3T
+
+    def keep_estimates(self, places: tuple[np.ndarray, np.ndarray], estimates_T: np.ndarray | float) -> None:
+        """A head's, of tokens that were drawn before, or ``UNKNOWN``."""
         self._features[ESTIMATE, places[0], places[1]] = estimates_T
 
     def features_at(self, places: tuple[np.ndarray, np.ndarray]) -> DraftFeatures:
-        return DraftFeatures(*self._features[:, places[0], places[1]].astype(np.float64))
+        return DraftFeatures(*self.feature_rows_at(places).astype(np.float64))
+
+    def feature_rows_at(self, places: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """float32 [4, T], as it is kept."""
+        return self._features[:, places[0], places[1]]
 
     def forget_scores_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
         """A round is settled: only tokens at these rows and positions are still to be judged."""

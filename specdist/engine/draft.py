@@ -200,7 +200,8 @@ class DraftModel:
         self._branches.drop(opened.slots)
         if not len(context):
             return
-        self._rows.token_ids[context.slots_T, context.positions_T] = context.token_ids_T
+        context_ids_T = np.asarray(context.token_ids_T)
+        self._rows.put_undrafted((context.slots_T, context.positions_T), context_ids_T)
         self._runner.forward(context, [])
         # Positions ascend within a slot, so the last write is the largest.
         self._rows.num_computed[context.slots_T] = context.positions_T + 1
@@ -243,7 +244,6 @@ class DraftModel:
                 self._uniforms(slots_W, positions_W, Purpose.DECIDE).to(self.device)
             )
             decision_ids_R[drawn] = np.where(is_hit_R[drawn], drafted_R[drawn], decided_W.cpu().numpy())
-        rows.token_ids[slots_R, positions_R] = decision_ids_R
         self._num_committed[slots_R] = positions_R + 1
         self._num_candidates[slots_R] = np.where(is_hit_R, self._num_ahead[slots_R] - 1, 0)
         self._num_ahead[slots_R] = 0
@@ -263,16 +263,19 @@ class DraftModel:
             )
         kept_R = np.where(is_hit_R, rows.num_computed[slots_R], positions_R)
         rows.num_computed[slots_R] = np.minimum(rows.num_computed[slots_R], kept_R)
-        if not self._is_traced:
-            return is_hit_R, None
-        return is_hit_R, TracedDrafts(
-            features_4C=np.zeros((NUM_FEATURES, 0)),
-            is_judged_R=is_judged_R,
-            is_hit_R=is_hit_R,
-            token_ids_R=drafted_R,
-            features_4R=rows.features_at((slots_R, positions_R)).stacked(),
-            acceptance_R=acceptance_R,
-        )
+        traced = None
+        if self._is_traced:
+            traced = TracedDrafts(
+                features_4C=np.zeros((NUM_FEATURES, 0)),
+                is_judged_R=is_judged_R,
+                is_hit_R=is_hit_R,
+                token_ids_R=drafted_R,
+                features_4R=rows.features_at((slots_R, positions_R)).stacked(),
+                acceptance_R=acceptance_R,
+            )
+        replaced = np.flatnonzero(~is_hit_R)
+        rows.put_undrafted((slots_R[replaced], positions_R[replaced]), decision_ids_R[replaced])
+        return is_hit_R, traced
 
     def _adopt_branches(self, slots_R: np.ndarray, is_hit_R: np.ndarray) -> np.ndarray:
         """Let the branches of this round's decisions become their rows' chains, and close all others.
@@ -360,7 +363,7 @@ class DraftModel:
             self._drafter.is_stop_V[beliefs.alternative_ids_NA] | is_last_N[:, None],
         )
         rows = self._rows
-        rows.token_ids[branches.rows_B, branches.positions_B] = branches.token_ids_B
+        rows.put_undrafted((branches.rows_B, branches.positions_B), branches.token_ids_B)
         rows.stream_keys[branches.rows_B] = rows.stream_keys[branches.slots_B]
         # A branch is what the row would draft after one more miss, so it draws the same numbers.
         rows.num_misses[branches.rows_B] = rows.num_misses[branches.slots_B] + 1

@@ -6,7 +6,9 @@ policy asks for features.
 
 A step is a pass and a draw. Most policies are asked in front of the pass; one that reads a trained head is
 asked between the two, since the pass over a token gives the head's estimate of it. What stops there has run
-its last token and draws nothing: an all-accepted round needs that pass later in any case.
+its last token and draws nothing: an all-accepted round needs that pass later in any case. A head that also
+reads the features of the token gets them with it, since they are known since its draw; a token that the draft
+has not drawn has none, and no estimate.
 
 R rows of a burst, A of them that are still drafting, D steps, V vocabulary.
 """
@@ -24,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.chains import ChainRows
+from specdist.engine.chains import ESTIMATE, UNKNOWN, ChainRows
 from specdist.engine.histories import Histories
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -79,12 +81,30 @@ class Burst:
 
 
 class _Step(NamedTuple):
-    """The draws behind a pass, on the device, and the places in the burst of the rows that they are for."""
+    """The draws behind a pass, on the device, and the places in the burst of the rows that they are for.
+
+    ``features_3A``: of the draws, where somebody uses them. ``earlier_estimates_A``: a head's, on the host,
+    of the tokens of the block in front of the draws, for a policy that is told late.
+    """
 
     active_A: np.ndarray
     drawn_A: Tensor
     probabilities_A: Tensor
-    features: DraftFeatures | None
+    features_3A: Tensor | None
+    earlier_estimates_A: np.ndarray | None = None
+
+    def select(self, keep_A: np.ndarray) -> _Step:
+        """Those of some of the rows."""
+        if keep_A.all():
+            return self
+        kept = _on_device(keep_A, self.drawn_A.device)
+        return _Step(
+            self.active_A[keep_A],
+            self.drawn_A[kept],
+            self.probabilities_A[kept],
+            None if self.features_3A is None else self.features_3A[:, kept],
+            None if self.earlier_estimates_A is None else self.earlier_estimates_A[keep_A],
+        )
 
 
 class Drafter:
@@ -112,7 +132,8 @@ class Drafter:
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self._keeps_scores = keeps_scores or settings.is_random
-        self._keeps_features = policy.uses_features or is_traced
+        self._keeps_estimates = policy.uses_features or is_traced
+        self._keeps_features = self._keeps_estimates or runner.head_uses_features
         self._asks_behind_pass = isinstance(policy, HeadPolicy)
         # Behind a stop token there is nothing to draft; looking at every token costs nothing only on a host.
         self._watches_stops = runner.device.type == "cpu"
@@ -145,35 +166,28 @@ class Drafter:
             keep_A = num_wanted_R[active_A] > depth
             if last is not None and self._watches_stops:
                 keep_A &= ~self.is_stop_V[last.drawn_A.numpy()]
-            features = None if last is None or last.features is None else last.features.select(keep_A)
             asks_behind_pass = self._asks_behind_pass and depth > 0
             if burst.asks_policy and not asks_behind_pass and keep_A.any():
-                keep_A[keep_A] = self._policy.wants_more(
-                    self._question(burst, active_A[keep_A], depth, features)
-                )
+                keep_A[keep_A] = self._policy.wants_more(self._question(burst, active_A, keep_A, depth, last))
             active_A = active_A[keep_A]
             if not len(active_A):
                 break
-            rows_A, positions_A = rows_R[active_A], tails_R[active_A] + depth
-            if last is None:
-                batch, index = self._rows.catch_up(rows_A, positions_A)
-            else:
-                drawn_A = last.drawn_A
-                kept = drawn_A if keep_A.all() else drawn_A[_on_device(keep_A, drawn_A.device)]
-                batch, index = FlatBatch(kept, rows_A, positions_A - 1), np.arange(len(rows_A))
-            logits_AV, estimates_A = self._pass(batch, index, rows_A, positions_A)
-            num_computed_R[active_A] = positions_A
+            last = None if last is None else last.select(keep_A)
+            logits_AV, estimates_A = self._pass(rows_R[active_A], tails_R[active_A] + depth, last)
+            num_computed_R[active_A] = tails_R[active_A] + depth
             if burst.asks_policy and asks_behind_pass:
+                all_A = np.ones(len(active_A), bool)
                 keep_A = self._policy.wants_more(
-                    self._question(burst, active_A, depth, _with_estimates(features, estimates_A))
+                    self._question(burst, active_A, all_A, depth, last, estimates_A)
                 )
                 active_A, logits_AV = active_A[keep_A], logits_AV[_on_device(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
+                estimates_A = None
             uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
-            steps.append(
-                self._draw(logits_AV, active_A, rows_R[active_A], tails_R[active_A] + depth, uniforms_A)
-            )
+            step = self._draw(logits_AV, active_A, rows_R[active_A], tails_R[active_A] + depth, uniforms_A)
+            # The estimates are of the tokens before these, which are of the block from the second on.
+            steps.append(step._replace(earlier_estimates_A=estimates_A if depth else None))
             num_drafted_R[active_A] = depth + 1
         if steps:
             self._write(rows_R, tails_R, num_drafted_R, steps)
@@ -181,31 +195,71 @@ class Drafter:
         return num_drafted_R
 
     def _question(
-        self, burst: Burst, index_A: np.ndarray, depth: int, features: DraftFeatures | None
+        self,
+        burst: Burst,
+        active_A: np.ndarray,
+        keep_A: np.ndarray,
+        depth: int,
+        last: _Step | None,
+        estimates_A: np.ndarray | None = None,
     ) -> DraftedRows:
+        """About some of the rows; ``last`` is their last step, and ``estimates`` the head's of its tokens."""
+        index = active_A[keep_A]
+        features = earlier_A = None
+        if last is not None:
+            if self._policy.uses_features and last.features_3A is not None:
+                features = DraftFeatures(*last.features_3A.cpu().double().numpy()).select(keep_A)
+            if last.earlier_estimates_A is not None:
+                earlier_A = last.earlier_estimates_A[keep_A]
+        if estimates_A is not None:
+            if features is None:
+                features = DraftFeatures.of_head(estimates_A)
+            else:
+                features = dataclasses.replace(features, estimates_R=estimates_A)
         return DraftedRows(
-            slots_R=burst.slots_R[index_A],
-            chains_R=burst.rows_R[index_A],
-            histories_RH=self._histories.of(burst.slots_R[index_A]),
+            slots_R=burst.slots_R[index],
+            chains_R=burst.rows_R[index],
+            histories_RH=self._histories.of(burst.slots_R[index]),
             num_drafted=depth,
             features=features,
-            reach_R=burst.reach_R[index_A],
+            earlier_estimates_R=earlier_A,
+            reach_R=burst.reach_R[index],
             round=burst.round,
         )
 
     def _pass(
-        self, batch: FlatBatch, logits_index: np.ndarray, rows_A: np.ndarray, positions_A: np.ndarray
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run the rows' tokens: the logits [A, V] of the token at each position, and the head's estimates [A]
-        of the one in front of it."""
+        self, rows_A: np.ndarray, positions_A: np.ndarray, last: _Step | None
+    ) -> tuple[Tensor, np.ndarray | None]:
+        """Run what was drawn ``last``, or at first what the rows' caches lack: the logits [A, V] of the token
+        at each position, and, where they are asked for, the head's estimates [A] of the one in front of it.
+        """
+        places = rows_A, positions_A - 1
+        if last is None:
+            batch, index = self._rows.catch_up(rows_A, positions_A)
+        else:
+            batch, index = FlatBatch(last.drawn_A, *places), np.arange(len(rows_A))
         self._pass_sizes.append(len(batch))
         if not self._runner.has_head:
-            return self._runner.forward(batch, logits_index)[:, : self._vocab_size], None
+            return self._runner.forward(batch, index)[:, : self._vocab_size], None
         self._num_head_tokens += len(rows_A)
-        logits_AV, estimates_A = self._runner.forward_with_estimates(batch, logits_index)
-        if self._keeps_features:
-            self._rows.keep_estimates((rows_A, positions_A - 1), estimates_A.cpu().numpy())
-        return logits_AV[:, : self._vocab_size], estimates_A
+        features_3A = None
+        if self._runner.head_uses_features:
+            features_3A = self._kept_features(places) if last is None else last.features_3A
+        logits_AV, estimates_A = self._runner.forward_with_estimates(batch, index, features_3A)
+        known_A = None
+        if self._keeps_estimates or (self._asks_behind_pass and last is not None):
+            known_A = estimates_A.cpu().numpy()
+        if self._keeps_estimates and known_A is not None:
+            if last is None:
+                known_A = np.where(self._rows.is_drafted(places), known_A, UNKNOWN)
+            self._rows.keep_estimates(places, known_A)
+        return logits_AV[:, : self._vocab_size], known_A
+
+    def _kept_features(self, places: tuple[np.ndarray, np.ndarray]) -> Tensor:
+        """[3, A] of what stands there from an earlier burst; the head's word on a token that the draft has
+        not drawn is dropped, whatever it reads."""
+        features_4A = np.nan_to_num(self._rows.feature_rows_at(places))
+        return torch.from_numpy(features_4A[:ESTIMATE]).to(self._runner.device)
 
     def _draw(
         self,
@@ -216,7 +270,7 @@ class Drafter:
         uniforms_A: Tensor | None,
     ) -> _Step:
         """One draw per row."""
-        laws_A, scores_AV = draft_laws(
+        laws_A, scores_AV, undecided = draft_laws(
             logits_AV,
             self._settings,
             torch.from_numpy(self._rows.stream_keys[rows_A]),
@@ -226,14 +280,11 @@ class Drafter:
         drawn_A = laws_A.draw(uniforms_A).clamp(min=0)
         if self._keeps_scores:
             self._rows.keep_scores(rows_A, positions_A, scores_AV)
-        features = None
+        features_3A = None
         if self._keeps_features:
-            found_3A = draft_features(logits_AV, laws_A, drawn_A, self._settings).cpu().numpy()
-            found = DraftFeatures(*found_3A)
-            self._rows.keep_features((rows_A, positions_A), found.stacked())
-            if self._policy.uses_features:
-                features = found
-        return _Step(active_A, drawn_A, laws_A.probabilities_of(drawn_A), features)
+            features_3A = draft_features(logits_AV, undecided, drawn_A, self._settings)
+            self._rows.keep_estimates((rows_A, positions_A), UNKNOWN)
+        return _Step(active_A, drawn_A, laws_A.probabilities_of(drawn_A), features_3A)
 
     def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
         """[R, D], all random numbers of the burst."""
@@ -258,12 +309,17 @@ class Drafter:
         lines_T = np.concatenate([step.active_A for step in steps])
         depths_T = np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps])
         drawn_T = torch.cat([step.drawn_A for step in steps])
-        # Token ids are exact in float64, so that one copy brings both.
-        both = torch.stack([drawn_T.double(), torch.cat([step.probabilities_A for step in steps])])
-        ids_T, probabilities_T = both.cpu().numpy()
+        # Token ids are exact in float64, so that one copy brings all.
+        columns = [drawn_T.double(), torch.cat([step.probabilities_A for step in steps])]
+        if self._keeps_features:
+            features = [step.features_3A for step in steps if step.features_3A is not None]
+            columns.extend(torch.cat(features, dim=1).double())
+        ids_T, probabilities_T, *features_3T = torch.stack(columns).cpu().numpy()
         places = rows_R[lines_T], tails_R[lines_T] + depths_T
         self._rows.token_ids[places] = ids_T.astype(np.int64)
         self._rows.probabilities[places] = probabilities_T
+        if features_3T:
+            self._rows.keep_features(places, np.stack(features_3T))
         ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
         np.minimum.at(num_drafted_R, lines_T[ends], depths_T[ends] + 1)
         lawless = np.flatnonzero(~(probabilities_T > 0))
@@ -273,14 +329,6 @@ class Drafter:
             logger.warning(
                 "the draft's logits are not finite (NaN or infinite) in some places: nothing is drafted there"
             )
-
-
-def _with_estimates(features: DraftFeatures | None, estimates_A: Tensor | None) -> DraftFeatures:
-    assert estimates_A is not None
-    known_A = estimates_A.cpu().numpy()
-    if features is None:
-        return DraftFeatures.of_head(known_A)
-    return dataclasses.replace(features, estimates_R=known_A)
 
 
 def _on_device(keep_A: np.ndarray, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,6 +45,14 @@ from specdist.sampling.distributions import NOT_FINITE, Distributions, OneHot
 from specdist.stats import TargetTimes
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """How full it is: rows that run, and pages of the cache that are free."""
+
+    num_rows: int = 0
+    num_free_pages: int = 0
 
 
 def never() -> bool:
@@ -90,6 +99,13 @@ class Engine:
         self._is_heard = False
         self._suspicion = Suspicion()
         self._on_alone = on_alone
+
+    @property
+    def load(self) -> EngineLoad:
+        """Between rounds."""
+        return EngineLoad(
+            num_rows=len(self._scheduler.running), num_free_pages=self._scheduler.num_free_pages
+        )
 
     def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;

@@ -105,6 +105,11 @@ class Scheduler:
         self._num_admitted = 0
         self.running: list[Sequence] = []
 
+    @property
+    def num_free_pages(self) -> int:
+        """That a row could take now."""
+        return self._pages.num_available
+
     def plan(self) -> RoundPlan:
         """Decide the next round. Empty when every request is finished."""
         limits, suspended_slots = self._reserve_blocks()

@@ -29,6 +29,7 @@ COLUMNS = {
     "probability": pa.float32(),
     "top_probability": pa.float32(),
 }
+FEATURES = ("entropy", "probability", "top_probability")
 HIDDEN = "hidden"
 
 
@@ -77,9 +78,7 @@ def example_table(blocks: list[ExampleBlock], *, hidden_size: int, hidden_dtype:
         "token_id": _joined([block.token_ids_M for block in blocks], np.int64),
         "ratio": ratios_M,
         "acceptance": np.minimum(1.0, 1.0 / ratios_M),
-        "entropy": features_3M[0],
-        "probability": features_3M[1],
-        "top_probability": features_3M[2],
+        **dict(zip(FEATURES, features_3M, strict=True)),
     }
     columns: list[pa.Array] = []
     for name, type_ in COLUMNS.items():

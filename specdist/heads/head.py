@@ -24,14 +24,22 @@ from torch import Tensor, nn
 from specdist.data.files import sha256_of, write_atomically
 from specdist.errors import UserError
 from specdist.heads.info import WEIGHTS_NAME, DraftIdentity, HeadKind, read_head_info
+from specdist.models.hidden import HiddenStateHead
+
+NUM_FEATURES = 3
+# What is less likely is as good as impossible.
+LEAST_PROBABILITY = 1e-6
 
 
-class TokenHead(nn.Module):
+class TokenHead(HiddenStateHead):
     """ResNet of ``depth`` residual layers x + SiLU(Wx + b) and a linear one to a single logit (SpecDec++,
     section 5.1, "(D + 1)-layer ResNet with SiLU"); with depth 0 it is the linear layer alone."""
 
-    def __init__(self, hidden_size: int, depth: int) -> None:
+    def __init__(self, hidden_size: int, depth: int, *, uses_features: bool = False) -> None:
+        """``uses_features``: it also reads what is known of the law that the token was drawn from, which a
+        small draft's state one token later has mostly forgotten. The papers' heads do not."""
         super().__init__()
+        self.entry = nn.Linear(NUM_FEATURES, hidden_size) if uses_features else None
         self.residuals = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(depth))
         self.output = nn.Linear(hidden_size, 1)
 
@@ -39,9 +47,22 @@ class TokenHead(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.output.weight.dtype
 
-    def forward(self, hidden_NH: Tensor) -> Tensor:
-        """Logits [N] of last hidden states in any floating type; their sigmoid is the estimate."""
+    @property
+    def uses_features(self) -> bool:
+        return self.entry is not None
+
+    def forward(self, hidden_NH: Tensor, features_3N: Tensor | None = None) -> Tensor:
+        """Logits [N] of last hidden states in any floating type; their sigmoid is the estimate.
+
+        ``features_3N``: as :func:`specdist.sampling.beliefs.draft_features` gives them, of the same tokens:
+        entropy, probability of the token, probability of the likeliest one; for a head that uses them.
+        """
         state_NH = hidden_NH.to(self.dtype)
+        if self.entry is not None:
+            assert features_3N is not None, "this head reads the features too"
+            entropies_N, *probabilities_2N = features_3N
+            logs_2N = [each_N.clamp(min=LEAST_PROBABILITY).log() for each_N in probabilities_2N]
+            state_NH = state_NH + self.entry(torch.stack([entropies_N, *logs_2N], dim=1).to(self.dtype))
         for residual in self.residuals:
             state_NH = state_NH + nn.functional.silu(residual(state_NH))
         return cast(Tensor, self.output(state_NH)[:, 0])
@@ -75,7 +96,7 @@ def load_head(
         content = file.read_bytes()
         if sha256_of(file).hex() != info.weights_sha256:
             raise ValueError("its SHA-256 is not that of the JSON beside it")
-        head = TokenHead(info.hidden_size, info.depth)
+        head = TokenHead(info.hidden_size, info.depth, uses_features=info.uses_features)
         head.load_state_dict(load(content))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(

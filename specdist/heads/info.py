@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from specdist.data.files import write_json
 from specdist.errors import UserError
-from specdist.policies import HeadKind
+from specdist.policy_options import HEAD_KINDS, HeadKind
 
 WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
 FORMAT_VERSION = 1
-POLICY_OF_KIND = {"acceptance": "specdecpp", "verifier": "sprinter"}
+# Which policy a head was made for.
+POLICY_OF_KIND: Mapping[HeadKind, str] = {"acceptance": "specdecpp", "verifier": "sprinter"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class HeadInfo:
         depth: residual layers before the linear one; 0 = the linear one alone.
         hidden_size: of the draft, the width of the input.
         max_ratio: the verifier's λ; None for the other kind.
+        uses_features: it reads the features of the drafted token beside the hidden state.
         data: what it was trained on, with the temperature, top_k and top_p of the collection.
         options: of the training.
         metrics: on the held-out rows.
@@ -54,6 +57,7 @@ class HeadInfo:
     draft: DraftIdentity
     weights_sha256: str
     max_ratio: float | None = None
+    uses_features: bool = False
     data: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -68,8 +72,8 @@ class HeadInfo:
         what = f"--head {folder}"
         if self.kind != kind:
             raise UserError(
-                f"{what} is of kind {self.kind}, for --policy {POLICY_OF_KIND[self.kind]}, but --policy "
-                f"{POLICY_OF_KIND[kind]} needs one of kind {kind}: train one with jobs/train_head.py --kind "
+                f"{what} is of kind {self.kind}, for --policy {_policies_of(self.kind)}, but --policy "
+                f"{_policies_of(kind)} reads one of kind {kind}: train one with jobs/train_head.py --kind "
                 f"{kind}, or change --policy"
             )
         for name in ("hidden_size", "architecture"):
@@ -86,6 +90,10 @@ class HeadInfo:
                 "weights: choose that draft, or train a head for this one with jobs/collect.py and "
                 "jobs/train_head.py"
             )
+
+
+def _policies_of(kind: HeadKind) -> str:
+    return " or ".join(policy for policy, its_kind in HEAD_KINDS.items() if its_kind == kind)
 
 
 def read_head_info(path: str | Path) -> HeadInfo:

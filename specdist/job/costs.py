@@ -105,11 +105,11 @@ def draw_from_logits(
     """What the draft does with its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
-    laws, _ = draft_laws(logits_NV, settings, zeros_N, zeros_N)
+    laws, _, undecided = draft_laws(logits_NV, settings, zeros_N, zeros_N)
     uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None
     drawn_N = laws.draw(uniforms_N).clamp(min=0)
     if uses_features:
-        draft_features(logits_NV, laws, drawn_N, settings)
+        draft_features(logits_NV, undecided, drawn_N, settings).cpu()
     return drawn_N.cpu()
 
 

@@ -9,8 +9,8 @@ from specdist.config import GenerateConfig
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.heads.info import HeadInfo, read_head_info
-from specdist.job.policies import POLICIES
 from specdist.models.checkpoint import Checkpoint
+from specdist.policy_options import HEAD_KINDS
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ def open_draft_head(config: GenerateConfig, draft: Checkpoint) -> DraftHead | No
     """None where the policy reads none. Raises :class:`UserError` for one that does not fit."""
     if config.head is None:
         return None
-    network = load_head(config.head, kind=POLICIES[config.policy].head_kind, draft=identify_draft(draft))
+    network = load_head(config.head, kind=HEAD_KINDS[config.policy], draft=identify_draft(draft))
     return DraftHead(network, read_head_info(config.head))

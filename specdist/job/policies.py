@@ -39,7 +39,8 @@ POLICIES: dict[str, Any] = {
 def make_policy(config: GenerateConfig, costs: CostModel | None) -> LengthPolicy:
     """The run's policy; one that never drafts for a target alone. ``costs`` where it is led by them."""
     is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
-    return build_policy(PolicyChoice(config.policy, config.policy_options), costs, is_coupled=is_coupled)
+    choice = PolicyChoice(config.policy, config.policy_options, reads_head=config.head is not None)
+    return build_policy(choice, costs, is_coupled=is_coupled)
 
 
 def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: bool) -> LengthPolicy:
@@ -48,7 +49,12 @@ def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: b
         return FixedLength(0)
     if needs_costs(choice.policy):
         assert costs is not None
-        return Goodput(max_draft_tokens=choice.max_draft_tokens, costs=costs, is_coupled=is_coupled)
+        return Goodput(
+            max_draft_tokens=choice.max_draft_tokens,
+            costs=costs,
+            is_coupled=is_coupled,
+            reads_head=choice.reads_head,
+        )
     policy: LengthPolicy = POLICIES[choice.policy](**choice.options)
     return policy
 

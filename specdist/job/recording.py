@@ -20,6 +20,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress
+from specdist.job.scalars import NoScalars
 from specdist.job.tokens import PromptEncoder
 from specdist.stats import Stats
 
@@ -47,6 +48,7 @@ class Recorder:
         *,
         num_samples: int,
         progress: Progress,
+        scalars: NoScalars,
         is_traced: bool = False,
         is_exact: bool = True,
     ) -> None:
@@ -56,6 +58,7 @@ class Recorder:
         self._ledger = ledger
         self._num_samples = num_samples
         self._progress = progress
+        self._scalars = scalars
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._queue = ShardQueue(
@@ -91,8 +94,10 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         log = self._queue.log(claimed)
         mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
+        stats = self._ledger.shard(shard)
         if log.stats is not None:
-            self._ledger.shard(shard).add(Stats.from_json(log.stats))
+            stats.add(Stats.from_json(log.stats))
+        _extend_to_now(stats)
         self._progress.skip(len(log.results))
         for row_id in range(first, end):
             samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in log.results]
@@ -183,9 +188,12 @@ class Recorder:
             num_samples=self._num_samples,
             is_exact=self._is_exact,
         )
+        counted = self._ledger.close_shard(shard)
+        _extend_to_now(counted)
         stats = {
             "exact": self._is_exact,
-            **count_rows(self._ledger.close_shard(shard), results),
+            "replica": self._plan.membership.replica,
+            **count_rows(counted, results),
         }
         open_shard.log.close()
         trace = None
@@ -196,6 +204,7 @@ class Recorder:
             shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
         ):
             self._queue.finished(claimed)
+            self._scalars.shard_finished(self._progress.counts, shard, stats)
         else:
             logger.warning("shard %d was finished here too late: another replica has it", shard)
             self._queue.lost(claimed)
@@ -204,6 +213,12 @@ class Recorder:
     def _forget_texts(self, shard: int) -> None:
         for row_id in range(*self._plan.shards.bounds(shard)):
             self._texts.pop(row_id, None)
+
+
+def _extend_to_now(stats: Stats) -> None:
+    """Work on the shard begins, or ends."""
+    now_ns = time.time_ns()
+    stats.work_span.extend(now_ns, now_ns)
 
 
 def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:

@@ -45,6 +45,20 @@ def total_stats(folder: RunFolder) -> Stats:
     return total
 
 
+def totals_document(
+    folder: RunFolder, total: Stats, *, num_devices: int, is_complete: bool
+) -> dict[str, Any]:
+    """What a run prints in its last line: its total's figures, beside what was predicted of them."""
+    return {
+        "output": str(folder.path),
+        "exact": folder.manifest.info["exact"],
+        "complete": is_complete,
+        **total.summary(num_devices),
+        "predictions": run_predictions(folder, total).to_json(),
+        "operations": {name: figure.to_json() for name, figure in run_operations(folder, total).items()},
+    }
+
+
 def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
     """Beside the run's total, with the costs that the manifest has frozen."""
     costs = folder.manifest.info.get("costs")

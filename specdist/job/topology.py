@@ -72,11 +72,12 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
         world_size=world_size,
         tp_size=config.tp_size,
         uses_draft=config.uses_draft,
-        device=_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
+        device=local_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
     )
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def local_device(name: str, local_rank: int = 0) -> torch.device:
+    """``--device`` for one process of this node. Raises :class:`UserError` for a GPU that is not there."""
     num_gpus = torch.cuda.device_count()
     if name == "cuda" and not num_gpus:
         raise UserError(

@@ -37,6 +37,8 @@ POLL_S = 0.5
 PATIENCE_S = 4.0
 # How long the main thread may take to give its shards back when it is told that the replica has failed.
 LEAVE_S = 5.0
+# How long the rank with the store stays, for the others to find the reason there.
+LINGER_S = 3 * POLL_S
 STACKS_SIGNAL = signal.SIGUSR2
 STORE_TIMEOUT = timedelta(seconds=5)
 # Of a broken connection: not the reason but its effect.
@@ -95,6 +97,9 @@ class Watchdog:
         self._can_start_over = can_start_over
         self._peers = [_Peer(rank) for rank in range(topology.world_size) if rank != topology.rank]
         self._looks = 0, 0.0
+        self._failure: Failure | None = None
+        # Without a launcher that has a store of its own it ends with the lead.
+        self._hosts_store = topology.is_lead and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         self._is_closed = threading.Event()
         store.set(f"process/{topology.rank}", json.dumps(dataclasses.asdict(Process.current())))
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -107,6 +112,12 @@ class Watchdog:
     def explain(self, error: BaseException) -> Failure:
         """Why the replica has failed, of which this rank's error may be but an effect; told to the others."""
         self.close()
+        failure = self._failure or self._explained(error)
+        if self._hosts_store:
+            time.sleep(LINGER_S)
+        return failure
+
+    def _explained(self, error: BaseException) -> Failure:
         if isinstance(error, UserError):
             return self._report("usage", self._topology.rank, str(error))
         if any(word in str(error) for word in CONNECTION_WORDS) and not is_out_of_memory(error):
@@ -191,6 +202,7 @@ class Watchdog:
         return failure
 
     def _react(self, failure: Failure) -> None:
+        self._failure = failure
         if failure.kind != "usage":
             logger.error("this replica ends: %s", failure)
         if failure.kind == "stalled":

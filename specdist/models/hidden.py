@@ -1,4 +1,4 @@
-"""A model's last hidden states: the inputs of its output head, caught as it gets them.
+"""A model's last hidden states: the inputs of its output head, caught as it gets them, and who reads them.
 
 They are what transformers calls the last hidden state, after the final norm, at just the tokens whose logits
 are asked for. Catching them at the head works for every family, and needs none of the model's code.
@@ -11,8 +11,26 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+
+class HiddenStateHead(nn.Module):
+    """What a runner may carry through its passes: called with last hidden states [N, H] and, where it
+    ``uses_features``, three features [3, N] of the same tokens; gives a logit for each [N]."""
+
+    @property
+    def uses_features(self) -> bool:
+        return False
+
+
+def with_head_logits(
+    logits_NV: Tensor, head: HiddenStateHead, hidden_NH: Tensor, features_3N: Tensor | None
+) -> Tensor:
+    """[N, V + 1]: one tensor, so that a recorded pass has the head in it."""
+    own_N = head(hidden_NH, features_3N)
+    return torch.cat([logits_NV, own_N.to(logits_NV.dtype)[:, None]], dim=1)
 
 
 class LastHiddenStates:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageUpdates
@@ -23,7 +23,7 @@ from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
 from specdist.models.graphs import Capturer, CudaGraphs
-from specdist.models.hidden import LastHiddenStates
+from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import (
     GatheredVarlenKernel,
     KernelAttention,
@@ -78,13 +78,12 @@ class ModelRunner:
         device: torch.device,
         acceleration: Acceleration | None = None,
         *,
-        head: nn.Module | None = None,
+        head: HiddenStateHead | None = None,
     ) -> None:
         """
         Args:
             acceleration: by default what pays on the device.
-            head: reads the last hidden states [N, H] of every pass and gives a logit for each [N]; it takes
-                the model's precision.
+            head: reads the last hidden states of every pass; it takes the model's precision.
         """
         self.model = model.eval()
         self.device = device
@@ -160,6 +159,7 @@ class ModelRunner:
                 table_width=table_width,
                 device=self.device,
                 capturer=acceleration.capturer,
+                takes_features=self.head_uses_features,
             )
 
     def update_pages(self, updates: PageUpdates) -> None:
@@ -193,23 +193,42 @@ class ModelRunner:
     def has_head(self) -> bool:
         return self._head is not None
 
+    @property
+    def head_uses_features(self) -> bool:
+        return self._head is not None and self._head.uses_features
+
     def forward_with_estimates(
-        self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
+        self,
+        batch: FlatBatch,
+        logits_index: Sequence[int] | np.ndarray,
+        features_3N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Like :meth:`forward`, with the head's estimates of the same tokens: float64 [N] in [0, 1]."""
+        """Like :meth:`forward`, with the head's estimates of the same tokens: float64 [N] in [0, 1].
+
+        Args:
+            features_3N: of the asked tokens, float32, for a head that uses them. They are known before the
+                pass, as they are of the laws that its tokens were drawn from.
+        """
         assert self._head is not None
-        outputs = self._forward(batch, logits_index)
+        assert (features_3N is not None) == self.head_uses_features, "the head's features, if it uses them"
+        outputs = self._forward(batch, logits_index, features_3N)
         return outputs[:, :-1], outputs[:, -1].double().sigmoid()
 
-    def _forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
-        """Logits [N, V], and behind them, where there is a head, its own: [N, V + 1]."""
+    def _forward(
+        self,
+        batch: FlatBatch,
+        logits_index: Sequence[int] | np.ndarray,
+        features_3N: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [N, V], and behind them, where there is a head, its own: [N, V + 1]. Without features that
+        it uses, what the head says means nothing."""
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         asked_N = np.asarray(logits_index, np.int64)
         if self._static is not None:
-            logits = self._static.forward(batch, asked_N, self._table.pages)
+            logits = self._static.forward(batch, asked_N, self._table.pages, features_3N)
             if logits is not None:
                 return logits
-        return self._forward_ragged(batch, asked_N)
+        return self._forward_ragged(batch, asked_N, features_3N)
 
     def forward_with_hidden(
         self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
@@ -224,7 +243,9 @@ class ModelRunner:
     def _without_estimates(self, outputs: Tensor) -> Tensor:
         return outputs if self._head is None else outputs[:, :-1]
 
-    def _forward_ragged(self, batch: FlatBatch, asked_N: np.ndarray) -> Tensor:
+    def _forward_ragged(
+        self, batch: FlatBatch, asked_N: np.ndarray, features_3N: Tensor | None = None
+    ) -> Tensor:
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         attention: LayerAttention
         if self._kernel is None:
@@ -242,6 +263,7 @@ class ModelRunner:
             torch.as_tensor(batch.positions_T, dtype=torch.int64, device=self.device),
             torch.from_numpy(kept).to(self.device),
             attention,
+            features_3N if len(asked_N) else None,
         )
         return logits[: len(asked_N)]
 
@@ -252,6 +274,7 @@ class ModelRunner:
         positions_T: Tensor,
         logits_index_N: Tensor,
         attention: LayerAttention,
+        features_3N: Tensor | None = None,
     ) -> Tensor:
         with contextlib.ExitStack() as stack:
             if self._linears is not None:
@@ -267,5 +290,6 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         if self._head is None or caught is None:
             return logits
-        # One tensor, so that a recorded pass has the head in it.
-        return torch.cat([logits, self._head(caught.hidden_NH).to(logits.dtype)[:, None]], dim=1)
+        if self._head.uses_features and features_3N is None:
+            features_3N = torch.zeros(3, len(logits), device=self.device)
+        return with_head_logits(logits, self._head, caught.hidden_NH, features_3N)

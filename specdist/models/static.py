@@ -35,7 +35,7 @@ FREE_TOKENS = 128
 MIN_KEYS = 256
 NUM_SCRATCH_PAGES = 1
 
-RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention], Tensor]
+RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
 
 
 class Bucket(NamedTuple):
@@ -147,11 +147,14 @@ class StaticPasses:
         table_width: int,
         device: torch.device,
         capturer: Capturer | None,
+        takes_features: bool = False,
     ) -> None:
         """
         Args:
-            run_model: (token ids [T], positions [T], logits index [N], attention) to logits [N, V].
+            run_model: (token ids [T], positions [T], logits index [N], attention, features [3, N]) to logits
+                [N, V].
             capturer: None runs every pass as it comes.
+            takes_features: it is given features of the asked tokens; else None.
         """
         self._run_model = run_model
         self._cache = cache
@@ -163,8 +166,16 @@ class StaticPasses:
         most_segments = _smallest(SEGMENT_BUCKETS, num_slots) or SEGMENT_BUCKETS[-1]
         largest = Bucket(most_segments, -(-MAX_TOKENS // most_segments), table_width, MAX_TOKENS)
         self._staging = InputStaging(sum(largest.part_lengths), device)
+        # They may have been worked out on the device: beside the staged inputs.
+        self._features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
 
-    def forward(self, batch: FlatBatch, logits_index: np.ndarray, page_table: np.ndarray) -> Tensor | None:
+    def forward(
+        self,
+        batch: FlatBatch,
+        logits_index: np.ndarray,
+        page_table: np.ndarray,
+        features_3N: Tensor | None = None,
+    ) -> Tensor | None:
         """Logits [N, V] as of :meth:`specdist.models.runner.ModelRunner.forward`; None if no bucket fits."""
         segments = Segments.of(batch)
         page_size = self._cache.page_size
@@ -187,6 +198,8 @@ class StaticPasses:
         if isinstance(batch.token_ids_T, Tensor):
             index_T = torch.from_numpy(places_T).to(self._device)
             buffer.index_copy_(0, index_T, batch.token_ids_T.to(self._device, torch.int32))
+        if self._features_3N is not None and features_3N is not None:
+            self._features_3N[:, : len(logits_index)] = features_3N
         logits = self._graphs.run(bucket, lambda: self._compute(bucket))
         # A replay of another pass may write to the same memory.
         return logits[: len(logits_index)].clone()
@@ -207,4 +220,5 @@ class StaticPasses:
             page_size=self._cache.page_size,
         )
         attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
-        return self._run_model(token_ids_T, positions_T, logits_index_N, attention)
+        features_3N = None if self._features_3N is None else self._features_3N[:, : bucket.num_logits]
+        return self._run_model(token_ids_T, positions_T, logits_index_N, attention, features_3N)

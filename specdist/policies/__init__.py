@@ -5,13 +5,13 @@ from specdist.policies.base import (
     BatchPolicy,
     DraftedRows,
     DraftFeatures,
-    HeadKind,
     HeadPolicy,
     JudgedTokens,
     LengthPolicy,
     RoundContext,
     VerifiedBlocks,
     WithoutHistory,
+    reads_head,
 )
 from specdist.policies.confidence import ConfidenceThreshold
 from specdist.policies.fixed import FixedLength
@@ -22,6 +22,7 @@ from specdist.policies.hf_heuristic import HfHeuristic
 from specdist.policies.specdecpp import SpecDecPlusPlus
 from specdist.policies.sprinter import Sprinter
 from specdist.policies.svip import Svip
+from specdist.policy_options import HeadKind
 
 __all__ = [
     "AdaEdl",
@@ -44,4 +45,5 @@ __all__ = [
     "Svip",
     "VerifiedBlocks",
     "WithoutHistory",
+    "reads_head",
 ]

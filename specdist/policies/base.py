@@ -14,11 +14,11 @@ it: a row that has to give up its slot in the middle takes them along, and goes 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-HeadKind = Literal["acceptance", "verifier"]
+from specdist.policy_options import HeadKind
 
 # R rows, C tokens of several rows, H numbers of a history
 
@@ -93,6 +93,8 @@ class DraftedRows:
             a draft that works ahead asks for the next one meanwhile.
         num_drafted: tokens of the block so far. A token that was drafted ahead as a decision is not one.
         features: of the last of them; None before the first, and for a policy that does not use them.
+        earlier_estimates_R: a trained head's, of the token before the last, for a policy that is not asked
+            behind the pass over a token; None before the second, and where there is no head.
         reach_R: 1, or how likely it is that a branch will be its row's chain.
         round: what else is going on.
     """
@@ -104,6 +106,7 @@ class DraftedRows:
     features: DraftFeatures | None
     reach_R: np.ndarray
     round: RoundContext
+    earlier_estimates_R: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +159,11 @@ class LengthPolicy(Protocol):
 class BatchPolicy(LengthPolicy, Protocol):
     """A policy that looks at the whole batch, and learns from all of it. It must use features."""
 
+    @property
+    def reads_head(self) -> bool:
+        """Whether it is given a head's estimates too: of all tokens that a pass was run over."""
+        ...
+
     def num_to_verify(
         self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
     ) -> np.ndarray:
@@ -179,6 +187,11 @@ class HeadPolicy(LengthPolicy, Protocol):
     def head_kind(self) -> HeadKind:
         """What the head must estimate: the chance of acceptance, or whether a token is acceptable."""
         ...
+
+
+def reads_head(policy: LengthPolicy) -> bool:
+    """Whether the draft must carry a trained head for it."""
+    return isinstance(policy, HeadPolicy) or (isinstance(policy, BatchPolicy) and policy.reads_head)
 
 
 class WithoutHistory:

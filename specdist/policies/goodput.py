@@ -13,6 +13,10 @@ line and the first token of a block may cost what five do.
   is ready need not be verified at once: a token left out stays in the chain as one drafted ahead, and is
   judged by the same rule a round later, so that leaving it out may depend on its value without any bias.
 
+A trained acceptance head, where there is one, knows more of a token than its features do, but only after the
+pass over it, which draws the next one. So the last token of a block is judged by its features, and those
+before it by the head's word as well, calibrated on what the target has said of other tokens.
+
 No threshold is to be tuned. R rows asked about, D steps, C tokens of several rows, one row after the other.
 """
 
@@ -22,7 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.calibration import AcceptanceModel, token_features
+from specdist.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
 from specdist.costs import CostModel
 from specdist.policies.base import DraftedRows, DraftFeatures, JudgedTokens, VerifiedBlocks
 
@@ -45,17 +49,35 @@ class Goodput:
 
     uses_features: ClassVar[bool] = True
 
-    def __init__(self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool) -> None:
-        """``is_coupled``: target and draft draw with the same noise, or without any (greedy)."""
+    def __init__(
+        self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool, reads_head: bool = False
+    ) -> None:
+        """
+        Args:
+            is_coupled: target and draft draw with the same noise, or without any (greedy).
+            reads_head: the draft carries an acceptance head.
+        """
         self.max_draft_tokens = max_draft_tokens
         self._target_ns, self._draft_ns = costs.target.look_up, costs.draft.look_up
+        self.reads_head = reads_head
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
+        # Of tokens of which a head has given its estimate.
+        self._acceptance_by_head = AcceptanceModel(is_coupled=is_coupled, has_head=True)
         # Of a token that is not drawn yet.
         self._forecast = PRIOR_ACCEPTANCE
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
+        # So many rows with so many steps more: their tokens, and the time of the steps.
+        self._steps_D = np.arange(1, max_draft_tokens + 1)
+        self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
+        self._drafting_RD = np.zeros((0, max_draft_tokens))
         # Of the burst: what each chain is still worth, its candidates, and the time of its steps.
         self._survival = np.zeros(0)
+        # Expected accepted tokens among the next 1, 2, .. of a chain.
+        self._worth = np.zeros((0, max_draft_tokens))
+        # With a head: the same but for the last token, and what is known of that one.
+        self._settled = np.zeros(0)
+        self._last = np.zeros((0, NUM_FEATURES))
         self._num_tokens = 0
         self._drafting_ns = 0.0
 
@@ -66,18 +88,20 @@ class Goodput:
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         accepted_R = blocks.num_accepted_R
         judged_R = accepted_R + (accepted_R < blocks.num_drafted_R)
-        kept_R = 0.5 ** (judged_R / ROW_MEMORY)
-        return blocks.histories_RH * kept_R[:, None] + np.stack([accepted_R, judged_R], axis=1)
+        histories_RH = blocks.histories_RH * (0.5 ** (judged_R / ROW_MEMORY))[:, None]
+        histories_RH[:, 0] += accepted_R
+        histories_RH[:, 1] += judged_R
+        return histories_RH
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         if rows.num_drafted == 0:
             self._begin(rows)
         elif rows.features is not None:
-            depths_R = np.full(len(rows.chains_R), rows.num_drafted - 1)
-            self._survival[rows.chains_R] *= self._chances(rows.features, depths_R)
+            self._go_on(rows, rows.features)
         wants_R = self._rows_that_pay(rows)
-        self._num_tokens += int(wants_R.sum())
-        self._drafting_ns += float(self._draft_ns(wants_R.sum()))
+        num_wanted = int(wants_R.sum())
+        self._num_tokens += num_wanted
+        self._drafting_ns += float(self._draft_ns(num_wanted))
         return wants_R
 
     def num_to_verify(
@@ -108,7 +132,10 @@ class Goodput:
         """Learn from the tokens that the target has judged."""
         if not len(tokens.depths_C):
             return
-        self._acceptance.observe(_known(tokens.features, tokens.depths_C), tokens.is_accepted_C)
+        known_CF = _known(tokens.features, tokens.depths_C)
+        self._acceptance.observe(known_CF, tokens.is_accepted_C)
+        judged, found_CF = self._told_by_head(tokens.features, known_CF)
+        self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[judged])
         kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
         self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
 
@@ -116,8 +143,12 @@ class Goodput:
         """A burst begins: in turns, with the best that a round of equal blocks could give."""
         size = int(rows.chains_R.max(initial=-1)) + 1
         if size > len(self._survival):
-            self._survival = np.zeros(size)
-        self._survival[rows.chains_R] = rows.reach_R
+            self._survival, self._settled = np.zeros(size), np.zeros(size)
+            self._worth = np.zeros((size, self.max_draft_tokens))
+            self._last = np.zeros((size, NUM_FEATURES))
+        self._survival[rows.chains_R] = self._settled[rows.chains_R] = rows.reach_R
+        forecast_R = self._row_forecasts(rows.histories_RH)
+        self._worth[rows.chains_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
         self._num_tokens = 0
@@ -127,39 +158,56 @@ class Goodput:
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
         num_rows = len(rows.chains_R)
-        lengths_D = np.arange(self.max_draft_tokens + 1)
-        worth_D = _worth_of_steps(np.array([[self._forecast]]), self.max_draft_tokens)[0]
-        num_tokens_D = rows.round.num_rows + num_rows * np.r_[0.0, worth_D]
-        ns_D = lengths_D * self._draft_ns(num_rows)
-        ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * lengths_D)
-        self._goodput = float((num_tokens_D / np.maximum(1.0, ns_D)).max())
+        num_tokens_D = rows.round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
+        ns_D = self._steps_D * self._draft_ns(num_rows)
+        ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * self._steps_D)
+        undrafted = rows.round.num_rows / max(1.0, float(self._target_ns(rows.round.num_rows)))
+        self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
+
+    def _go_on(self, rows: DraftedRows, features: DraftFeatures) -> None:
+        """Every chain has one token more; and of the one before it a head may have given its estimate."""
+        chains_R = rows.chains_R
+        known_RF = _known(features, np.full(len(chains_R), rows.num_drafted - 1))
+        chances_R = self._acceptance.predict(known_RF)
+        if not self.reads_head:
+            self._survival[chains_R] *= chances_R
+            return
+        if rows.earlier_estimates_R is not None:
+            found_RF = with_head(self._last[chains_R], rows.earlier_estimates_R)
+            self._settled[chains_R] *= self._acceptance_by_head.predict(found_RF)
+        self._last[chains_R] = known_RF
+        self._survival[chains_R] = self._settled[chains_R] * chances_R
 
     def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
         """bool [R]: those of the best plan of so many rows and so many steps more, if it pays at all."""
         num_rows, num_steps = len(rows.chains_R), self.max_draft_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
-        forecast_R = self._row_forecasts(rows.histories_RH)
-        worth_RD = self._survival[rows.chains_R, None] * _worth_of_steps(forecast_R[:, None], num_steps)
-        order_R = np.argsort(-worth_RD[:, 0], kind="stable")
-        counts_R = np.arange(1, num_rows + 1)
-        steps_D = np.arange(1, num_steps + 1)
-        gain_RD = np.cumsum(worth_RD[order_R], axis=0)
-        drafting_RD = self._draft_ns(counts_R)[:, None] * steps_D
-        if rows.round.is_ahead:
-            free_ns = float(self._target_ns(rows.round.num_pass_tokens))
-            over_ns = max(0.0, self._drafting_ns - free_ns)
-            ns_RD = np.maximum(0.0, self._drafting_ns + drafting_RD - free_ns) - over_ns
-        else:
-            sizes_RD = rows.round.num_pass_tokens + self._num_tokens + counts_R[:, None] * steps_D
-            now_ns = self._target_ns(rows.round.num_pass_tokens + self._num_tokens)
-            ns_RD = drafting_RD + self._target_ns(sizes_RD) - now_ns
-        value_RD = gain_RD - self._goodput * ns_RD
-        best_row, best_step = np.unravel_index(np.argmax(value_RD), value_RD.shape)
+        worth_RD = self._survival[rows.chains_R, None] * self._worth[rows.chains_R, :num_steps]
+        order_R = (-worth_RD[:, 0]).argsort(kind="stable")
+        value_RD = worth_RD[order_R].cumsum(axis=0)
+        value_RD -= self._goodput * self._plan_ns(rows, num_steps)
+        best_row, best_step = divmod(int(value_RD.argmax()), num_steps)
         wants_R = np.zeros(num_rows, bool)
         if value_RD[best_row, best_step] > 0:
             wants_R[order_R[: best_row + 1]] = True
         return wants_R
+
+    def _plan_ns(self, rows: DraftedRows, num_steps: int) -> np.ndarray:
+        """[R, D]: the time that is added by 1, 2, .. of the rows with 1, 2, .. steps more."""
+        num_rows = len(rows.chains_R)
+        if num_rows > len(self._tokens_RD):
+            counts_R = np.arange(1, num_rows + 1)
+            self._tokens_RD = counts_R[:, None] * self._steps_D
+            self._drafting_RD = self._draft_ns(counts_R)[:, None] * self._steps_D
+        drafting_RD = self._drafting_RD[:num_rows, :num_steps]
+        if rows.round.is_ahead:
+            free_ns = float(self._target_ns(rows.round.num_pass_tokens))
+            over_ns = max(0.0, self._drafting_ns - free_ns)
+            return np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
+        num_tokens = rows.round.num_pass_tokens + self._num_tokens
+        verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps])
+        return drafting_RD + verifying_RD - self._target_ns(num_tokens)
 
     def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
         """[R]: how likely a token of the row is accepted that is not drawn yet."""
@@ -168,12 +216,19 @@ class Goodput:
         return np.minimum(forecast_R, LARGEST_FORECAST)
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
-        return self._acceptance.predict(_known(features, depths_C))
+        known_CF = _known(features, depths_C)
+        chances_C = self._acceptance.predict(known_CF)
+        judged, found_CF = self._told_by_head(features, known_CF)
+        if len(judged):
+            chances_C[judged] = self._acceptance_by_head.predict(found_CF)
+        return chances_C
 
-
-def _worth_of_steps(forecast_R1: np.ndarray, num_steps: int) -> np.ndarray:
-    """[R, D]: expected accepted tokens among the next 1, 2, .. of each row."""
-    return np.cumsum(forecast_R1 ** np.arange(1, num_steps + 1), axis=1)
+    def _told_by_head(self, features: DraftFeatures, known_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens whose estimate is known, and what is known of these with it."""
+        if not self.reads_head or features.estimates_R is None:
+            return np.zeros(0, np.int64), np.zeros((0, NUM_FEATURES + 1))
+        judged = np.flatnonzero(~np.isnan(features.estimates_R))
+        return judged, with_head(known_CF[judged], features.estimates_R[judged])
 
 
 def _known(features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:

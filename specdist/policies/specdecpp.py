@@ -16,7 +16,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, HeadKind, WithoutHistory
+from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policy_options import HeadKind
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, HeadKind, WithoutHistory
+from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policy_options import HeadKind
 
 
 @dataclass(frozen=True, kw_only=True)

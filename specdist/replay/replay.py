@@ -30,6 +30,7 @@ from specdist.policies import (
     JudgedTokens,
     LengthPolicy,
     RoundContext,
+    reads_head,
 )
 from specdist.replay.batch import ReplaySettings, make_scheduler
 from specdist.replay.oracle import Oracle
@@ -92,7 +93,7 @@ def replay(
             f"the policy drafts up to {policy.max_draft_tokens} tokens, and the trace has "
             f"{trace.max_draft_tokens}: collect a longer one, or lower the policy's cap"
         )
-    if isinstance(policy, HeadPolicy) and head >= trace.num_heads:
+    if not isinstance(policy, Oracle) and reads_head(policy) and head >= trace.num_heads:
         raise ValueError(
             f"the policy reads head {head}, and the trace has {trace.num_heads}: collect it with heads"
         )
@@ -114,7 +115,8 @@ class _Run:
         self._oracle = isinstance(policy, Oracle)
         self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
         self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
-        self._reads_head = isinstance(self._policy, HeadPolicy)
+        self._asks_behind_pass = isinstance(self._policy, HeadPolicy)
+        self._reads_head = reads_head(self._policy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
         self._histories = Histories(self._policy, self._scheduler.settings.num_slots)
@@ -148,11 +150,16 @@ class _Run:
         depths_C = np.arange(num_judged_R.sum()) - np.repeat(
             np.cumsum(num_judged_R) - num_judged_R, num_judged_R
         )
-        found_3C = self._trace.features_3TD[:, np.repeat(places_R, num_judged_R), depths_C]
+        places_C = np.repeat(places_R, num_judged_R)
+        estimates_C = None
+        if self._reads_head:
+            # No pass was run over the last token of a block.
+            is_read_C = depths_C + 1 < np.repeat(num_candidates_R, num_judged_R)
+            found_C = self._trace.estimates_ETD[self._head, places_C, depths_C]
+            estimates_C = np.where(is_read_C, found_C, np.nan)
         self._batch_policy.observe_tokens(
             JudgedTokens(
-                # The draft keeps them in single precision.
-                features=DraftFeatures(*found_3C.astype(np.float32).astype(np.float64)),
+                features=self._features_at(places_C, depths_C, estimates_C),
                 depths_C=depths_C,
                 is_accepted_C=depths_C < np.repeat(num_accepted_R, num_judged_R),
             )
@@ -189,7 +196,7 @@ class _Run:
             if depth:
                 keep_A &= ~self._trace.is_stop_TD[places_R[active_A], depth - 1]
             active_A = active_A[keep_A]
-            if self._reads_head and depth and len(active_A):
+            if self._asks_behind_pass and depth and len(active_A):
                 # Its estimate of a token comes with the pass over it, drawn behind or not.
                 self._count_step(len(active_A))
             if len(active_A):
@@ -200,6 +207,7 @@ class _Run:
                         histories_RH=self._histories.of(slots_R[active_A]),
                         num_drafted=depth,
                         features=self._features(places_R[active_A], depth),
+                        earlier_estimates_R=self._earlier_estimates(places_R[active_A], depth),
                         reach_R=np.ones(len(active_A)),
                         round=round,
                     )
@@ -207,17 +215,29 @@ class _Run:
                 active_A = active_A[wants_A]
             if not len(active_A):
                 return num_drafted_R
-            if not (self._reads_head and depth):
+            if not (self._asks_behind_pass and depth):
                 self._count_step(len(active_A))
             num_drafted_R[active_A] = depth + 1
         raise AssertionError("a block has an end")
 
     def _features(self, places_A: np.ndarray, depth: int) -> DraftFeatures | None:
-        if depth and self._reads_head:
+        if depth and self._asks_behind_pass:
             return DraftFeatures.of_head(self._trace.estimates_ETD[self._head, places_A, depth - 1])
         if depth == 0 or not self._policy.uses_features:
             return None
-        return DraftFeatures(*self._trace.features_3TD[:, places_A, depth - 1])
+        return self._features_at(places_A, depth - 1)
+
+    def _features_at(
+        self, places_C: np.ndarray, depths_C: np.ndarray | int, estimates_C: np.ndarray | None = None
+    ) -> DraftFeatures:
+        entropies_C, probabilities_C, top_C = self._trace.features_3TD[:, places_C, depths_C]
+        return DraftFeatures(entropies_C, probabilities_C, top_C, estimates_C)
+
+    def _earlier_estimates(self, places_A: np.ndarray, depth: int) -> np.ndarray | None:
+        if depth < 2 or not self._reads_head or self._asks_behind_pass:
+            return None
+        found_A: np.ndarray = self._trace.estimates_ETD[self._head, places_A, depth - 2]
+        return found_A
 
     def _count_step(self, num_rows: int) -> None:
         self._stats.num_draft_passes += 1

@@ -9,6 +9,7 @@ N positions, V vocabulary, A alternatives.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,17 +30,29 @@ from specdist.sampling.distributions import (
 BELIEF_TEMPERATURE = 0.5
 
 
+class DraftLaws(NamedTuple):
+    """What tokens are drawn from.
+
+    ``scores_NV`` are those behind the draw. ``undecided`` is the distribution before any noise decides the
+    draw, as the temperature and the filters have shaped it; None under greedy, which forms none.
+    """
+
+    laws: Distributions
+    scores_NV: Tensor
+    undecided: Dense | None
+
+
 def draft_laws(
     logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
-) -> tuple[Distributions, Tensor]:
-    """Like :func:`specdist.sampling.coupling.next_token_laws`, with the scores [N, V] behind the draw."""
+) -> DraftLaws:
+    """Like :func:`specdist.sampling.coupling.next_token_laws`, with what is behind the draw."""
     laws = distributions_from_logits(logits_NV, settings)
     if isinstance(laws, OneHot):
-        return laws, logits_NV
+        return DraftLaws(laws, logits_NV, None)
     if not settings.is_coupled:
-        return laws, laws.probabilities_NV
+        return DraftLaws(laws, laws.probabilities_NV, laws)
     scores_NV = coupled_scores(laws, stream_keys_N, positions_N)
-    return OneHot.of_largest(scores_NV), scores_NV
+    return DraftLaws(OneHot.of_largest(scores_NV), scores_NV, laws)
 
 
 @dataclass(frozen=True)
@@ -79,19 +92,25 @@ def beliefs_from_scores(
     return Beliefs(survival_N, ids_NA, chances_NA)
 
 
-def draft_features(logits_NV: Tensor, laws: Distributions, drawn_N: Tensor, settings: SamplingSettings
-                   ) -> Tensor:  # fmt: skip
-    """float64 [3, N]: entropy in nats, probability of the drawn token, probability of the likeliest one.
+def draft_features(
+    logits_NV: Tensor, undecided: Dense | None, drawn_N: Tensor, settings: SamplingSettings
+) -> Tensor:
+    """float32 [3, N]: entropy in nats, probability of the drawn token, probability of the likeliest one.
 
     Of the distribution that the token was drawn from; of the softmax at temperature 1 under greedy.
+
+    With logits s and probabilities p = exp(s / T - log Z), where p > 0, the entropy is log Z - sum p s / T,
+    and the likeliest token tells log Z: no logarithm of a whole vocabulary is taken. Logits must be finite.
+
+    Args:
+        undecided: as :func:`draft_laws` gives it; so that no softmax is taken twice.
     """
-    law = laws if isinstance(laws, Dense) else _undecided_law(logits_NV, settings)
-    probabilities_NV = law.probabilities_NV.double()
-    entropies_N = torch.special.entr(probabilities_NV).sum(dim=1)
-    return torch.stack([entropies_N, law.probabilities_of(drawn_N), probabilities_NV.amax(dim=1)])
-
-
-def _undecided_law(logits_NV: Tensor, settings: SamplingSettings) -> Dense:
-    law = distributions_from_logits(logits_NV, SamplingSettings() if settings.is_greedy else settings)
-    assert isinstance(law, Dense)
-    return law
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    probabilities_NV = logits_NV.softmax(dim=1) if undecided is None else undecided.probabilities_NV
+    top_N = probabilities_NV.amax(dim=1)
+    lead_N = logits_NV.amax(dim=1) - torch.linalg.vecdot(probabilities_NV, logits_NV)
+    temperature = 1.0 if settings.is_greedy else settings.temperature
+    # Rounding can make that of a sure token negative.
+    entropies_N = (lead_N / temperature - top_N.log()).clamp(min=0)
+    drawn_probabilities_N = probabilities_NV.gather(1, drawn_N[:, None])[:, 0]
+    return torch.stack([entropies_N, drawn_probabilities_N, top_N]).float()

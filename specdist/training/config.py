@@ -62,6 +62,12 @@ class TrainConfig:
     max_ratio: float | None = option(
         None, help="verifier: a token is acceptable up to this Q/P (lambda, default 1.2)"
     )
+    features: Literal["draft", "none"] | None = option(
+        None,
+        help="draft = the head also reads, of the law that the token was drawn from, the entropy, the "
+        "token's probability and the largest one (default for acceptance); none = the hidden state alone, as "
+        "the papers' heads (default for verifier)",
+    )
 
     # The training
     accepted_weight: float | None = option(None, help="acceptance: weight in the loss (w_acc, default 1)")
@@ -103,9 +109,15 @@ class TrainConfig:
                 raise UserError(
                     f"--{name} {getattr(self, name)} has no effect with --kind {self.kind}: leave it out"
                 )
+        if self.features is None:
+            self.features = "draft" if self.kind == "acceptance" else "none"
         for name, value in DEFAULTS[self.kind].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
+
+    @property
+    def uses_features(self) -> bool:
+        return self.features == "draft"
 
     def pace(self, num_rows: int, hidden_size: int) -> Pace:
         """What is given, and for the rest the defaults with so many training prompts and this draft."""

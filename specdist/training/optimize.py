@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import tqdm
 from torch import Tensor
 
+from specdist.heads.examples import FEATURES
 from specdist.heads.head import TokenHead
 from specdist.training.data import ExampleSet
 from specdist.training.metrics import cross_entropies
@@ -137,7 +138,7 @@ def estimate(head: TokenHead, examples: ExampleSet) -> np.ndarray:
     """Logits [M] of all examples."""
     device = head.output.weight.device
     logits = [
-        head(_states(examples, slice(begin, begin + EVALUATED_ROWS), device)).cpu().numpy()
+        head(*_inputs(examples, slice(begin, begin + EVALUATED_ROWS), device)).cpu().numpy()
         for begin in range(0, len(examples), EVALUATED_ROWS)
     ]
     return np.concatenate(logits)
@@ -165,13 +166,15 @@ def _step(
 ) -> float:
     device = head.output.weight.device
     labels_M = torch.from_numpy(objective.labels(batch, slice(None)).astype(np.float32)).to(device)
-    loss = objective.loss(head(_states(batch, slice(None), device)), labels_M)
+    loss = objective.loss(head(*_inputs(batch, slice(None), device)), labels_M)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
     return float(loss.detach())
 
 
-def _states(examples: ExampleSet, rows: slice, device: torch.device) -> Tensor:
-    """float32 [M, H]."""
-    return torch.from_numpy(examples.hidden_states(rows)).to(device).float()
+def _inputs(examples: ExampleSet, rows: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Hidden states, float32 [M, H], and features [3, M]."""
+    features_3M = np.stack([examples.column(name, rows) for name in FEATURES])
+    hidden_MH = torch.from_numpy(examples.hidden_states(rows)).to(device)
+    return hidden_MH.float(), torch.from_numpy(features_3M).to(device)

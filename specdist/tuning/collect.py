@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.models.flat import FlatBatch
+from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
 from specdist.replay import PromptTrace
 from specdist.sampling.acceptance import accepted_flags
@@ -59,10 +60,10 @@ class TraceCollector:
         max_new_tokens: int,
         page_size: int,
         seed: int,
-        heads: Sequence[nn.Module] = (),
+        heads: Sequence[HiddenStateHead] = (),
     ) -> None:
         """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion.
-        ``heads``: each gives a logit for every last hidden state of the draft.
+        ``heads``: they read the last hidden states of the draft.
         """
         self._target = target
         self._draft = draft
@@ -116,9 +117,10 @@ class TraceCollector:
                 break
             positions_A = num_prompt + active_A + depth
             batch = FlatBatch(last_ids_A, 1 + active_A, positions_A - 1)
-            logits_AV, estimates_EA = self._draft_pass(batch)
-            if depth:
-                table.estimates_END[:, active_A, depth - 1] = estimates_EA
+            logits_AV, hidden_AH = self._draft_pass(batch)
+            if hidden_AH is not None and depth:
+                features_3A = table.features_of(active_A, depth - 1)
+                table.estimates_END[:, active_A, depth - 1] = self._estimates(hidden_AH, features_3A)
             # Behind the completion's end, or off its path, the target says nothing.
             on_path_N &= lines_N + depth < num_tokens
             last_ids_A = self._draw(completion, logits_AV, target_NV, active_A, depth, on_path_N, table)
@@ -131,15 +133,19 @@ class TraceCollector:
             **vars(table),
         )
 
-    def _draft_pass(self, batch: FlatBatch) -> tuple[Tensor, np.ndarray]:
-        """Logits [A, V] behind the lines' last tokens, and the heads' estimates [E, A] of these."""
+    def _draft_pass(self, batch: FlatBatch) -> tuple[Tensor, Tensor | None]:
+        """Logits [A, V] behind the lines' last tokens, and for heads the hidden states [A, H] of these."""
         index = np.arange(len(batch))
         if not self._heads:
-            return self._draft.forward(batch, index)[:, : self._vocab_size], np.zeros((0, len(batch)))
+            return self._draft.forward(batch, index)[:, : self._vocab_size], None
         logits_AV, hidden_AH = self._draft.forward_with_hidden(batch, index)
-        with torch.inference_mode():
-            estimates = [head(hidden_AH).double().sigmoid().cpu().numpy() for head in self._heads]
-        return logits_AV[:, : self._vocab_size], np.stack(estimates)
+        return logits_AV[:, : self._vocab_size], hidden_AH
+
+    @torch.inference_mode()
+    def _estimates(self, hidden_AH: Tensor, features_3A: np.ndarray) -> np.ndarray:
+        """[E, A], in single precision as a run's draft hands the features on."""
+        given_3A = torch.from_numpy(features_3A.astype(np.float32)).to(hidden_AH.device)
+        return np.stack([head(hidden_AH, given_3A).double().sigmoid().cpu().numpy() for head in self._heads])
 
     def _target_laws(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
         """[N, V] probabilities along the completion; greedy and coupled draws need none."""
@@ -164,7 +170,9 @@ class TraceCollector:
         """Draw one token per active line, note what is known of it, and which lines it leaves on the path."""
         own_key = stream_key(self._seed, completion.row_id, COMPLETION_SAMPLE)
         positions_A = torch.from_numpy(len(completion.prompt_ids) + active_A + depth)
-        laws_A, _ = draft_laws(logits_AV, self._settings, torch.full_like(positions_A, own_key), positions_A)
+        laws_A, _, undecided_A = draft_laws(
+            logits_AV, self._settings, torch.full_like(positions_A, own_key), positions_A
+        )
         ids_N = np.array(completion.completion_ids, np.int64)
         on_path_A = on_path_N[active_A]
         own_ids_A = ids_N[np.minimum(active_A + depth, len(ids_N) - 1)]
@@ -188,7 +196,7 @@ class TraceCollector:
                 uniforms(keys_A, positions_A, attempts_A, Purpose.DRAFT),
             )
         drawn_ids_A = drawn_A.cpu().numpy()
-        features_3A = draft_features(logits_AV, laws_A, drawn_A, self._settings).cpu().numpy()
+        features_3A = draft_features(logits_AV, undecided_A, drawn_A, self._settings).cpu().numpy()
         places = active_A, np.full(len(active_A), depth)
         table.num_drafted_N[active_A] += 1
         table.num_accepted_N[active_A] += is_accepted_A
@@ -241,6 +249,11 @@ class _Table:
     top_probabilities_ND: np.ndarray
     acceptance_ND: np.ndarray
     estimates_END: np.ndarray
+
+    def features_of(self, lines_A: np.ndarray, depth: int) -> np.ndarray:
+        """[3, A] of the tokens drafted there."""
+        columns = self.entropies_ND, self.probabilities_ND, self.top_probabilities_ND
+        return np.stack([column[lines_A, depth] for column in columns])
 
     @staticmethod
     def empty(num_tokens: int, num_depths: int, num_heads: int) -> _Table:

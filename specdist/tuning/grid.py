@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.policy_options import TARGET_ONLY
+from specdist.policy_options import HEAD_KINDS, TARGET_ONLY
 from specdist.tuning.heads import HeadChoice
 
 # Of options that are not named the default is taken.
@@ -47,6 +47,12 @@ class Candidate:
     head: HeadChoice | None = None
 
     @property
+    def name(self) -> str:
+        """The policy; with a head that it could do without, it is another one."""
+        is_extra = self.head is not None and self.policy != self.head.policy
+        return f"{self.policy} with head" if is_extra else self.policy
+
+    @property
     def run_options(self) -> dict[str, Any]:
         """As the main job takes them, the head and what makes sprinter exact among them."""
         found: dict[str, Any] = dict(self.options)
@@ -60,12 +66,12 @@ class Candidate:
         """The options that the grid varies, as they are written on a command line."""
         shown = {name: value for name, value in self.options.items() if name != "max_draft_tokens"}
         settings = " ".join(f"{name}={value:g}" for name, value in shown.items())
-        return settings if self.head is None else f"head={self.head.path} {settings}"
+        return settings if self.head is None else f"head={self.head.path} {settings}".strip()
 
 
 def candidates(max_draft_tokens: int, heads: Sequence[HeadChoice] = ()) -> Iterator[Candidate]:
     """The target alone, and every policy with every setting whose blocks are not longer than the cap; those
-    that read a head with each of the heads."""
+    that read a head, or may, with each of the heads."""
     yield Candidate(TARGET_ONLY, {})
     for policy, grid in GRIDS.items():
         cap = {} if policy == "fixed" else {"max_draft_tokens": max_draft_tokens}
@@ -77,3 +83,5 @@ def candidates(max_draft_tokens: int, heads: Sequence[HeadChoice] = ()) -> Itera
         for name, thresholds in HEAD_GRIDS[head.policy].items():
             for value in thresholds:
                 yield Candidate(head.policy, {name: value, "max_draft_tokens": max_draft_tokens}, head)
+        if head.info.kind == HEAD_KINDS["goodput"]:
+            yield Candidate("goodput", {"max_draft_tokens": max_draft_tokens}, head)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import tqdm
-from torch import nn
 
 from specdist.costs import CostModel
 from specdist.data import RowError, open_prompts
@@ -20,6 +19,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.errors import UserError
+from specdist.heads.head import TokenHead
 from specdist.job.costs import middle_of_rows
 from specdist.job.policies import make_policy
 from specdist.job.preflight import ModelPlan, plan_models
@@ -28,9 +28,9 @@ from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
 from specdist.policy_options import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
+from specdist.replay.fronts import Point
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
-from specdist.tuning.fronts import Point
 from specdist.tuning.grid import Candidate, candidates
 from specdist.tuning.heads import HeadChoice, acceptance_auc, load_heads, read_heads
 
@@ -87,10 +87,11 @@ class TuningResult:
         return self.outcomes[0]
 
     def by_head(self) -> dict[str, tuple[HeadChoice, list[Outcome]]]:
-        """By path: every head and its outcomes, its best first."""
+        """By path: every head and the outcomes of the policy that it was made for, its best first."""
         found: dict[str, tuple[HeadChoice, list[Outcome]]] = {}
         for outcome in self.outcomes:
-            if (head := outcome.candidate.head) is not None:
+            head = outcome.candidate.head
+            if head is not None and outcome.candidate.policy == head.policy:
                 found.setdefault(head.path, (head, []))[1].append(outcome)
         return found
 
@@ -98,7 +99,7 @@ class TuningResult:
         """Every policy's outcomes, its best first; the best policy first."""
         found: dict[str, list[Outcome]] = {}
         for outcome in self.outcomes:
-            found.setdefault(outcome.candidate.policy, []).append(outcome)
+            found.setdefault(outcome.candidate.name, []).append(outcome)
         return found
 
 
@@ -230,7 +231,7 @@ def _trace(
     replica: Replica,
     stop_rules: StopRules,
     completions: Sequence[Completion],
-    heads: Sequence[nn.Module],
+    heads: Sequence[TokenHead],
 ) -> ExhaustiveTrace:
     target, draft = replica.runners
     collector = TraceCollector(

@@ -55,10 +55,10 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ),
         ([*SYNTHETIC, "--policies", "specdecpp"], "specdecpp reads a trained head, and there is none"),
         ([*SYNTHETIC, "--head", "h"], "--head has no effect without --policies"),
-        ([*SYNTHETIC, "--policies", "svip", "--head", "h"], "--head h is for one of .* has neither"),
+        ([*SYNTHETIC, "--policies", "svip", "--head", "h"], "--head h is for one of .* has none of them"),
         (
             [*SYNTHETIC, "--policies", "specdecpp", "sprinter", "--head", "h"],
-            "--policies has specdecpp and sprinter: name one",
+            "--policies has specdecpp and sprinter: name those that read a head of its kind",
         ),
         (
             [*SYNTHETIC, "--policies", "specdecpp", "--head", "h", "--placements", "separate"],
@@ -75,6 +75,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ),
         (["--update_readme", "README.md"], "go together"),
         (["--results", "r.json"], "go together"),
+        ([*SYNTHETIC, "--brief"], "--brief has no effect without --update_readme"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], message: str) -> None:

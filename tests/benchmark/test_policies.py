@@ -20,8 +20,7 @@ from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.setting import Setting
 from specdist.benchmark.tables import console_report, summary
 from specdist.costs import CostModel, Curve
-from specdist.job.policies import POLICIES as POLICY_TYPES
-from specdist.policy_options import PolicyChoice
+from specdist.policy_options import HEAD_KINDS, PolicyChoice
 from tests.job.heads import write_head
 
 SVIP = "svip stop_root_entropy=1"
@@ -262,17 +261,22 @@ def test_overhead_is_measured_with_the_draft_in_this_process_alone(
     assert found.policy_overhead == []
 
 
-@pytest.mark.parametrize("policy", ["specdecpp", "sprinter"])
+@pytest.mark.parametrize("policy", ["specdecpp", "sprinter", "goodput+head"])
 def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     setting: Setting, tmp_path: Path, policy: str
 ) -> None:
-    """It drafts by the head, and generates what the others do."""
-    kind = POLICY_TYPES[policy].head_kind
-    head = write_head(tmp_path / "head", kind, setting.pair.draft_checkpoint.folder)
-    config = config_for(setting, tmp_path, policies=["svip", policy], initial_lengths=None, head=str(head))
+    """It drafts by the head, and generates what the others do; also beside itself without the head."""
+    name = policy.removesuffix("+head")
+    label = policy.replace("+", " with ")
+    others = ["svip"] if name == policy else ["svip", name]
+    head = write_head(tmp_path / "head", HEAD_KINDS[name], setting.pair.draft_checkpoint.folder)
+    config = config_for(setting, tmp_path, policies=[*others, policy], initial_lengths=None, head=str(head))
     result = run_benchmark(config, "python jobs/benchmark.py --some option")
-    found = method(result, policy)
+    found = method(result, label)
     assert found.statistics is not None
     assert found.statistics["discard_rate"] > 0 and found.statistics["verification_rate"] < 1
-    assert {item.label for item in result.policy_overhead} == {"svip", policy}
+    assert {item.label for item in result.policy_overhead} == {*others, label}
     assert found.num_tokens == method(result, "svip").num_tokens
+    [step] = result.head_overhead
+    assert step.step_s > 0 < step.head_s and step.lower <= step.share <= step.upper
+    assert "What the head takes, beside a draft step" in console_report(result)

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageTable
@@ -25,6 +24,7 @@ from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget, Target
 from specdist.models.adapters import use_paged_attention
+from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
@@ -34,7 +34,7 @@ PAGE_SIZE = 4
 
 
 def paged_runner(
-    model: PreTrainedModel, acceleration: Acceleration | None = None, head: nn.Module | None = None
+    model: PreTrainedModel, acceleration: Acceleration | None = None, head: HiddenStateHead | None = None
 ) -> ModelRunner:
     model = copy.deepcopy(model)
     use_paged_attention(model)
@@ -69,7 +69,7 @@ class Replica:
         seed: int = 0,
         acceleration: Acceleration | None = None,
         is_traced: bool = False,
-        head: nn.Module | None = None,
+        head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
     ) -> None:
         self.settings = settings or SamplingSettings(temperature=0.0)

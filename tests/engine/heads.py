@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specdist.heads.head import TokenHead
+from specdist.models.hidden import HiddenStateHead
 
 
 def random_head(
-    model: PreTrainedModel | PretrainedConfig, *, spread: float = 2.0, offset: float = 0.0, seed: int = 5
+    model: PreTrainedModel | PretrainedConfig,
+    *,
+    spread: float = 2.0,
+    offset: float = 0.0,
+    seed: int = 5,
+    uses_features: bool = False,
 ) -> TokenHead:
-    """Its logits depend on the hidden state, with about this spread around the offset."""
+    """Its logits depend on the hidden state, and on the features where it reads them, with about this spread
+    around the offset."""
     generator = torch.Generator().manual_seed(seed)
     hidden_size = getattr(model, "config", model).hidden_size
-    head = TokenHead(hidden_size, 1)
+    head = TokenHead(hidden_size, 1, uses_features=uses_features)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / hidden_size**0.5)
@@ -33,10 +40,11 @@ def constant_head(model: PreTrainedModel, logit: float) -> TokenHead:
     return head.requires_grad_(False)
 
 
-class NoiseHead(nn.Module):
+class NoiseHead(HiddenStateHead):
     """Estimates that are uniform in (0, 1) and independent of one another, as far as a hash of the hidden
     state is."""
 
-    def forward(self, hidden_NH: Tensor) -> Tensor:
+    def forward(self, hidden_NH: Tensor, features_3N: Tensor | None = None) -> Tensor:
+        del features_3N
         scrambled_N = (hidden_NH.double() * torch.arange(1, hidden_NH.shape[1] + 1)).sum(dim=1) * 1e4
         return torch.logit(scrambled_N - scrambled_N.floor(), eps=1e-9)

@@ -12,9 +12,10 @@ from __future__ import annotations
 from itertools import product
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.models.hidden import HiddenStateHead
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 
 # What comes next: a token that the target decides alone; one that was drafted in a decision's place, and is
@@ -25,7 +26,7 @@ State = str | int
 
 def sprinter_law(
     models: tuple[PreTrainedModel, PreTrainedModel],
-    head: nn.Module,
+    head: HiddenStateHead,
     prompt: list[int],
     settings: SamplingSettings,
     *,
@@ -90,7 +91,7 @@ def _next_laws(model: PreTrainedModel, prefixes: Tensor, settings: SamplingSetti
     return law.probabilities_NV.double()
 
 
-def _estimates(draft: PreTrainedModel, head: nn.Module, prefixes: Tensor, vocab_size: int) -> Tensor:
+def _estimates(draft: PreTrainedModel, head: HiddenStateHead, prefixes: Tensor, vocab_size: int) -> Tensor:
     """[U, V]: of each token behind each prefix, from the pass over it."""
     longer = torch.cat(
         [prefixes.repeat_interleave(vocab_size, 0), torch.arange(vocab_size).repeat(len(prefixes))[:, None]],

@@ -11,6 +11,7 @@ from specdist.engine.drafting import Burst, Drafter
 from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Replica, requests_for
+from tests.engine.heads import random_head
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_law import ALARM, FILTERED, PLAIN, bucket_p_values, small_pair, small_replica
 from tests.models.families import noisy_copy, tiny_model
@@ -21,10 +22,12 @@ GREEDY = SamplingSettings(temperature=0.0)
 UNLIKELY = 0.35
 
 
-def goodput(settings: SamplingSettings, *, per_token: int = 1) -> Goodput:
+def goodput(settings: SamplingSettings, *, per_token: int = 1, reads_head: bool = False) -> Goodput:
     """Costs under which blocks of all lengths come up."""
     costs = CostModel(Curve([1, 401], [2000, 2000 + 400 * per_token]), Curve([1, 101], [20, 60]))
-    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random)
+    return Goodput(
+        max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random, reads_head=reads_head
+    )
 
 
 @dataclass
@@ -33,6 +36,7 @@ class Picky(WithoutHistory):
 
     max_draft_tokens: int = CAP
     uses_features: bool = True
+    reads_head: bool = False
     num_left_out: int = field(default=0, init=False)
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
@@ -55,9 +59,12 @@ class Picky(WithoutHistory):
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_goodput_follows_the_target_law(ahead: dict[str, int], settings: SamplingSettings) -> None:
-    replica = small_replica(CAP, settings, **ahead)
-    replica.policy = goodput(settings)
-    assert min(bucket_p_values(replica, small_pair()[0])) > ALARM
+    reads_head = settings is FILTERED
+    target, draft = small_pair()
+    head = random_head(draft, uses_features=True) if reads_head else None
+    replica = small_replica(CAP, settings, head=head, **ahead)
+    replica.policy = goodput(settings, reads_head=reads_head)
+    assert min(bucket_p_values(replica, target)) > ALARM
     stats = replica.ledger.close_shard(0)
     lengths = np.flatnonzero(stats.draft_length_histogram)
     assert len(lengths) > 1 and stats.num_accepted_tokens > 100
@@ -70,6 +77,7 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> No
     for settings in (GREEDY, SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True)):
         common = {"settings": settings, "eos": [7], "max_new_tokens": 24}
         expected = [c.token_ids for c in Replica(target, None, **common).generate(requests)]
+        head = random_head(target, uses_features=True) if settings.is_coupled else None
         for max_batch_rows, num_pages in ((1, 512), (5, 512), (8, 30)):
             replica = Replica(
                 target,
@@ -77,18 +85,20 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> No
                 num_draft_tokens=CAP,
                 max_batch_rows=max_batch_rows,
                 num_pages=num_pages,
+                head=head,
                 **common,
                 **ahead,
             )
-            replica.policy = goodput(settings)
+            replica.policy = goodput(settings, reads_head=head is not None)
             assert [c.token_ids for c in replica.generate(requests)] == expected
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> None:
     target = tiny_model("llama", seed=3)
-    replica = Replica(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40, **ahead)
-    replica.policy = goodput(PLAIN, per_token=0)
+    replica = Replica(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40,
+                      head=random_head(target), **ahead)  # fmt: skip
+    replica.policy = goodput(PLAIN, per_token=0, reads_head=True)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
     stats = replica.ledger.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0

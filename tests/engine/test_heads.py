@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from specdist.engine import drafting
 from specdist.engine.drafting import Burst, Drafter
+from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration
 from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPlus, Sprinter, WithoutHistory
+from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Replica, requests_for
 from tests.engine.heads import constant_head, random_head
 from tests.engine.test_greedy import MODES, prompts_of_lengths
@@ -39,7 +42,9 @@ def policy_of(name: str) -> LengthPolicy:
 
 
 def with_head(name: str, *, offset: float = 0.7) -> dict[str, Any]:
-    return {"policy": policy_of(name), "head": random_head(tiny_model("llama"), offset=offset)}
+    """One of the two heads reads the features of tokens, too."""
+    head = random_head(tiny_model("llama"), offset=offset, uses_features=name == "specdecpp")
+    return {"policy": policy_of(name), "head": head}
 
 
 @every_policy
@@ -47,9 +52,8 @@ def with_head(name: str, *, offset: float = 0.7) -> dict[str, Any]:
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 def test_the_output_follows_the_target_law(name: str, ahead: dict[str, int], settings: Any) -> None:
     target, draft = small_pair()
-    replica = small_replica(
-        3, settings, policy=policy_of(name), head=random_head(draft, spread=4.0, offset=1.0), **ahead
-    )
+    head = random_head(draft, spread=4.0, offset=1.0, uses_features=settings is FILTERED)
+    replica = small_replica(3, settings, policy=policy_of(name), head=head, **ahead)
     p_values = bucket_p_values(replica, target)
     assert min(p_values) > ALARM, p_values
     stats = replica.ledger.close_shard(0)
@@ -141,9 +145,10 @@ class Spy(WithoutHistory):
 def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
     kind_of_pass: str, uses_features: bool
 ) -> None:
-    """The hidden state is that of the pass over the token, in a recorded pass as well."""
+    """The hidden state is that of the pass over the token, and the features are those of its draw, in a
+    recorded pass as well. A policy that takes no features may have a head that does."""
     target = tiny_model("llama", seed=3)
-    head = random_head(target)
+    head = random_head(target, uses_features=not uses_features)
     acceleration = Acceleration(
         is_static=kind_of_pass != "ragged", capturer=TapeCapturer() if kind_of_pass == "replayed" else None
     )
@@ -152,10 +157,7 @@ def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
     with torch.inference_mode():
-        hidden = target.model(torch.tensor([prompt + completion.token_ids])).last_hidden_state[
-            0, len(prompt) :
-        ]
-        expected = head(hidden).sigmoid()
+        expected = estimates_from_scratch(head, target, prompt + completion.token_ids)[len(prompt) :]
     told = [rows for rows in spy.asked if rows.features is not None]
     assert [rows.num_drafted for rows in told[:3]] == [1, 2, 3]
     for rows in told[:3]:
@@ -185,23 +187,46 @@ def test_every_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: in
         assert num_tokens <= stats.num_completion_tokens
 
 
+def estimates_from_scratch(
+    head: HiddenStateHead, draft: PreTrainedModel, token_ids: list[int], settings: SamplingSettings = GREEDY
+) -> torch.Tensor:
+    """[N - 1] of all tokens but the first: one plain pass; each token's features are those of the softmax in
+    front of it, as temperature and filters have shaped it."""
+    with torch.inference_mode():
+        output = draft(torch.tensor([token_ids]), output_hidden_states=True)
+    undecided = SamplingSettings() if settings.is_greedy else settings
+    law = distributions_from_logits(output.logits[0, :-1], undecided)
+    assert isinstance(law, Dense)
+    law_NV = law.probabilities_NV
+    drawn_N = law_NV[torch.arange(len(law_NV)), token_ids[1:]]
+    features_3N = torch.stack([torch.special.entr(law_NV).sum(1), drawn_N, law_NV.amax(1)])
+    estimates = head(output.hidden_states[-1][0, 1:], features_3N).sigmoid()
+    return torch.cat([torch.full((1,), torch.nan), estimates])
+
+
 @every_mode
-def test_the_trace_has_the_estimates(ahead: dict[str, int]) -> None:
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_trace_has_the_estimates(ahead: dict[str, int], settings: SamplingSettings) -> None:
+    """Of every judged token, accepted or not, that a pass was run over; also of one that was drafted where a
+    decision belongs, behind one that was not, in a branch, and behind a preemption."""
     target = tiny_model("llama", seed=3)
-    head = random_head(target, offset=0.7)
     draft = noisy_copy(target)
-    replica = Replica(target, draft, policy=policy_of("specdecpp"), head=head, max_new_tokens=24,
-                      is_traced=True, **ahead)  # fmt: skip
-    num_known = num_unknown = 0
-    for completion in replica.generate(requests_for(prompts_of_lengths(5, 23))):
+    head = random_head(target, offset=0.7, uses_features=True)
+    replica = Replica(target, draft, policy=policy_of("specdecpp"), head=head, settings=settings,
+                      max_new_tokens=40, max_seq_len=52, max_batch_rows=16, num_pages=22, is_traced=True,
+                      **ahead)  # fmt: skip
+    num_known, num_unknown = {True: 0, False: 0}, 0
+    for completion in replica.generate(requests_for(prompts_of_lengths(5, 2, 11, 8))):
         whole = completion.request.prompt_ids + completion.token_ids
-        with torch.inference_mode():
-            expected = head(draft.model(torch.tensor([whole])).last_hidden_state[0]).sigmoid()
         for token in completion.trace:
+            if not token.is_judged:
+                continue
             if token.head_probability is None:
                 num_unknown += 1
-            elif token.is_accepted:
-                num_known += 1
-                place = len(completion.request.prompt_ids) + token.position
-                assert token.head_probability == pytest.approx(float(expected[place]), abs=1e-4)
-    assert num_known > 10 and num_unknown > 0
+                continue
+            num_known[token.is_accepted] += 1
+            before = whole[: len(completion.request.prompt_ids) + token.position]
+            expected = estimates_from_scratch(head, draft, [*before, token.token_id], settings)
+            assert token.head_probability == pytest.approx(float(expected[-1]), abs=1e-4)
+    assert min(num_known.values()) > 10 and num_unknown > 0
+    assert replica.ledger.close_shard(0).num_preemptions > 0

@@ -59,6 +59,21 @@ def test_logits_are_those_of_the_formula(depth: int) -> None:
     assert head(hidden[:0]).shape == (0,)
 
 
+def test_features_enter_before_the_first_layer() -> None:
+    """As entropy and logarithms of the probabilities, the smallest of which is not infinite."""
+    torch.manual_seed(0)
+    plain, head = TokenHead(HIDDEN_SIZE, 2), TokenHead(HIDDEN_SIZE, 2, uses_features=True)
+    assert head.uses_features and not plain.uses_features
+    plain.load_state_dict({name: value for name, value in head.state_dict().items() if "entry" not in name})
+    hidden = torch.randn(4, HIDDEN_SIZE)
+    features = torch.tensor([[1.5, 0.2, 3.0, 0.0], [0.3, 0.9, 0.0, 1.0], [0.4, 0.9, 0.1, 1.0]]).double()
+    logs = torch.log(torch.tensor([[0.3, 0.9, 1e-6, 1.0], [0.4, 0.9, 0.1, 1.0]]))
+    assert head.entry is not None
+    added = torch.cat([features[:1].float(), logs]).T @ head.entry.weight.T + head.entry.bias
+    torch.testing.assert_close(head(hidden, features), plain(hidden + added))
+    assert torch.equal(plain(hidden, features), plain(hidden))
+
+
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_head_survives_its_file(depth: int, tmp_path: Path) -> None:
     head, folder = written(tmp_path / "head", depth=depth)
@@ -101,7 +116,7 @@ def test_a_head_of_the_other_kind_is_refused(tmp_path: Path) -> None:
     _, acceptance = written(tmp_path / "acceptance")
     _, verifier = written(tmp_path / "verifier", "verifier", depth=0)
     assert read_head_info(verifier).max_ratio == 1.2
-    with pytest.raises(UserError, match="of kind acceptance, for --policy specdecpp, but --policy sprinter"):
+    with pytest.raises(UserError, match="for --policy specdecpp or goodput, but --policy sprinter reads"):
         load_head(acceptance, kind="verifier", draft=DRAFT)
     with pytest.raises(UserError, match=r"train one with jobs/train_head\.py --kind acceptance"):
         load_head(verifier, kind="acceptance", draft=DRAFT)

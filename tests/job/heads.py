@@ -14,10 +14,10 @@ from tests.job.pair import Pair
 
 
 def write_head(folder: Path, kind: HeadKind, draft_folder: Path, *, seed: int = 5) -> Path:
-    """One that was never trained, of which half of the tokens are doubtful."""
+    """One that was never trained, and doubts half of the tokens. An acceptance head reads features."""
     folder.mkdir(parents=True)
     draft = open_checkpoint("--draft", str(draft_folder))
-    head = random_head(draft.config, offset=1.0, seed=seed)
+    head = random_head(draft.config, offset=1.0, seed=seed, uses_features=kind == "acceptance")
     identity = identify_draft(draft)
     info = HeadInfo(
         kind=kind,
@@ -25,6 +25,7 @@ def write_head(folder: Path, kind: HeadKind, draft_folder: Path, *, seed: int = 
         hidden_size=identity.hidden_size,
         draft=identity,
         weights_sha256=save_weights(head, folder),
+        uses_features=head.uses_features,
         max_ratio=1.2 if kind == "verifier" else None,
     )
     info.write(folder)

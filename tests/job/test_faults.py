@@ -30,7 +30,7 @@ from tests.job.launching import (
     shard_stats,
 )
 from tests.job.pair import TEXT, some_texts, write_arrow
-from tests.job.world import forked_ranks
+from tests.job.ranks import started_ranks
 from tests.ranks import REPOSITORY
 
 # What the project promises; it takes about one second.
@@ -55,7 +55,8 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
 ) -> None:
     output = tmp_path / "run"
     changes = {"max_batch_rows": 2, "max_new_tokens": 60, "tp_size": 2, "rank_timeout": 3}
-    with forked_ranks(NUM_RANKS, **(options | changes), output=output) as processes:
+    with started_ranks(NUM_RANKS, **(options | changes), output=output) as world:
+        processes = world.processes
         wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 2, processes[LEAD].is_alive)
         rows = logged_rows(output, 0)
         os.kill(processes[rank].pid or 0, number)

@@ -18,12 +18,12 @@ from tests.job.launching import (
     read_output,
     refused,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
     shard_stats,
 )
 from tests.job.pair import Pair
+from tests.job.ranks import fork_ranks
 from tests.job.test_crash import fork_and_kill, num_logged
 
 SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
@@ -53,6 +53,7 @@ def test_what_does_not_fit_is_refused_before_a_model_is_loaded(
     assert "--head" in refusal(policy="specdecpp") and "jobs/train_head.py" in refusal(policy="sprinter")
     assert "kind verifier" in refusal(policy="specdecpp", head=verifier)
     assert "kind acceptance" in refusal(policy="sprinter", head=acceptance)
+    assert "kind verifier" in refusal(policy="goodput", head=verifier)
     assert "other weights" in refusal(policy="specdecpp", head=acceptance, draft=pair.target)
     assert "has no effect with --policy svip" in refusal(policy="svip", head=acceptance)
     assert "is no head" in refusal(policy="specdecpp", head=tmp_path / "nothing")
@@ -141,6 +142,18 @@ def test_a_killed_run_ends_as_an_undisturbed_one(lossy: dict[str, Any], tmp_path
     assert shard_bytes(output) == shard_bytes(tmp_path / "whole")
 
 
+def test_goodput_with_a_head_changes_no_greedy_token(
+    options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    ended = run_here(**(options | {"policy": "goodput", "head": heads["specdecpp"]}), output=output)
+    assert ended.totals["num_head_tokens"] > 0
+    found, expected = read_output(output), read_output(greedy[0])
+    assert found["completion_ids"].equals(expected["completion_ids"])
+    info = json.loads((output / "manifest.json").read_text())["info"]
+    assert (info["head"]["kind"], info["exact"]) == ("acceptance", True)
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("policy", ["specdecpp", "sprinter"])
 def test_ranks_emit_what_one_process_does(
@@ -149,7 +162,7 @@ def test_ranks_emit_what_one_process_does(
     """The target sliced over two ranks, the draft with its head on a third."""
     common = options | SAMPLED | {"policy": policy, "head": heads[policy]}
     assert run_here(**common, output=tmp_path / "alone").code == 0
-    ended = run_process(3, **common, tp_size=2, output=tmp_path / "ranks")
+    ended = fork_ranks(3, **common, tp_size=2, output=tmp_path / "ranks")
     assert ended.totals["exact"] is (policy == "specdecpp")
     found, expected = read_output(tmp_path / "ranks"), read_output(tmp_path / "alone")
     assert found["completion_ids"].equals(expected["completion_ids"])
@@ -162,7 +175,7 @@ def test_a_draft_with_a_head_works_ahead(
     options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], policy: str, tmp_path: Path
 ) -> None:
     common = options | {"policy": policy, "head": heads[policy], "overlap": "ahead", "num_branches": 1}
-    ended = run_process(2, **common, output=tmp_path / "run")
+    ended = fork_ranks(2, **common, output=tmp_path / "run")
     assert ended.code == 0, ended.stderr
     assert ended.totals["exact"] is (policy == "specdecpp")
     found, expected = read_output(tmp_path / "run"), read_output(greedy[0])

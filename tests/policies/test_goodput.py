@@ -1,5 +1,6 @@
 """Goodput: the plan of a batch against brute force, and what it learns."""
 
+import dataclasses
 from itertools import product
 
 import numpy as np
@@ -35,6 +36,7 @@ def question(
     is_ahead: bool = False,
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
+    earlier: list[float] | None = None,
 ) -> DraftedRows:
     chains_R = np.arange(num_rows)
     return DraftedRows(
@@ -43,6 +45,7 @@ def question(
         histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
         features=features,
+        earlier_estimates_R=None if earlier is None else np.array(earlier),
         reach_R=np.ones(num_rows),
         round=RoundContext(
             num_rows=num_rows, num_pass_tokens=num_rows + num_prompt_tokens, is_ahead=is_ahead
@@ -50,8 +53,8 @@ def question(
     )
 
 
-def goodput(costs: CostModel) -> Goodput:
-    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True)
+def goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
+    return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True, reads_head=reads_head)
 
 
 def drafted_length(policy: Goodput, top: float, *, is_ahead: bool = False) -> int:
@@ -177,3 +180,52 @@ def test_nothing_judged_is_nothing_learned() -> None:
     nothing = np.zeros(0)
     policy.observe_tokens(JudgedTokens(features=features_of([]), depths_C=nothing, is_accepted_C=nothing))
     assert policy._forecast == pytest.approx(before)
+
+
+def told(top: list[float], estimates: list[float]) -> DraftFeatures:
+    return dataclasses.replace(features_of(top), estimates_R=np.array(estimates))
+
+
+def test_a_head_that_doubts_a_token_ends_the_block_one_token_later() -> None:
+    """Its word on a token comes with the pass that draws the next one; the features of all look alike."""
+    policy = goodput(flat_costs(target=100, draft=10, per_token=15), reads_head=True)
+    alike = features_of([0.95, 0.95])
+    assert policy.wants_more(question(2, 0)).tolist() == [True, True]
+    assert policy.wants_more(question(2, 1, alike)).tolist() == [True, True]
+    assert policy.wants_more(question(2, 2, alike, earlier=[0.01, 0.95])).tolist() == [False, True]
+    # And a new block begins without any memory of it.
+    assert policy.wants_more(question(2, 0)).tolist() == [True, True]
+    assert policy.wants_more(question(2, 1, alike)).tolist() == [True, True]
+
+
+def test_the_head_s_word_is_calibrated_by_what_the_target_says() -> None:
+    """A head that says 0.3 of tokens of which nine in ten are accepted, as one with unequal weights does."""
+    policy = goodput(flat_costs(target=100, draft=10, per_token=32), reads_head=True)
+    before, _ = chances(policy, 0.3)
+    outcomes = np.random.default_rng(3).random(600) < 0.9
+    for begin in range(0, 600, 6):
+        policy.observe_tokens(
+            JudgedTokens(
+                features=told([0.5] * 6, [0.3] * 6),
+                depths_C=np.zeros(6),
+                is_accepted_C=outcomes[begin : begin + 6],
+            )
+        )
+    after, unread = chances(policy, 0.3)
+    assert before < 0.5 and after == pytest.approx(0.9, abs=0.04)
+    # What no pass has read is judged by its features, which have learned the same here.
+    assert unread == pytest.approx(0.9, abs=0.04)
+
+
+def chances(policy: Goodput, estimate: float) -> list[float]:
+    """Of a token with this estimate, and of one that looks the same and has none."""
+    return policy._chances(told([0.5] * 2, [estimate, np.nan]), np.zeros(2)).tolist()
+
+
+def test_what_is_ready_is_verified_by_the_head_s_word() -> None:
+    policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])), reads_head=True)
+    ready = told([0.95] * 5, [0.95, 0.001, 0.95, 0.9, np.nan])
+    assert policy.num_to_verify(ready, np.array([2, 3]), 2).tolist() == [1, 3]
+    # Without a head the estimates are nobody's.
+    policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
+    assert policy.num_to_verify(ready, np.array([2, 3]), 2).tolist() == [2, 3]

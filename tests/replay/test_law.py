@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from specdist.engine.sequence import Completion, Request
-from specdist.policies import FixedLength
+from specdist.policies import FixedLength, LengthPolicy
 from specdist.replay import ExhaustiveTrace, ReplaySettings, replay
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats
@@ -20,11 +20,14 @@ from tests.replay.traced import COSTS, HEAD, POLICY_NAMES, live_replica, make_po
 
 PLAIN = SamplingSettings(temperature=1.0)
 NUM_GROUPS, NUM_SAMPLES, BATCH = 12, 4, 9
-# Two-sided, of a t distribution with 22 degrees of freedom: less than one in 10,000 for each of 24 figures.
+# Two-sided, of a t distribution with 22 degrees of freedom: less than one in 10,000 for each of 33 figures.
 ALARM = 4.8
 # Of a rate's standard error: so the test would tell a bias of a fifth, and mostly of less.
 PRECISION = 0.045
-TRACE_SEED = 1000
+LIVE_SEED, TRACE_SEED = 0, 1000
+# Their rows' blocks depend on the batch, and on what other rows have taught them.
+BATCH_POLICIES = [name for name in POLICY_NAMES if name.startswith("goodput")]
+ROW_POLICIES = [name for name in POLICY_NAMES if name not in BATCH_POLICIES]
 
 
 @cache
@@ -33,46 +36,76 @@ def pair() -> tuple[PreTrainedModel, PreTrainedModel]:
     return target, noisy_copy(target, scale=0.01)
 
 
-def requests() -> list[Request]:
-    """Every group has the same; samples count as rows."""
-    return requests_for([prompt for prompt in prompts_of_lengths(5, 23, 12, 2) for _ in range(NUM_SAMPLES)])
+def requests(num_samples: int) -> list[Request]:
+    """So many of each prompt, one behind the other; samples count as rows."""
+    return requests_for([prompt for prompt in prompts_of_lengths(5, 23, 12, 2) for _ in range(num_samples)])
 
 
-def completions_of(name: str, seed: int) -> tuple[list[Completion], Stats]:
-    policy = FixedLength(0) if name == "none" else make_policy(name, is_coupled=False)
-    replica = live_replica(*pair(), policy, settings=PLAIN, max_batch_rows=BATCH, seed=seed)
-    return replica.generate(requests()), replica.ledger.close_shard(0)
+def policy_of(name: str) -> LengthPolicy:
+    return FixedLength(0) if name == "none" else make_policy(name, is_coupled=False)
+
+
+def by_group(completions: list[Completion]) -> list[list[Completion]]:
+    """Each with NUM_SAMPLES rows of every prompt."""
+    return [completions[group::NUM_GROUPS] for group in range(NUM_GROUPS)]
+
+
+@cache
+def all_at_once(name: str, seed: int) -> list[Completion]:
+    """Of all groups, in one batch."""
+    asked = requests(NUM_GROUPS * NUM_SAMPLES)
+    replica = live_replica(*pair(), policy_of(name), settings=PLAIN, max_batch_rows=len(asked), seed=seed,
+                           max_batch_tokens=8 * len(asked), num_pages=16 * len(asked))  # fmt: skip
+    return replica.generate(asked)
 
 
 @cache
 def traces() -> list[ExhaustiveTrace]:
-    """Of completions that the target alone has drawn, with other seeds than any live run here."""
+    """Of completions that the target alone has drawn, with another seed than any live run here."""
     return [
-        trace_of(
-            *pair(), completions_of("none", TRACE_SEED + group)[0], settings=PLAIN, seed=TRACE_SEED + group
-        )
-        for group in range(NUM_GROUPS)
+        trace_of(*pair(), completions, settings=PLAIN, seed=TRACE_SEED)
+        for completions in by_group(all_at_once("none", TRACE_SEED))
     ]
 
 
 def rates(stats: Stats) -> list[float]:
-    counts = stats.num_row_steps, stats.num_draft_tokens, stats.num_accepted_tokens
+    counts = stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens
     return [count / stats.num_completion_tokens for count in counts]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", POLICY_NAMES)
-def test_replayed_rates_are_those_of_live_runs(name: str) -> None:
+def check_rates(name: str, live: list[list[float]]) -> None:
     """Two independent samples of 12 groups of 16 completions."""
     settings = ReplaySettings(max_batch_rows=BATCH, max_batch_tokens=64, page_size=PAGE_SIZE)
-    live = np.array([rates(completions_of(name, group)[1]) for group in range(NUM_GROUPS)])
     replayed = np.array(
-        [
-            rates(replay(make_policy(name, is_coupled=False), trace, COSTS, settings, HEAD).stats)
-            for trace in traces()
-        ]
+        [rates(replay(policy_of(name), trace, COSTS, settings, HEAD).stats) for trace in traces()]
     )
-    errors = np.sqrt((live.var(axis=0, ddof=1) + replayed.var(axis=0, ddof=1)) / NUM_GROUPS)
-    distance = (live.mean(axis=0) - replayed.mean(axis=0)) / np.maximum(errors, 1e-12)
-    assert (np.abs(distance) < ALARM).all(), (name, distance, live.mean(axis=0), replayed.mean(axis=0))
-    assert (errors < PRECISION * live.mean(axis=0)).all(), errors / live.mean(axis=0)
+    found = np.array(live)
+    errors = np.sqrt((found.var(axis=0, ddof=1) + replayed.var(axis=0, ddof=1)) / NUM_GROUPS)
+    distance = (found.mean(axis=0) - replayed.mean(axis=0)) / np.maximum(errors, 1e-12)
+    assert (np.abs(distance) < ALARM).all(), (name, distance, found.mean(axis=0), replayed.mean(axis=0))
+    assert (errors < PRECISION * found.mean(axis=0)).all(), errors / found.mean(axis=0)
+
+
+@pytest.mark.parametrize("name", ROW_POLICIES)
+def test_replayed_rates_are_those_of_a_live_run(name: str) -> None:
+    """In any batch: a row's blocks are its own affair."""
+    live = []
+    for group in by_group(all_at_once(name, LIVE_SEED)):
+        num_tokens = sum(len(completion.token_ids) for completion in group)
+        counts = [(c.num_spec_steps, c.num_draft_tokens, c.num_accepted_draft_tokens) for c in group]
+        live.append([sum(column) / num_tokens for column in zip(*counts, strict=True)])
+    check_rates(name, live)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BATCH_POLICIES)
+def test_replayed_rates_are_those_of_live_batches(name: str) -> None:
+    """Each group is a run of its own, in which the policy learns from the beginning."""
+    live = []
+    for seed in range(NUM_GROUPS):
+        replica = live_replica(
+            *pair(), policy_of(name), settings=PLAIN, max_batch_rows=BATCH, seed=LIVE_SEED + seed
+        )
+        replica.generate(requests(NUM_SAMPLES))
+        live.append(rates(replica.ledger.close_shard(0)))
+    check_rates(name, live)

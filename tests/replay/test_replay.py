@@ -107,9 +107,10 @@ def test_a_trace_that_is_too_short_is_refused() -> None:
         replay(FixedLength(CAP + 1), trace("greedy"), COSTS, ReplaySettings())
 
 
-def test_a_trace_without_the_head_is_refused() -> None:
+@pytest.mark.parametrize("name", ["specdecpp", "goodput with head"])
+def test_a_trace_without_the_head_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="reads head 2, and the trace has 2"):
-        replay(make_policy("specdecpp"), trace("greedy"), COSTS, ReplaySettings(), head=2)
+        replay(make_policy(name), trace("greedy"), COSTS, ReplaySettings(), head=2)
 
 
 def test_another_page_size_changes_no_row() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -15,12 +16,12 @@ from specdist.policies import (
     GammaTune,
     GammaTunePlus,
     Goodput,
-    HeadPolicy,
     HfHeuristic,
     LengthPolicy,
     SpecDecPlusPlus,
     Sprinter,
     Svip,
+    reads_head,
 )
 from specdist.replay import ExhaustiveTrace
 from specdist.sampling.distributions import SamplingSettings
@@ -64,13 +65,16 @@ def make_policy(name: str, *, is_coupled: bool = True) -> LengthPolicy:
         "specdecpp": SpecDecPlusPlus(max_draft_tokens=CAP, stop_threshold=0.6),
         "sprinter": Sprinter(max_draft_tokens=CAP, verifier_threshold=0.5),
         "goodput": Goodput(max_draft_tokens=CAP, costs=COSTS, is_coupled=is_coupled),
+        "goodput with head": Goodput(
+            max_draft_tokens=CAP, costs=COSTS, is_coupled=is_coupled, reads_head=True
+        ),
     }
     return policies[name]
 
 
 POLICY_NAMES = (
     "fixed", "hf_heuristic", "confidence", "svip", "adaedl", "gammatune", "gammatune_plus", "specdecpp",
-    "sprinter", "goodput",
+    "sprinter", "goodput", "goodput with head",
 )  # fmt: skip
 
 
@@ -82,6 +86,7 @@ def live_replica(
     settings: SamplingSettings,
     max_batch_rows: int,
     seed: int = 0,
+    **options: Any,
 ) -> Replica:
     return Replica(
         target,
@@ -92,7 +97,8 @@ def live_replica(
         max_new_tokens=MAX_NEW_TOKENS,
         max_batch_rows=max_batch_rows,
         seed=seed,
-        head=random_head(draft) if isinstance(policy, HeadPolicy) else None,
+        head=random_head(draft, uses_features=True) if reads_head(policy) else None,
+        **options,
     )
 
 
@@ -116,7 +122,7 @@ def trace_of(
         page_size=PAGE_SIZE,
         seed=seed,
         # The second is the one that live_replica() has.
-        heads=[constant_head(draft, 0.0), random_head(draft)],
+        heads=[constant_head(draft, 0.0), random_head(draft, uses_features=True)],
     )
     return ExhaustiveTrace(
         [

@@ -28,9 +28,11 @@ def write_collection(
     seed: int = 0,
     draft: DraftIdentity = DRAFT,
     num_missing_shards: int = 0,
+    follows_features: bool = False,
 ) -> Path:
     """Rows of 5 to 40 examples with normal hidden states; Q/P is e**-z + 1 with z the logit along DIRECTION,
-    so that min(1, P/Q) = sigmoid(z). The features say nothing."""
+    so that min(1, P/Q) = sigmoid(z). The features say nothing; or with ``follows_features`` everything, as
+    the token's probability is that of its acceptance, and the hidden states nothing."""
     plan = ShardPlan(num_rows, ROWS_PER_SHARD)
     manifest = Manifest(
         fingerprint={
@@ -46,6 +48,8 @@ def write_collection(
     generator = np.random.default_rng(seed)
     for shard in range(plan.num_shards - num_missing_shards):
         blocks = [block(row_id, kind, generator) for row_id in range(*plan.bounds(shard))]
+        if follows_features:
+            blocks = [dataclasses.replace(each, ratios_M=1 / each.features_3M[1]) for each in blocks]
         table = example_table(blocks, hidden_size=HIDDEN_SIZE, hidden_dtype="float16")
         run.finish_shard(shard, table, {"num_examples": table.num_rows})
     return folder

@@ -40,7 +40,9 @@ def test_prompts_become_a_head_of_this_draft(kind: HeadKind, pair: Pair, tmp_pat
     assert 0 < info.metrics["auc"] < 1
     draft = identify_draft(open_checkpoint("--draft", str(pair.draft)))
     head = load_head(output, kind=kind, draft=draft)
-    assert torch.isfinite(head(torch.randn(3, draft.hidden_size))).all()
+    assert head.uses_features == (kind == "acceptance")
+    features = torch.full((3, 2), 0.5)
+    assert torch.isfinite(head(torch.randn(2, draft.hidden_size), features)).all()
     generated = run_here(
         prompts=pair.prompts, target=pair.target, draft=pair.draft, device="cpu", max_new_tokens=24, top_k=20,
         policy=POLICY_OF_KIND[kind], head=output, output=tmp_path / "run",

@@ -129,6 +129,21 @@ def test_a_verifier_stops_early_and_keeps_its_best(verifier_data: Path, tmp_path
     assert info.metrics["loss"] == pytest.approx(history["evaluation"][best], rel=1e-6)
 
 
+def test_features_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    """The acceptance is the token's probability here, and the hidden states say nothing."""
+    data = write_collection(tmp_path / "data", follows_features=True)
+    blind = trained(data, tmp_path / "blind", epochs=4, features="none")
+    info = trained(data, tmp_path / "head", epochs=25)
+    assert blind.metrics["auc"] < 0.6 and not blind.uses_features
+    # The best possible is the probability's own, 0.83.
+    assert info.uses_features and info.metrics["auc"] > info.metrics["baseline_auc"]["probability"] - 0.03
+    head = load_head(tmp_path / "head", kind="acceptance", draft=DRAFT)
+    assert head.uses_features
+    _, kept_out = split_rows(open_examples("--data", str(data), "acceptance"), 0.1, seed=0)
+    auc = roc_curve(estimate(head, kept_out), kept_out.column("acceptance")).auc
+    assert auc == info.metrics["auc"]
+
+
 def test_other_data_can_be_evaluated_on(head: Path, data: Path, tmp_path: Path) -> None:
     """Then nothing of the training data is kept out."""
     other = write_collection(tmp_path / "other", seed=9, num_rows=30)
