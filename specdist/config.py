@@ -158,6 +158,10 @@ class GenerateConfig:
     claim_timeout: float = option(
         60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
     )
+    rank_timeout: float = option(
+        600.0,
+        help="seconds without a sign of life of a rank, or without the end of a round, that end the replica",
+    )
     cache_memory: str | None = option(
         None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
     )
@@ -178,6 +182,7 @@ class GenerateConfig:
         self._require(
             "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
         )
+        self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
         self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")

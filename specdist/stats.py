@@ -102,6 +102,7 @@ class Stats:
     decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
     by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
+    ``num_out_of_memory`` rounds have not gone through, and were repeated with a smaller batch.
     Messages travel between the target's lead and the draft, target messages among the target's ranks.
 
     Passes and their times are also counted by size: the tokens that they run, prompts' too. A draft step has
@@ -131,6 +132,7 @@ class Stats:
     num_trusted_tokens: int = 0
     num_head_tokens: int = 0
     num_preemptions: int = 0
+    num_out_of_memory: int = 0
     num_rounds: int = 0
     num_messages: int = 0
     num_message_bytes: int = 0
@@ -266,6 +268,7 @@ class Stats:
             "num_rows": self.num_rows,
             "num_completions": self.num_completions,
             "num_error_rows": self.num_error_rows,
+            "num_out_of_memory": self.num_out_of_memory,
             "num_completion_tokens": self.num_completion_tokens,
             "wall_s": wall_s,
             "tokens_per_s": tokens_per_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -104,7 +105,13 @@ class CollectConfig:
     def run_config(self) -> GenerateConfig:
         """The run that generates the target's responses, by speculation: they follow its law exactly."""
         values: dict[str, Any] = {name: getattr(self, name) for name in SHARED_OPTIONS}
-        return GenerateConfig(output=str(Path(self.output) / RESPONSES_FOLDER), policy="fixed", **values)
+        return GenerateConfig(
+            output=str(Path(self.output) / RESPONSES_FOLDER),
+            policy="fixed",
+            # A shard of examples takes as long as it takes.
+            rank_timeout=math.inf,
+            **values,
+        )
 
     @property
     def runs_branches(self) -> bool:

@@ -13,7 +13,7 @@ from specdist.engine.stopping import StopRules
 from specdist.job.card import write_card
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
-from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
+from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    return run_rank(lambda: _parse(arguments), lambda config: config, _run)
+    return run_rank(lambda: _parse(arguments), lambda config: config, _run, can_start_over=True)
 
 
 def _parse(arguments: Sequence[str] | None) -> GenerateConfig:
@@ -72,6 +72,9 @@ def _run_planned(
             _conclude(config, run, topology)
         return 0
     frozen = told_by_lead(topology, frozen_costs(run.folder) if run is not None else None)
+    num_halvings = told_by_lead(
+        topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
+    )
     measures_costs = config.needs_costs and frozen is None
     middle = _middle_of_a_row(config, models, run) if run is not None and measures_costs else 0
     replica = Replica(
@@ -81,6 +84,7 @@ def _run_planned(
         frozen,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
         num_context_tokens=told_by_lead(topology, middle),
+        num_halvings=num_halvings,
     )
     if run is None:
         is_complete = follow_turns(topology, replica, stop)

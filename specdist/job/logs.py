@@ -32,12 +32,13 @@ class RunLog(logging.FileHandler):
             super().close()
 
 
-def add_run_log(path: Path, prefix: str) -> None:
-    """Log into this file, too, if it can be written. ``prefix``: which rank says it."""
+def add_run_log(path: Path, prefix: str) -> bool:
+    """Log into this file, too; False if it cannot be written. ``prefix``: which rank says it."""
     try:
         handler = RunLog(path)
     except OSError as error:
         logger.warning("%s cannot be written (%s): the run goes on without", path, error)
-        return
+        return False
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{prefix}] %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
+    return True

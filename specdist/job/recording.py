@@ -16,10 +16,11 @@ from typing import Any
 
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.shard_queue import ClaimedShard
+from specdist.engine.faults import too_large
 from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
 from specdist.errors import UserError
-from specdist.job.preflight import RunPlan
+from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress
 from specdist.job.scalars import NoScalars
 from specdist.job.tokens import PromptEncoder
@@ -53,6 +54,7 @@ class Recorder:
         is_traced: bool = False,
         is_exact: bool = True,
     ) -> None:
+        self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
         self._plan = plan
         self._encoder = encoder
         self._ledger = ledger
@@ -114,24 +116,7 @@ class Recorder:
         # A row of a shard that was dropped, or of one that was claimed again and has not come to it yet.
         if request.shard not in self._open or request.row_id not in self._texts:
             return
-        self._record(
-            request.shard,
-            RowResult(
-                row_id=request.row_id,
-                sample_index=request.sample_index,
-                prompt=self._texts[request.row_id],
-                completion=completion.text,
-                completion_ids=tuple(completion.token_ids),
-                finish_reason=completion.finish_reason,
-                error=None,
-                num_prompt_tokens=len(request.prompt_ids),
-                num_completion_tokens=len(completion.token_ids),
-                num_spec_steps=completion.num_spec_steps,
-                num_draft_tokens=completion.num_draft_tokens,
-                num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
-                trace=completion.trace,
-            ),
-        )
+        self._record(request.shard, _result(completion, self._texts[request.row_id]))
         self._finish_if_complete(request.shard)
 
     def close(self) -> None:
@@ -161,6 +146,10 @@ class Recorder:
             return
         self._texts[row_id] = text
         for sample in samples:
+            if (row_id, sample) in self._too_large:
+                reason = too_large("it ended a replica that had nothing else to do")
+                self._record(shard, _error_result(row_id, sample, text, reason))
+                continue
             yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=shard)
 
     def _record(self, shard: int, result: RowResult) -> None:
@@ -255,6 +244,27 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
     stats.close_shard()
     return stats.to_json()
+
+
+def _result(completion: Completion, prompt: str) -> RowResult:
+    request = completion.request
+    if completion.error is not None:
+        return _error_result(request.row_id, request.sample_index, prompt, completion.error)
+    return RowResult(
+        row_id=request.row_id,
+        sample_index=request.sample_index,
+        prompt=prompt,
+        completion=completion.text,
+        completion_ids=tuple(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        error=None,
+        num_prompt_tokens=len(request.prompt_ids),
+        num_completion_tokens=len(completion.token_ids),
+        num_spec_steps=completion.num_spec_steps,
+        num_draft_tokens=completion.num_draft_tokens,
+        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+        trace=completion.trace,
+    )
 
 
 def _error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:
