@@ -3,7 +3,8 @@
     python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --output runs/benchmark.json
     python jobs/benchmark.py --synthetic 20m --acceptance 0.8 --profile runs/profile
     python jobs/benchmark.py --target T --draft D --prompts FILE --policies all --output runs/policies.json
-    python jobs/benchmark.py --update_readme README.md --results runs/benchmark.json
+    python jobs/benchmark.py --update_readme jobs/benchmarks/README.md --results runs/benchmark.json
+    python jobs/benchmark.py --update_readme README.md --brief --results runs/benchmark.json
 
 The last line on stdout is a JSON document.
 """
@@ -33,7 +34,8 @@ def main() -> None:
     try:
         config = parse_arguments(BenchmarkConfig)
         if config.update_readme is not None:
-            update_readme(Path(config.update_readme), [Path(result) for result in config.results or []])
+            results = [Path(result) for result in config.results or []]
+            update_readme(Path(config.update_readme), results, is_brief=config.brief)
             print(json.dumps({"updated": config.update_readme}))
             return
         command = shlex.join(["python", "jobs/benchmark.py", *sys.argv[1:]])

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole thing on one CPU, from nothing: install, train a small pair of models, generate with two
-# tensor-parallel target ranks and a draft rank, and print what came out.
+# tensor-parallel target ranks and a draft rank, print what came out, and write a report of it.
 #
 #   bash jobs/demo.sh [--option value ...]     options of jobs/generate.py, such as --temperature 0
 #
@@ -21,3 +21,6 @@ OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m accelerate.commands.launch --config_file
     jobs/generate.py --config jobs/configs/demo.yaml "$@"
 
 "$SPECDIST_PYTHON" jobs/show.py runs/demo/output --rows 2
+"$SPECDIST_PYTHON" jobs/report.py runs/demo/output >/dev/null
+echo
+echo "report: $PWD/runs/demo/output/report/report.html"

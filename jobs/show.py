@@ -1,6 +1,7 @@
 """Print what a run's finished shards hold: totals, theory beside practice, and some completions.
 
 python jobs/show.py runs/demo/output --rows 2
+python jobs/show.py --schema        what every column and every statistic means
 """
 
 import argparse
@@ -14,6 +15,7 @@ from datasets.utils.logging import disable_progress_bar
 from specdist.data import RunFolder
 from specdist.errors import UserError
 from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
+from specdist.schema import SECTIONS
 
 WIDTH = 100
 TOTALS = (
@@ -51,13 +53,28 @@ def print_rows(data_paths: list[Path], num_rows: int) -> None:
                 print(textwrap.fill(line, WIDTH, drop_whitespace=False))
 
 
+def print_schema() -> None:
+    for section, (_, fields) in SECTIONS.items():
+        print(f"{section}")
+        for field in fields():
+            text = f"  {field.name} ({field.type}): {field.meaning}"
+            print(textwrap.fill(text, WIDTH, subsequent_indent="      "))
+        print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("output", type=Path, help="folder of the run")
+    parser.add_argument("output", type=Path, nargs="?", help="folder of the run")
+    parser.add_argument("--schema", action="store_true", help="say what columns and statistics mean, and end")
     parser.add_argument(
         "--rows", type=int, default=2, help="prompts to print, spread over the run (default: 2)"
     )
     arguments = parser.parse_args()
+    if arguments.schema:
+        print_schema()
+        return
+    if arguments.output is None:
+        parser.error("name the --output folder of a run, or --schema")
     data_paths = sorted((arguments.output / "shards").glob("*.arrow"))
     if not data_paths:
         sys.exit(f"error: {arguments.output} holds no finished shard: name the --output folder of a run")

@@ -17,5 +17,6 @@ fi
 config="$1"
 shift
 # The configurations ask for port 0, which lets the launcher find a free one.
-exec "$SPECDIST_PYTHON" -m accelerate.commands.launch --config_file "$ACCELERATE_CONFIG" \
+# It is accelerate's launch, with the exit code of the ranks.
+exec "$SPECDIST_PYTHON" -m specdist.job.launch --config_file "$ACCELERATE_CONFIG" \
     --num_processes "$GPUS_PER_REPLICA" jobs/generate.py --config "$config" "$@"

@@ -30,6 +30,7 @@
 REPLICAS="${REPLICAS:-1}"                  # on each node
 GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-5}"  # ranks, each on a GPU of its own: tp_size and one for the draft
 ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
+MAX_RESTARTS="${MAX_RESTARTS:-3}"          # a job that fails goes back into the queue, unless it has been there so often
 
 set -euo pipefail
 
@@ -55,9 +56,9 @@ replicas=$!
 # USR1: the time is nearly over. TERM: preempted, in which case Slurm puts the job back itself, or cancelled.
 # A signal to srun would make it kill the replicas; this one goes to them.
 ask_to_stop() { scancel --quiet --signal=TERM "$SLURM_JOB_ID" || true; }
-requeue=
+requeue= is_cancelled=
 trap 'requeue=yes; ask_to_stop' USR1
-trap ask_to_stop TERM INT
+trap 'is_cancelled=yes; ask_to_stop' TERM INT
 code=0
 wait "$replicas" || code=$?
 while kill -0 "$replicas" 2>/dev/null; do # a signal has ended the waiting
@@ -65,7 +66,15 @@ while kill -0 "$replicas" 2>/dev/null; do # a signal has ended the waiting
     wait "$replicas" || code=$?
 done
 
+# A wrong option (2) stays wrong. 75, or 143 where there was nothing to save: asked to stop.
+is_failure() {
+    case $code in 0 | 2 | 75 | 130 | 143) return 1 ;; esac
+    [[ -z $is_cancelled && $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
+}
 if [[ -n $requeue ]] && ((code != 0)); then
+    scontrol requeue "$SLURM_JOB_ID"
+elif is_failure && ((${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)); then
+    echo "a replica has failed (exit code $code): the job goes back into the queue" >&2
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import reprlib
 import sys
 from collections.abc import Sequence
 from dataclasses import field
@@ -38,24 +39,34 @@ def arguments_from_yaml(path: Path, overridden: set[str], lists: set[str]) -> li
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"--config {path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise UserError(f"--config {path} must be a mapping of option names to values")
     arguments: list[str] = []
     for name, value in values.items():
-        if isinstance(value, dict) or (isinstance(value, list) and name not in lists):
-            raise UserError(f"--config {path}: {name} must be one plain value, not {value}; options are flat")
+        items = value if isinstance(value, list) and name in lists else [value]
+        if any(isinstance(item, (dict, list)) for item in items):
+            # Shortened: aliases can make billions of values out of a few lines.
+            shown = reprlib.repr(value)
+            raise UserError(f"--config {path}: {name} must be one plain value, not {shown}; options are flat")
         if name == "config":
             raise UserError(f"--config {path}: a file cannot name another one; move its options here")
         if name not in overridden and value is not None:
-            arguments += [f"--{name}={item}" for item in (value if isinstance(value, list) else [value])]
+            arguments += [f"--{name}={item}" for item in items]
     return arguments
 
 
-def parse_arguments(config_class: type[Config], arguments: Sequence[str] | None = None) -> Config:
-    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins."""
+def parse_arguments(
+    config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
+) -> Config:
+    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins.
+
+    A word in front of all options is the value of the option ``positional``.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if positional is not None and arguments and not arguments[0].startswith("-"):
+        arguments[0] = f"--{positional}={arguments[0]}"
     config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     config_parser.add_argument("--config", type=Path, help="YAML file of options; the command line wins")
     chosen, options = config_parser.parse_known_args(arguments)

@@ -26,6 +26,8 @@ from specdist.policy_options import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+TRUST_HELP = "run the code that a model's folder brings along (auto_map); without it such a model is refused"
+PICKLE_HELP = "take the tensors of pickled *.bin weights where a model has no safetensors"
 BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -50,6 +52,7 @@ class GenerateConfig:
     limit: int | None = option(None, help="take only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
     trace: bool = option(False, help="write what became of every drafted token beside the statistics")
+    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
     overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
 
     # Models
@@ -58,6 +61,8 @@ class GenerateConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
     tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Speculation
     policy: Literal[
@@ -153,6 +158,10 @@ class GenerateConfig:
     claim_timeout: float = option(
         60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
     )
+    rank_timeout: float = option(
+        600.0,
+        help="seconds without a sign of life of a rank, or without the end of a round, that end the replica",
+    )
     cache_memory: str | None = option(
         None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
     )
@@ -173,6 +182,7 @@ class GenerateConfig:
         self._require(
             "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
         )
+        self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
         self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")

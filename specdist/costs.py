@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from specdist.json_values import from_fields
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -65,4 +67,9 @@ class CostModel:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> CostModel:
-        return CostModel(**{name: Curve(**curve) for name, curve in values.items()})
+        """Raises ValueError for what :meth:`to_json` does not give."""
+        costs = from_fields(CostModel, values)
+        for curve in (costs.target, costs.draft):
+            if not curve.sizes or len(curve.sizes) != len(curve.ns) or sorted(curve.sizes) != curve.sizes:
+                raise ValueError("a curve needs a time for each of its sizes, in ascending order")
+        return costs

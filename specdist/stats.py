@@ -1,7 +1,7 @@
 """Where the tokens and the time went. Integers only, so that shards add up exactly and survive JSON.
 
 Names follow vLLM's speculative decoding metrics. Times are nanoseconds of wall clock: each role's own add up
-to the wall time of the rounds that it served.
+to the wall time of the rounds that it served. :mod:`specdist.schema` says what each count means.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from specdist.json_values import from_fields
 from specdist.regression import NS_PER_S, CostSums
 
 Key = TypeVar("Key", bound=Hashable)
@@ -47,10 +48,28 @@ class DraftTimes:
 
 @dataclass
 class PeakMemory:
-    """Most bytes held by one rank of a role; the only field that merges as a maximum."""
+    """Most bytes held by one rank of a role; merges as a maximum."""
 
     target: int = 0
     draft: int = 0
+
+
+@dataclass
+class WorkSpan:
+    """When a shard was worked on, in nanoseconds of Unix time by the clock of the replica; both 0 if unknown.
+
+    The only field that says when and not how long; it merges to the span of all.
+    """
+
+    begin_unix_ns: int = 0
+    end_unix_ns: int = 0
+
+    def extend(self, begin_unix_ns: int, end_unix_ns: int) -> None:
+        """Include this span too; one that is unknown changes nothing."""
+        if not end_unix_ns:
+            return
+        self.begin_unix_ns = min(self.begin_unix_ns or begin_unix_ns, begin_unix_ns)
+        self.end_unix_ns = max(self.end_unix_ns, end_unix_ns)
 
 
 @dataclass(frozen=True)
@@ -83,6 +102,7 @@ class Stats:
     decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
     Misses are decisions that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
     by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
+    ``num_out_of_memory`` rounds have not gone through, and were repeated with a smaller batch.
     Messages travel between the target's lead and the draft, target messages among the target's ranks.
 
     Passes and their times are also counted by size: the tokens that they run, prompts' too. A draft step has
@@ -90,7 +110,8 @@ class Stats:
 
     The regressions of time on passes have the time that both models spent drafting and verifying, prompts
     aside: an observation of ``cost_sums`` is a completion, from its first round to its last, and one of
-    ``shard_cost_sums`` a shard.
+    ``shard_cost_sums`` a shard. ``work_span`` goes from a shard's first request to its last completion,
+    through restarts.
     """
 
     num_rows: int = 0
@@ -111,6 +132,7 @@ class Stats:
     num_trusted_tokens: int = 0
     num_head_tokens: int = 0
     num_preemptions: int = 0
+    num_out_of_memory: int = 0
     num_rounds: int = 0
     num_messages: int = 0
     num_message_bytes: int = 0
@@ -133,6 +155,7 @@ class Stats:
     cost_sums: CostSums = field(default_factory=CostSums)
     shard_cost_sums: CostSums = field(default_factory=CostSums)
     peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
+    work_span: WorkSpan = field(default_factory=WorkSpan)
 
     def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
         """A row's tokens drafted ahead have met their decision; those that become candidates count as such.
@@ -233,22 +256,9 @@ class Stats:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Stats:
-        nested = {
-            "target_ns": TargetTimes,
-            "draft_ns": DraftTimes,
-            "cost_sums": CostSums,
-            "shard_cost_sums": CostSums,
-            "peak_memory_bytes": PeakMemory,
-        }
+        """Names that are no statistics are left out. Raises ValueError for values of the wrong type."""
         known = {item.name for item in dataclasses.fields(Stats)}
-        found: dict[str, Any] = {}
-        for name, value in values.items():
-            if name in nested:
-                found[name] = nested[name](**value)
-            elif name in known:
-                # JSON has no numbers as keys.
-                found[name] = _with_int_keys(value) if isinstance(value, dict) else value
-        return Stats(**found)
+        return from_fields(Stats, {name: value for name, value in values.items() if name in known})
 
     def summary(self, num_devices: int = 1) -> dict[str, Any]:
         """The figures that people read, derived from the counts; a ratio of nothing is None."""
@@ -258,6 +268,7 @@ class Stats:
             "num_rows": self.num_rows,
             "num_completions": self.num_completions,
             "num_error_rows": self.num_error_rows,
+            "num_out_of_memory": self.num_out_of_memory,
             "num_completion_tokens": self.num_completion_tokens,
             "wall_s": wall_s,
             "tokens_per_s": tokens_per_s,
@@ -306,15 +317,13 @@ def _count(counts: dict[int, int], key: int, amount: int) -> None:
     counts[key] = counts.get(key, 0) + amount
 
 
-def _with_int_keys(counts: Mapping[str, int]) -> dict[int, int]:
-    return {int(key): amount for key, amount in counts.items()}
-
-
 def _merge(into: Any, other: Any) -> None:
     for item in dataclasses.fields(into):
         mine, theirs = getattr(into, item.name), getattr(other, item.name)
         if isinstance(mine, PeakMemory):
             mine.target, mine.draft = max(mine.target, theirs.target), max(mine.draft, theirs.draft)
+        elif isinstance(mine, WorkSpan):
+            mine.extend(theirs.begin_unix_ns, theirs.end_unix_ns)
         elif isinstance(mine, int):
             setattr(into, item.name, mine + theirs)
         elif isinstance(mine, list):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import runpy
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from specdist.job.topology import Topology, init_deepspeed, join_world
+from tests.forked import started_world
 
 REPOSITORY = Path(__file__).parent.parent
 TIMEOUT_S = 240
@@ -21,38 +21,17 @@ TIMEOUT_S = 240
 def run_ranks(module: str, num_ranks: int, *arguments: str) -> None:
     """Fail with the output of every rank if one of them fails, or has not ended in time."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "WORLD_SIZE": str(num_ranks),
-            "RENDEZVOUS": f"file://{folder}/rendezvous",
-            "DS_ACCELERATOR": "cpu",
-        }
-        processes = []
-        for rank in range(num_ranks):
-            output = Path(folder, f"rank{rank}.log").open("w")  # noqa: SIM115
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", module, *arguments],
-                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    cwd=REPOSITORY,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            codes = [process.poll() for process in processes]
-            if all(code is not None for code in codes) or any(codes):
-                break
-            time.sleep(0.05)
-        for process in processes:
-            process.kill()
-            process.wait()
-        logs = "\n".join(
-            f"--- {path.name}\n{path.read_text()}" for path in sorted(Path(folder).glob("*.log"))
-        )
-        assert codes == [0] * num_ranks, f"exit codes {codes}\n{logs}"
+        environment = {"OMP_NUM_THREADS": "1", "RENDEZVOUS": f"file://{folder}/rendezvous"}
+        with started_world(num_ranks, _run_module, module, *arguments, environment=environment) as world:
+            code = world.end(TIMEOUT_S)
+            spoken = zip(world.words("stdout"), world.words("stderr"), strict=True)
+            words = "\n".join(f"--- rank {rank}\n{out}{error}" for rank, (out, error) in enumerate(spoken))
+    assert code == 0, f"exit code {code}\n{words}"
+
+
+def _run_module(module: str, *arguments: str) -> None:
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def join(tp_size: int) -> Topology:

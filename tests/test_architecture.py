@@ -20,30 +20,34 @@ from tests.ranks import REPOSITORY
 PACKAGE = REPOSITORY / "specdist"
 # A module may import its own package and those of the lines above its own, never its neighbours.
 LAYERS = [
-    {"errors"},
+    {"errors", "json_values", "markdown"},
     {"arguments", "policy_options"},
-    {"config"},
+    {"config", "references"},
     {"regression"},
     {"stats"},
     {"calibration", "costs", "theory"},
     {"predictions"},
     {"operations"},
     {"data", "sampling", "policies", "cache"},
-    {"models"},
+    {"models", "schema"},
     {"heads"},
     {"engine"},
     {"replay"},
     {"job"},
-    {"demo", "benchmark", "tuning", "collecting", "training"},
-    {"planning"},
+    {"runs"},
+    {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
+    {"planning", "reporting"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
-    "errors", "arguments", "policy_options", "config", "regression", "stats", "calibration", "costs",
-    "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys", "engine.sequence",
-    "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
-    "job.status", "planning.hardware", "planning.simulate", "planning.events",
+    "errors", "json_values", "arguments", "policy_options", "config", "regression", "stats", "calibration",
+    "costs", "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys",
+    "engine.sequence", "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
+    "job.status", "job.card", "runs", "schema",
+    "markdown", "references", "planning.hardware", "planning.simulate", "planning.events",
+    "evaluation.config", "evaluation.run",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
+    "reporting",
 ]  # fmt: skip
 MAX_LINES = 400
 
@@ -124,8 +128,25 @@ def test_what_needs_no_torch_imports_no_torch() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_importing_the_package_costs_nothing() -> None:
+    """``specdist.load_run`` is imported when it is asked for."""
+    script = (
+        "import sys, specdist\n"
+        "heavy = {'torch', 'pyarrow', 'numpy', 'datasets', 'specdist.runs'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert callable(specdist.load_run) and 'specdist.runs' in sys.modules\n"
+        "assert not {'torch', 'datasets'} & set(sys.modules)\n"
+        "assert set(specdist.__all__) == {'Run', 'load_run'}\n"
+        "assert not hasattr(specdist, 'nothing')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in FILES.values() if path.name == "__init__.py"], ids=module_name
+    "path",
+    [path for name, path in FILES.items() if path.name == "__init__.py" and name != "specdist"],
+    ids=module_name,
 )
 def test_packages_hold_exports_only(path: Path) -> None:
     """A docstring, imports, and ``__all__`` with just the names that are imported."""

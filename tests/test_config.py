@@ -14,6 +14,16 @@ from specdist.errors import UserError
 from specdist.policy_options import HEAD_POLICIES, POLICY_OPTIONS
 
 NEEDED = {"prompts": "prompts.arrow", "output": "run", "target": "large"}
+# Written out, billions of values.
+ALIAS_BOMB = (
+    "seed: ["
+    + "".join(f"&a{level} [" for level in range(12))
+    + "x"
+    + "".join(
+        f", {', '.join([f'*a{level + 1}'] * 9) if level < 11 else 'x'}]" for level in reversed(range(12))
+    )
+    + "]"
+)
 COMMAND_LINE = [f"--{name}={value}" for name, value in NEEDED.items()]
 
 
@@ -92,6 +102,11 @@ def test_the_file_is_checked_like_the_command_line(
         (NEEDED | {"seed": {"value": 1}}, "seed must be one plain value"),
         (NEEDED | {"target": ["a", "b"]}, "target must be one plain value"),
         (NEEDED | {"config": "other.yaml"}, "cannot name another one"),
+        ("seed: 2026-13-45", "cannot be read"),
+        ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        (ALIAS_BOMB, "seed must be one plain value"),
+        (ALIAS_BOMB.replace("seed: [", "stop: [a, "), "stop must be one plain value"),
     ],
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, values: Any, fragment: str) -> None:

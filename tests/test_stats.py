@@ -17,6 +17,8 @@ def some_stats(seed: int) -> Stats:
     stats.target_ns.verify = generator.randrange(10**12)
     stats.draft_ns.draft = generator.randrange(10**12)
     stats.peak_memory_bytes.target = generator.randrange(2**40)
+    begin_ns = generator.randrange(2**60)
+    stats.work_span.extend(begin_ns, begin_ns + generator.randrange(10**12))
     for _ in range(20):
         drafted = generator.randrange(6)
         stats.observe_block(num_drafted=drafted, num_accepted=generator.randint(0, drafted))
@@ -48,6 +50,11 @@ def test_a_sum_does_not_depend_on_the_order_and_survives_json() -> None:
     assert expected.num_draft_passes == sum(expected.num_draft_passes_per_size.values()) == 60
     assert expected.shard_cost_sums.num == 6
     assert expected.peak_memory_bytes.target == max(part.peak_memory_bytes.target for part in parts)
+    assert expected.work_span.begin_unix_ns == min(part.work_span.begin_unix_ns for part in parts)
+    assert expected.work_span.end_unix_ns == max(part.work_span.end_unix_ns for part in parts)
+    # Of shards of an older version nothing is known.
+    expected.add(Stats())
+    assert expected.work_span.begin_unix_ns > 0
 
 
 def test_adding_does_not_change_what_is_added() -> None:

@@ -11,6 +11,7 @@ import torch
 from specdist.arguments import option
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.benchmark.random_llama import SHAPES
+from specdist.config import PICKLE_HELP, TRUST_HELP
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
 from specdist.policy_options import HEAD_KINDS, HEAD_POLICIES, HeadKind, PolicyChoice
@@ -43,6 +44,8 @@ class BenchmarkConfig:
         "auto", help="auto = the checkpoint's; float32 for a random pair"
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Work
     prompts: str | None = option(
@@ -114,12 +117,15 @@ class BenchmarkConfig:
         None, help="write the tables of --results into this file; measure nothing"
     )
     results: list[str] | None = option(None, help="result files for --update_readme", action="extend")
+    brief: bool = option(False, help="with --update_readme: of each result the first table alone")
 
     def __post_init__(self) -> None:
         if (self.update_readme is None) != (not self.results):
             raise UserError("--update_readme FILE and --results FILE ... go together: give both or neither")
         if self.update_readme is not None:
             return
+        if self.brief:
+            raise UserError("--brief has no effect without --update_readme: leave it out")
         if self.output is not None and self.profile is not None:
             raise UserError(
                 f"--output {self.output} asks for a comparison and --profile {self.profile} for a profile, "

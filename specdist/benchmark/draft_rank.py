@@ -46,6 +46,8 @@ class DraftSource:
     """Which model, and where: the process has nothing else. ``num_threads`` are torch's, on a CPU."""
 
     checkpoint: str
+    trust_remote_code: bool
+    allow_pickle: bool
     dtype: str
     device: torch.device
     num_threads: int
@@ -207,7 +209,12 @@ class _Server:
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
         torch.set_num_threads(source.num_threads)
-        checkpoint = open_checkpoint("--draft", source.checkpoint)
+        checkpoint = open_checkpoint(
+            "--draft",
+            source.checkpoint,
+            trust_remote_code=source.trust_remote_code,
+            allow_pickle=source.allow_pickle,
+        )
         model = load_whole(checkpoint, dtype=checkpoint.torch_dtype(source.dtype), device=source.device)
         self._runner = ModelRunner(model, source.device)
         self._terms = source.terms

@@ -16,12 +16,23 @@ from specdist.models.loading import load_whole
 class Pair:
     """Both models on one device. Raises :class:`UserError` for a pair that specdist would refuse."""
 
-    def __init__(self, target: str, draft: str, *, dtype: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        target: str,
+        draft: str,
+        *,
+        dtype: str,
+        device: torch.device,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
         # Every call of generate() would repeat its remarks on the options.
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        self.target_checkpoint = open_checkpoint("--target", target)
-        self.draft_checkpoint = open_checkpoint("--draft", draft)
+        self.target_checkpoint, self.draft_checkpoint = (
+            open_checkpoint(option, name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
+            for option, name in (("--target", target), ("--draft", draft))
+        )
         for checkpoint in (self.target_checkpoint, self.draft_checkpoint):
             check_family(checkpoint, 1)
         check_same_tokenizer(self.target_checkpoint, self.draft_checkpoint)

@@ -8,7 +8,8 @@ import logging
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from specdist.benchmark.config import OVERLAPS, BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank
@@ -18,9 +19,8 @@ from specdist.benchmark.measuring import measure
 from specdist.benchmark.picture import draw_timeline
 from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
 from specdist.benchmark.plans import measure_separate, separate_orders
-from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
+from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
-from specdist.benchmark.synthetic import SyntheticRecord
 from specdist.benchmark.table import Table
 from specdist.benchmark.timing import torch_threads
 from specdist.data.files import write_json
@@ -53,17 +53,9 @@ class ProfiledRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileResult:
+class ProfileResult(Circumstances):
     """What ``profile.json`` holds. ``num_threads`` are those of each process in the floors' passes."""
 
-    command: str
-    date: str
-    hardware: Hardware
-    versions: dict[str, str]
-    settings: dict[str, Any]
-    synthetic: SyntheticRecord | None
-    models: ModelSizes
-    work: WorkSize
     num_threads: int
     runs: list[ProfiledRun]
     floors: list[FloorResult]
@@ -76,8 +68,7 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
     folder = Path(config.profile)
     folder.mkdir(parents=True, exist_ok=True)
     setting = set_up(config)
-    hardware = Hardware.of_this_process(setting.device)
-    num_threads = hardware.num_threads
+    num_threads = torch.get_num_threads()
     with contextlib.ExitStack() as stack:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
         if rank is not None:
@@ -112,14 +103,7 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
                 seed=config.seed,
             )
     result = ProfileResult(
-        command=command,
-        date=now(),
-        hardware=hardware,
-        versions=versions(),
-        settings=dataclasses.asdict(config),
-        synthetic=setting.synthetic,
-        models=setting.models,
-        work=setting.work,
+        **setting.circumstances(config, command),
         num_threads=num_threads,
         runs=runs,
         floors=floors,

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from specdist.data.files import write_json
-from specdist.models.checkpoint import INDEX_NAME
+from specdist.models.weight_files import SAFETENSORS_INDEX
 
 MAX_POSITIONS = 4096
 ATTENTION_SCORE_STD = 4.0
@@ -113,7 +113,7 @@ def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: 
         (draft, draft_pieces, shape.num_draft_layers),
     ):
         weight_map = {name: _file_name(piece) for piece in pieces for name in tensors_of_piece[piece]}
-        write_json(path / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
+        write_json(path / SAFETENSORS_INDEX, {"metadata": {}, "weight_map": weight_map})
         shape.llama_config(num_layers=num_layers, dtype=dtype).save_pretrained(path)
         tokenizer.save_pretrained(path)
 

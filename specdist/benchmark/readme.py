@@ -13,12 +13,13 @@ from specdist.errors import UserError
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
 
-def update_readme(path: Path, results: Sequence[Path]) -> None:
-    """Replace what stands between the markers by one section per result, in the order given.
+def update_readme(path: Path, results: Sequence[Path], *, is_brief: bool = False) -> None:
+    """Replace what stands between the markers by one section per result, in the order given; a brief one has
+    the first table alone.
 
     Raises :class:`UserError` where a result or the markers cannot be read; the file is then as it was.
     """
-    sections = [markdown_report(BenchmarkResult.read(result)) for result in results]
+    sections = [markdown_report(BenchmarkResult.read(result), is_brief=is_brief) for result in results]
     try:
         # Not read_text: it would turn the line ends that are outside the markers into this system's.
         text = path.read_bytes().decode("utf-8")

@@ -147,10 +147,9 @@ class MethodResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkResult:
-    """``synthetic`` is the record of a random pair, None for trained models. ``costs``, by placement and
-    batch size, are those that decided anything: nanoseconds of passes over tokens, of draft steps over rows.
-    """
+class Circumstances:
+    """What was measured, where and when: enough to judge a number, or to measure it again. ``synthetic`` is
+    the record of a random pair, None for trained models."""
 
     command: str
     date: str
@@ -160,6 +159,13 @@ class BenchmarkResult:
     synthetic: SyntheticRecord | None
     models: ModelSizes
     work: WorkSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkResult(Circumstances):
+    """``costs``, by placement and batch size, are those that decided anything: nanoseconds of passes over
+    tokens, of draft steps over rows."""
+
     methods: list[MethodResult]
     overhead: list[OverheadResult]
     costs: dict[str, Any] = field(default_factory=dict)

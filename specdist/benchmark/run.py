@@ -15,7 +15,7 @@ from specdist.benchmark.measuring import Measured, measure
 from specdist.benchmark.overhead import measure_overhead
 from specdist.benchmark.placements import SpecdistColocated
 from specdist.benchmark.policy_overhead import measure_parts, measure_whole
-from specdist.benchmark.results import BenchmarkResult, Hardware, now, versions
+from specdist.benchmark.results import BenchmarkResult
 from specdist.benchmark.setting import Setting, set_up
 from specdist.benchmark.spread import nearest_first_lengths
 
@@ -49,14 +49,7 @@ def _result(
     """Of the repeats so far."""
     methods = compare(measured, setting.paged.terms.settings)
     return BenchmarkResult(
-        command=command,
-        date=now(),
-        hardware=Hardware.of_this_process(setting.device),
-        versions=versions(),
-        settings=dataclasses.asdict(config),
-        synthetic=setting.synthetic,
-        models=setting.models,
-        work=setting.work,
+        **setting.circumstances(config, command),
         methods=methods,
         overhead=[],
         costs=lineup.costs,

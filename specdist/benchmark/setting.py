@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -16,7 +18,7 @@ from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
-from specdist.benchmark.results import ModelSizes, WorkSize
+from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
 from specdist.benchmark.synthetic import SyntheticRecord, build_synthetic
 from specdist.benchmark.workload import Row, make_workload
 from specdist.errors import UserError
@@ -46,6 +48,19 @@ class Setting:
         """Of all groups."""
         return list(itertools.chain.from_iterable(self.groups.values()))
 
+    def circumstances(self, config: BenchmarkConfig, command: str) -> dict[str, Any]:
+        """Of a measurement that ends now, as the fields of a :class:`Circumstances`."""
+        return {
+            "command": command,
+            "date": now(),
+            "hardware": Hardware.of_this_process(self.device),
+            "versions": versions(),
+            "settings": dataclasses.asdict(config),
+            "synthetic": self.synthetic,
+            "models": self.models,
+            "work": self.work,
+        }
+
     def start_draft_rank(self) -> DraftRank:
         """Start the draft's process, with half of the threads, or on the second GPU.
 
@@ -62,6 +77,8 @@ class Setting:
         logger.info("starting the draft's process")
         source = DraftSource(
             checkpoint=str(self.pair.draft_checkpoint.folder),
+            trust_remote_code=self.pair.draft_checkpoint.trusts_code,
+            allow_pickle=self.pair.draft_checkpoint.is_pickled,
             dtype=str(self.pair.draft.dtype).removeprefix("torch."),
             device=device,
             num_threads=max(1, torch.get_num_threads() // 2),
@@ -113,7 +130,15 @@ def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
     if config.synthetic is None:
         assert config.target is not None and config.draft is not None
-        return Pair(config.target, config.draft, dtype=config.dtype, device=device), None
+        pair = Pair(
+            config.target,
+            config.draft,
+            dtype=config.dtype,
+            device=device,
+            trust_remote_code=config.trust_remote_code,
+            allow_pickle=config.allow_pickle,
+        )
+        return pair, None
     dtype = "float32" if config.dtype == "auto" else config.dtype
     dial = f"epsilon-{config.epsilon:g}" if config.acceptance is None else f"acceptance-{config.acceptance:g}"
     folder = Path(config.synthetic_folder) / f"{config.synthetic}-{dial}-{dtype}-seed-{config.seed}"

@@ -36,14 +36,17 @@ def console_report(result: BenchmarkResult) -> str:
     return "\n\n".join(blocks)
 
 
-def markdown_report(result: BenchmarkResult) -> str:
-    """Everything, as a section of a Markdown document."""
+def markdown_report(result: BenchmarkResult, *, is_brief: bool = False) -> str:
+    """Everything, as a section of a Markdown document; or its first table alone."""
     hardware = result.hardware
     where = [hardware.gpu] if hardware.gpu else []
     where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
     where += [f"{name} {number}" for name, number in result.versions.items()]
     origin = f"{'; '.join(where)}; {result.date}:\n`{result.command}`"
-    blocks = [f"**{title(result)}**", _conditions(result), *_sections(result, Table.markdown)]
+    tables = list(_sections(result, Table.markdown))
+    blocks = [f"**{title(result)}**", _conditions(result), *(tables[:1] if is_brief else tables)]
+    if is_brief:
+        return "\n\n".join([*blocks, *_remarks(result)[:1], origin])
     return "\n\n".join([*blocks, *_remarks(result), origin])
 
 

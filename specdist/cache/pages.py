@@ -116,6 +116,13 @@ class PageTable:
                     self._free.append(page)
         self._rows[slot] = None
 
+    def forget_contents(self) -> None:
+        """The passes that were to write the shared pages have not run: no new row may find them."""
+        self._page_of_key.clear()
+        self._key_of_page.clear()
+        self._free += self._evictable
+        self._evictable.clear()
+
     def drain_updates(self) -> PageUpdates:
         """What changed in the page table since the last call, for the copies of it beside the models."""
         changes, self._changes = self._changes, []

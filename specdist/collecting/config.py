@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from specdist.arguments import option
-from specdist.config import GenerateConfig
+from specdist.config import PICKLE_HELP, TRUST_HELP, GenerateConfig
 from specdist.errors import UserError
 from specdist.heads.info import HeadKind
 
@@ -18,6 +19,7 @@ SHARED_OPTIONS = (
     "prompts", "prompt_column", "messages_column", "limit", "rows_per_shard", "overwrite", "target", "draft",
     "dtype", "device", "tp_size", "num_draft_tokens", "temperature", "top_k", "top_p", "max_new_tokens",
     "seed", "max_batch_rows", "max_batch_tokens", "max_seq_len", "cache_memory",
+    "trust_remote_code", "allow_pickle",
 )  # fmt: skip
 TOKEN_MIXING = 0.15
 
@@ -49,6 +51,8 @@ class CollectConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
     tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # What is collected
     token_mixing: float | None = option(
@@ -101,7 +105,13 @@ class CollectConfig:
     def run_config(self) -> GenerateConfig:
         """The run that generates the target's responses, by speculation: they follow its law exactly."""
         values: dict[str, Any] = {name: getattr(self, name) for name in SHARED_OPTIONS}
-        return GenerateConfig(output=str(Path(self.output) / RESPONSES_FOLDER), policy="fixed", **values)
+        return GenerateConfig(
+            output=str(Path(self.output) / RESPONSES_FOLDER),
+            policy="fixed",
+            # A shard of examples takes as long as it takes.
+            rank_timeout=math.inf,
+            **values,
+        )
 
     @property
     def runs_branches(self) -> bool:

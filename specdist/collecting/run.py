@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 import tqdm
 
 from specdist.arguments import parse_arguments
@@ -27,6 +26,7 @@ from specdist.collecting.plan import CollectPlan, draft_hidden_size, plan_collec
 from specdist.collecting.ranks import Conductor, follow_conductor
 from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
+from specdist.data.reading import open_shard
 from specdist.heads.examples import ExampleBlock, example_table
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
 from specdist.job.generate import generate_rows
@@ -153,7 +153,7 @@ class Collection:
         self._plan.folder.finish_shard(shard, table, self._stats(shard, table, begin))
 
     def _texts(self, shard: int) -> list[Text]:
-        responses = _read_responses(self._plan.responses.folder.data_path(shard))
+        responses = _read_responses(open_shard(self._plan.responses.folder.paths(shard), verify=False))
         config = self._config
         if config.kind == "acceptance":
             return [
@@ -189,15 +189,13 @@ def _ratios(drafted: Drafted, target_probabilities_M: np.ndarray) -> np.ndarray:
         return drafted.probabilities_M / target_probabilities_M
 
 
-def _read_responses(path: Path) -> dict[int, list[int]]:
+def _read_responses(table: pa.Table) -> dict[int, list[int]]:
     """Token ids by row, of the rows that have some."""
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all()
-        return {
-            row["row_id"]: row["completion_ids"]
-            for row in table.select(["row_id", "completion_ids", "finish_reason"]).to_pylist()
-            if row["finish_reason"] != "error"
-        }
+    return {
+        row["row_id"]: row["completion_ids"]
+        for row in table.select(["row_id", "completion_ids", "finish_reason"]).to_pylist()
+        if row["finish_reason"] != "error"
+    }
 
 
 def _print_totals(config: CollectConfig, plan: CollectPlan) -> None:

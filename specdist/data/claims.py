@@ -16,6 +16,7 @@ from pathlib import Path
 
 from specdist.data.files import TEMPORARY_SUFFIX, publish, temporary_path, unique_tag
 from specdist.data.heartbeat import Watch, now_utc
+from specdist.json_values import from_fields, parse_json
 
 CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
 
@@ -59,8 +60,8 @@ class Claims:
     def holding(self, claim: Claim) -> Holding | None:
         """None if its file is gone or cannot be read."""
         try:
-            return Holding(**json.loads((self._folder / claim.file_name).read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return from_fields(Holding, parse_json((self._folder / claim.file_name).read_bytes()))
+        except (OSError, ValueError):
             return None
 
     def take(self, name: str, latest: Claim | None, *, above: int = 0) -> Claim | None:
@@ -87,11 +88,16 @@ class Claims:
         return self.latest().get(claim.name) == claim
 
     def release(self, claim: Claim) -> None:
-        """Give it back, if it is still in force."""
-        if self.is_held(claim):
-            freed = Claim(claim.name, claim.generation + 1)
-            if self._create(freed, None):
-                self._trim(freed)
+        """Give it back, if it is still in force; nothing is raised for a broken disk."""
+        try:
+            if self.is_held(claim):
+                freed = Claim(claim.name, claim.generation + 1)
+                if self._create(freed, None):
+                    self._trim(freed)
+        except OSError:
+            # A full disk has no room for a file that says so; to remove one takes none.
+            with contextlib.suppress(OSError):
+                self._remove(claim)
 
     def forget(self, name: str) -> None:
         """Remove all claims of a name that nobody will claim again; lowest first, so that none comes back."""
@@ -116,6 +122,12 @@ class Claims:
                 if not self._folder.is_dir():
                     raise
                 # Somebody has tidied it away between the two; again.
+            except OSError:
+                # Nobody would give back a claim of which its holder was told that it has failed.
+                with contextlib.suppress(OSError):
+                    if path.samefile(temporary):
+                        path.unlink()
+                raise
             finally:
                 temporary.unlink(missing_ok=True)
 

@@ -8,14 +8,30 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from specdist.errors import UserError
+
 TEMPORARY_SUFFIX = ".tmp"
 READ_BYTES = 2**20
+SEAL = "crc32"
 # What file systems without hard links answer to one.
 NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What a disk refuses, full, read-only or gone, becomes a :class:`UserError` that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): make room for it, or make it writable, "
+            "and start the same command again; every row that was finished is kept"
+        ) from error
 
 
 def unique_tag() -> str:
@@ -111,6 +127,23 @@ def write_json(path: Path, value: Any) -> None:
 def json_bytes(value: Any) -> bytes:
     """Indented JSON; equal values in equal order give equal bytes."""
     return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """With a checksum of all that is there, for small JSON that stays for long; see :func:`unsealed`."""
+    return {**values, SEAL: _seal_of(values)}
+
+
+def unsealed(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the checksum again. Raises ValueError if the values are not those that were sealed."""
+    rest = {name: value for name, value in values.items() if name != SEAL}
+    if values.get(SEAL) != _seal_of(rest):
+        raise ValueError("its checksum is not that of its content")
+    return rest
+
+
+def _seal_of(values: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(values).encode()):08x}"
 
 
 def sha256_of(path: Path) -> bytes:

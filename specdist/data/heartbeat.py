@@ -19,6 +19,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from specdist.data.files import sealed, unsealed
+from specdist.json_values import from_fields, parse_object
+
 BEATS_PER_SILENCE = 12
 BEAT_SUFFIX = ".beat"
 # Always as long: it is written over in one place, since a new file under an old name may stay unseen on NFS.
@@ -97,15 +100,14 @@ class Beat:
     count: int = 0
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode().ljust(BEAT_BYTES - 1) + b"\n"
+        return json.dumps(sealed(asdict(self))).encode().ljust(BEAT_BYTES - 1) + b"\n"
 
     @staticmethod
     def from_bytes(content: bytes) -> Beat | None:
         """None for what is no beat, such as one that was read while it was written."""
         try:
-            values = json.loads(content)
-            return Beat(**(values | {"process": Process(**values["process"])}))
-        except (ValueError, TypeError, KeyError):
+            return from_fields(Beat, unsealed(parse_object(content)))
+        except ValueError:
             return None
 
 

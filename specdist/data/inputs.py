@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.parquet
 from specdist.data.jsonl import read_jsonl
 from specdist.data.text import check_layout
 from specdist.errors import UserError
+from specdist.json_values import parse_object
 
 ARROW_FILE_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -40,11 +42,19 @@ def find_files(path: Path) -> list[Path]:
     return _folder_files(path)
 
 
-def read_table(files: list[Path]) -> pa.Table:
+@dataclass(frozen=True)
+class InputRows:
+    """All rows; ``ends`` as in :class:`specdist.data.Prompts`, None where the rows are in memory."""
+
+    rows: pa.Table
+    ends: tuple[int, ...] | None = None
+
+
+def read_table(files: list[Path]) -> InputRows:
     """All rows of files of one type, Arrow ones memory-mapped. Raises :class:`UserError` with the file."""
     kind = _kind(files[0])
     if kind == "JSONL":
-        return read_jsonl(files)
+        return InputRows(read_jsonl(files))
     tables = [_read_binary(file, kind) for file in files]
     for file, table in zip(files, tables, strict=True):
         if not table.schema.equals(tables[0].schema, check_metadata=False):
@@ -52,7 +62,8 @@ def read_table(files: list[Path]) -> pa.Table:
                 f"--prompts: {file} has the columns {describe_columns(table.schema)}, but {files[0]} has "
                 f"{describe_columns(tables[0].schema)}; all files must have the same columns and types"
             )
-    return pa.concat_tables(tables)
+    ends = tuple(accumulate(table.num_rows for table in tables)) if kind == "Arrow" else None
+    return InputRows(pa.concat_tables(tables), ends)
 
 
 def _kind(path: Path) -> str:
@@ -68,7 +79,7 @@ def _saved_dataset_files(folder: Path) -> list[Path]:
     """The files of ``datasets.save_to_disk``, in the order of its ``state.json``."""
     state_path = folder / "state.json"
     try:
-        state = json.loads(state_path.read_bytes())
+        state = parse_object(state_path.read_bytes())
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -11,6 +11,7 @@ from typing import Any
 
 from specdist.data.files import write_json
 from specdist.errors import UserError
+from specdist.json_values import parse_object
 
 FORMAT_VERSION = 1
 # Names have five digits: beyond them the order of names would no longer be that of the shards.
@@ -59,14 +60,14 @@ class Manifest:
     def read(path: Path) -> Manifest:
         """Raises :class:`UserError` if the file is no manifest, or one of a newer format."""
         try:
-            values = json.loads(path.read_bytes())
+            values = parse_object(path.read_bytes())
             version, fingerprint, info = values["format_version"], values["fingerprint"], values["info"]
-            if not (isinstance(version, int) and isinstance(fingerprint, dict) and isinstance(info, dict)):
+            if not (type(version) is int and isinstance(fingerprint, dict) and isinstance(info, dict)):
                 raise TypeError("a field has the wrong type")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} cannot be read as the manifest of a run ({error!r}): use another --output, or "
-                "delete the folder yourself if nothing in it is needed"
+                f"{path} cannot be read as the manifest of a run ({error!r}): use another --output, and if "
+                "rows in this one are needed, copy the new manifest.json over this one and start again here"
             ) from error
         if version > FORMAT_VERSION:
             raise UserError(

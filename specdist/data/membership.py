@@ -56,6 +56,11 @@ class Membership:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.heartbeat.start()
+            # Under this name another program of the same process may have worked, and not have ended well.
+            for claim in self.claims.latest().values():
+                holding = self.claims.holding(claim)
+                if holding is not None and holding.replica == self.replica:
+                    self.claims.release(claim)
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
 
@@ -83,8 +88,7 @@ class Membership:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):
-                self.claims.release(claim)
+            self.claims.release(claim)
 
     def others(self) -> list[str]:
         """The other replicas that have a heartbeat, whether or not they still are at work."""

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.files import sha256_of, write_atomically
+from specdist.data.files import write_atomically
 from specdist.data.manifest import ShardPlan
-from specdist.data.publishing import ROWS_PER_BATCH, ShardRecord
+from specdist.data.publishing import ROWS_PER_BATCH
+from specdist.data.reading import open_shard
 from specdist.data.run_folder import RunFolder
 from specdist.errors import UserError
 
@@ -30,13 +31,9 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     if output.exists() and not overwrite:
         raise UserError(f"--output {output} exists: give another name, or --overwrite to replace it")
     plan, num_samples = folder.plan()
-    missing = [shard for shard in range(plan.num_shards) if not folder.is_complete(shard)]
+    missing = folder.missing_shards()
     if missing:
-        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        raise UserError(
-            f"{folder.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
-            f"({shown}); start the run's command again to finish it"
-        )
+        raise UserError(folder.missing_message(missing))
     tables = [_verified(folder, plan, num_samples, shard) for shard in range(plan.num_shards)]
     for shard, table in enumerate(tables):
         if not table.schema.equals(tables[0].schema):
@@ -49,25 +46,19 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
 
 def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) -> pa.Table:
     """The rows of a shard, memory-mapped."""
-    path, record = folder.data_path(shard), ShardRecord.read(folder.record_path(shard))
+    table = open_shard(folder.paths(shard), verify=True)
     first, end = plan.bounds(shard)
     num_rows = (end - first) * num_samples
-    if record is None or sha256_of(path).hex() != record.sha256:
-        raise UserError(
-            f"{path} is not the file that was recorded (damaged, or changed since?): delete it and "
-            f"{folder.record_path(shard).name} beside it, and start the run's command again"
-        )
-    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     row_ids = np.repeat(np.arange(first, end), num_samples)
     samples = np.tile(np.arange(num_samples), end - first)
     if (
-        not table.num_rows == record.num_rows == num_rows
+        table.num_rows != num_rows
         or not np.array_equal(table["row_id"].to_numpy(), row_ids)
         or not np.array_equal(table["sample_index"].to_numpy(), samples)
     ):
         raise UserError(
-            f"{path} has {table.num_rows} rows; the manifest says {num_rows}: {num_samples} of each input "
-            f"row from {first} to {end - 1}, in order"
+            f"{folder.data_path(shard)} has {table.num_rows} rows; the manifest says {num_rows}: "
+            f"{num_samples} of each input row from {first} to {end - 1}, in order"
         )
     return table
 

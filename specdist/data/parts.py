@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from specdist.data.files import fsync_folder
+from specdist.data.files import fsync_folder, writing
 from specdist.data.rows import RowResult
 
 SYNC_INTERVAL_S = 1.0
@@ -26,27 +26,38 @@ class PartLog:
     Opening keeps every line before the first bad one and cuts off the rest: a torn last line, or what a power
     loss left. A line has reached the kernel when its call returns, so it survives the end of the process;
     a power loss costs at most what was appended since the last :meth:`sync`, about a second.
+
+    A disk that is full or gone raises :class:`UserError`; the lines before are kept.
     """
 
     def __init__(
-        self, path: Path, *, earlier: Sequence[Path] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        *,
+        earlier: Sequence[Path] = (),
+        rows: range | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open or create the log; ``clock`` gives seconds.
 
         ``earlier``: logs of those who held the shard before, oldest first. They are read and left as they
         are, since one of them may still be appended to; of two results for a sample the oldest log's counts.
+        ``rows``: those of the shard, without which others are taken, too: a log may have been renamed.
         """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
+        self._rows = rows
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
         self._clock = clock
         for log in earlier:
             self._load(log)
-        self._file = path.open("ab", buffering=0)
-        self._num_bytes = self._load(path)
-        self._file.truncate(self._num_bytes)
-        fsync_folder(path.parent)
+        self._path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)
+            self._num_bytes = self._load(path)
+            self._file.truncate(self._num_bytes)
+            fsync_folder(path.parent)
         self._synced_at = clock()
 
     def append(self, result: RowResult) -> None:
@@ -66,7 +77,8 @@ class PartLog:
 
     def sync(self) -> None:
         """Make everything appended so far survive a power loss."""
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         self._synced_at = self._clock()
 
     def close(self) -> None:
@@ -87,21 +99,23 @@ class PartLog:
             num_bytes += len(line)
             if kind == b"row":
                 result = RowResult.from_json(content)
-                self.results.setdefault((result.row_id, result.sample_index), result)
+                if self._rows is None or result.row_id in self._rows:
+                    self.results.setdefault((result.row_id, result.sample_index), result)
             else:
                 self.stats = json.loads(content)
         return num_bytes
 
     def _write_line(self, content: bytes) -> None:
         line = b'{"crc32":"%08x",%s\n' % (zlib.crc32(content), content)
-        try:
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
-        except BaseException:
-            # Lines behind a torn one would be lost at the next opening.
-            self._file.truncate(self._num_bytes)
-            raise
+        with writing(self._path):
+            try:
+                written = 0
+                while written < len(line):
+                    written += self._file.write(line[written:])
+            except BaseException:
+                # Lines behind a torn one would be lost at the next opening.
+                self._file.truncate(self._num_bytes)
+                raise
         self._num_bytes += len(line)
 
 

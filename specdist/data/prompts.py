@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.ipc
 
-from specdist.data.files import sha256_of
 from specdist.data.inputs import describe_columns, find_files, read_table
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT
+from specdist.data.watching import WatchedFiles
 from specdist.errors import UserError
 
 
@@ -33,6 +34,9 @@ class Prompts:
     files: tuple[Path, ...]
     rows: pa.Table
     column: str
+    watched: WatchedFiles
+    ends: tuple[int, ...] | None
+    """The row behind the last one of each file, where rows are read from the files as they are needed."""
 
     @property
     def num_rows(self) -> int:
@@ -46,14 +50,18 @@ class Prompts:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the files' SHA-256s in order; whatever their names, it changes with any byte."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(sha256_of(file))
-        return digest.hexdigest()
+        return self.watched.fingerprint()
 
     def table(self, start: int, stop: int) -> pa.Table:
-        """All input columns of rows ``start`` to ``stop - 1``, unchanged."""
-        return self.rows.slice(start, stop - start)
+        """All input columns of rows ``start`` to ``stop - 1``, unchanged, in memory of their own.
+
+        Raises :class:`UserError` if a file of theirs has changed.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.schema) as writer:
+            writer.write_table(self.rows.slice(start, stop - start))
+        self._check_files(start, stop)
+        return pa.ipc.open_stream(sink.getvalue()).read_all()
 
     def groups(self, option: str, column: str) -> dict[str, list[int]]:
         """The rows of each value of a column, in the order in which the values come up.
@@ -74,7 +82,11 @@ class Prompts:
         return groups
 
     def prompt(self, row: int) -> str | list[dict[str, Any]]:
-        """A row's text, or its chat messages without their null fields. Raises :class:`RowError`."""
+        """A row's text, or its chat messages without their null fields.
+
+        Raises :class:`RowError` for a bad row, and :class:`UserError` if its file has changed.
+        """
+        self._check_files(row, row + 1)
         try:
             value = self.rows.column(self.column)[row].as_py()
         except UnicodeDecodeError as error:
@@ -84,6 +96,12 @@ class Prompts:
         if not value:
             raise RowError(f"{self.column} is empty")
         return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
+
+    def _check_files(self, start: int, stop: int) -> None:
+        """What is not in memory would change with its file; one that is cut short ends the process."""
+        if self.ends is not None:
+            for index in range(bisect_right(self.ends, start), bisect_left(self.ends, stop) + 1):
+                self.watched.check(index)
 
     def _message(self, index: int, message: dict[str, Any] | None) -> dict[str, Any]:
         if message is None:
@@ -103,10 +121,15 @@ def open_prompts(
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet or JSONL, and exactly one of the two columns.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
-    files = find_files(Path(path))
-    rows = read_table(files)
+    try:
+        files = find_files(Path(path))
+    except OSError as error:
+        raise UserError(f"--prompts {path} cannot be read: {error}") from error
+    watched = WatchedFiles(files)
+    found = read_table(files)
+    rows = found.rows
     if rows.num_rows == 0:
-        raise UserError(f"--prompts {path} has no rows")
+        raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
     twice = [name for name, count in Counter(rows.column_names).items() if count > 1]
     if twice:
         raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
@@ -122,7 +145,13 @@ def open_prompts(
                 "chat messages go into --messages_column"
             )
     _check_output_names(path, rows.schema, prompt_column)
-    return Prompts(files=tuple(files), rows=rows.slice(0, limit), column=field.name)
+    return Prompts(
+        files=tuple(files),
+        rows=rows.slice(0, limit),
+        column=field.name,
+        watched=watched,
+        ends=found.ends,
+    )
 
 
 def _check_output_names(path: str, schema: pa.Schema, prompt_column: str | None) -> None:

@@ -9,7 +9,6 @@ whose they are, and goes on.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +22,12 @@ from specdist.data.files import (
     fsync_folder,
     json_bytes,
     publish,
+    sealed,
     sha256_of,
     temporary_path,
     write_durably,
 )
+from specdist.json_values import from_fields, parse_json
 
 ROWS_PER_BATCH = 1024
 
@@ -43,8 +44,8 @@ class ShardRecord:
     def read(path: Path) -> ShardRecord | None:
         """None if there is none that can be read."""
         try:
-            return ShardRecord(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
+            return from_fields(ShardRecord, parse_json(path.read_bytes()))
+        except (OSError, ValueError):
             return None
 
 
@@ -82,7 +83,7 @@ class Attempt:
         """The same tables and statistics give the same bytes."""
         paths = self._paths
         self._write_table(paths.data, table)
-        write_durably(self._own(paths.stats), lambda file: file.write(json_bytes(stats)))
+        write_durably(self._own(paths.stats), lambda file: file.write(json_bytes(sealed(stats))))
         if trace is not None:
             self._write_table(paths.trace, trace)
         data = self._own(paths.data)

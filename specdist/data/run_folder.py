@@ -8,9 +8,9 @@ have worked on one shard.
 
 from __future__ import annotations
 
-import json
+import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,31 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data.claims import CLAIM_FILE
-from specdist.data.files import TEMPORARY_SUFFIX, fsync_folder, unique_tag, write_atomically
+from specdist.data.files import (
+    TEMPORARY_SUFFIX,
+    fsync_folder,
+    unique_tag,
+    unsealed,
+    write_atomically,
+    writing,
+)
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
 from specdist.data.publishing import Attempt, ShardPaths
 from specdist.errors import UserError
+from specdist.json_values import parse_object
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
     r"shard-(\d{5})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
 )
+
+logger = logging.getLogger(__name__)
+
+
+# Who writes a card of his own leaves it out, and keeps the card.
+CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 
 def nobody() -> str | None:
@@ -93,7 +107,8 @@ class RunFolder:
     def freeze(self, name: str, value: Any) -> None:
         """Add what was measured at the start to the manifest's ``info``, for restarts to repeat."""
         manifest = self.manifest
-        replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
+        with writing(self.manifest_path):
+            replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
 
     @property
     def manifest_path(self) -> Path:
@@ -102,6 +117,11 @@ class RunFolder:
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """Of a complete run: see :mod:`specdist.job.card`."""
+        return self.path / "README.md"
 
     @property
     def logs_path(self) -> Path:
@@ -137,13 +157,14 @@ class RunFolder:
         """Whether the shard has a completion record, statistics, and data of the recorded size."""
         return self.paths(shard).is_complete()
 
-    def parts(self, shard: int, generation: int = 0) -> PartLog:
+    def parts(self, shard: int, generation: int = 0, rows: range | None = None) -> PartLog:
         """The log of the shard's finished rows, open for appending, with those of earlier generations;
         close it before :meth:`finish_shard`."""
         earlier = [number for number in self.log_generations(shard) if number < generation]
         return PartLog(
             self.parts_path(shard, generation),
             earlier=[self.parts_path(shard, number) for number in earlier],
+            rows=rows,
         )
 
     def log_generations(self, shard: int) -> list[int]:
@@ -163,17 +184,39 @@ class RunFolder:
     ) -> bool:
         """Write a shard's output, statistics and trace, record that it is complete, and drop its part logs.
 
-        It can be called again after a crash. Of several replicas that finish the same shard one succeeds; the
+        It can be called again after a crash. Of several replicas that finish the same shard the one by which
+        it becomes complete gets True, with its own files or those of another that has not come to that; the
         others get False and leave its files as they are, as does one for which ``is_held`` has become false.
+        Raises :class:`UserError` if the disk does not take them; then nothing of what was there has changed.
         """
-        attempt = Attempt(self.paths(shard), unique_tag())
-        attempt.write(table, stats, trace)
+        with writing(self.data_path(shard)):
+            return self._finish_shard(
+                Attempt(self.paths(shard), unique_tag()), shard, table, stats, trace, is_held
+            )
+
+    def _finish_shard(
+        self,
+        attempt: Attempt,
+        shard: int,
+        table: pa.Table,
+        stats: dict[str, Any],
+        trace: pa.Table | None,
+        is_held: Callable[[], bool],
+    ) -> bool:
+        try:
+            attempt.write(table, stats, trace)
+        except OSError:
+            attempt.discard()
+            raise
         # Asked behind the writing: who deletes this run deletes these files too, or is noticed here.
         if not is_held():
             attempt.discard()
             return False
         if not attempt.publish_data():
-            self.complete_from_attempts(shard)
+            if self.complete_from_attempts(shard):
+                attempt.discard()
+                self.sweep(shard)
+                return True
             if self.is_complete(shard) or not attempt.replace_data():
                 attempt.discard()
                 return False
@@ -196,9 +239,32 @@ class RunFolder:
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [
-            json.loads(self.stats_path(shard).read_bytes()) for shard in shards if self.is_complete(shard)
-        ]
+        return [self.read_stats(shard) for shard in shards if self.is_complete(shard)]
+
+    def read_stats(self, shard: int) -> dict[str, Any]:
+        """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
+        path = self.stats_path(shard)
+        try:
+            return unsealed(parse_object(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); the rows of the shard are not: delete it, and start the run's "
+                "command again, which does this shard once more, with the same rows"
+            ) from error
+
+    def missing_shards(self) -> list[int]:
+        """Those of the plan that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
+        plan, _ = self.plan()
+        return [shard for shard in range(plan.num_shards) if not self.is_complete(shard)]
+
+    def missing_message(self, missing: Sequence[int]) -> str:
+        """For people, where these shards are missing."""
+        plan, _ = self.plan()
+        shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        return (
+            f"{self.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
+            f"({shown}); start the run's command again to finish it"
+        )
 
     def sweep(self, shard: int) -> None:
         """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
@@ -277,6 +343,8 @@ class RunFolder:
             path.unlink(missing_ok=True)
         for path, _ in self._claim_files():
             path.unlink(missing_ok=True)
+        if self.card_path.is_file() and CARD_MARK.encode() in self.card_path.read_bytes():
+            self.card_path.unlink()
         for name in SHARD_FOLDERS:
             fsync_folder(self.path / name)
 
@@ -293,7 +361,7 @@ class RunFolder:
 
         Temporary files of unfinished shards that are claimed may be somebody's; they go with the shard.
         """
-        for path in (self.manifest_path, self.config_path):
+        for path in (self.manifest_path, self.config_path, self.card_path):
             for temporary in self.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
                 temporary.unlink(missing_ok=True)
         files = self._shard_files()
@@ -304,6 +372,12 @@ class RunFolder:
         for shard in shards:
             self.complete_from_attempts(shard)
         complete = {shard for shard in shards if self.is_complete(shard)}
+        for shard in shards:
+            if shard not in complete | claimed and self.data_path(shard).exists():
+                logger.warning(
+                    "%s is not what was recorded (damaged, or deleted in part?): the shard is done again",
+                    self.data_path(shard),
+                )
         for path, shard in files:
             is_stale = path == self.record_path(shard) or path.suffix == TEMPORARY_SUFFIX
             is_leftover = path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts"

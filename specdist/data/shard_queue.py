@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specdist.data.claims import Claim
+from specdist.data.files import writing
 from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
@@ -56,8 +57,12 @@ class ShardQueue:
     def take(self) -> ClaimedShard | None:
         """Claim a shard; None if all that are left are claimed by others (or complete).
 
-        Raises :class:`UserError` if the folder has become another run's.
+        Raises :class:`UserError` if the folder has become another run's, or cannot be written.
         """
+        with writing(self._folder.path):
+            return self._take()
+
+    def _take(self) -> ClaimedShard | None:
         latest = self._claims.latest()
         for shard in list(self._open):
             if shard in self._mine:
@@ -80,24 +85,32 @@ class ShardQueue:
             return ClaimedShard(shard, claim)
         return None
 
-    def log(self, claimed: ClaimedShard) -> PartLog:
-        """The part log of this claim, with the rows of those before it."""
-        return self._folder.parts(claimed.shard, claimed.claim.generation)
+    def log(self, claimed: ClaimedShard, rows: range | None = None) -> PartLog:
+        """The part log of this claim, with the rows of those before it, which are to be of the shard's
+        ``rows``."""
+        return self._folder.parts(claimed.shard, claimed.claim.generation, rows)
 
     def is_held(self, claimed: ClaimedShard) -> bool:
         """Whether nobody has taken the shard over. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()
-        return self._claims.is_held(claimed.claim)
+        with writing(self._folder.path):
+            return self._claims.is_held(claimed.claim)
 
     def finished(self, claimed: ClaimedShard) -> None:
         """The shard is complete, and needs no claims any more."""
         self._mine.pop(claimed.shard, None)
         self._open.pop(claimed.shard, None)
-        self._claims.forget(claimed.claim.name)
+        with writing(self._folder.path):
+            self._claims.forget(claimed.claim.name)
 
     def lost(self, claimed: ClaimedShard) -> None:
-        """Another has taken it over; it may come back if that one is lost in turn."""
+        """Another has taken it over; it may come back if that one is lost in turn.
+
+        Or another has finished it, and may have died before it dropped the claims, this one's among them.
+        """
         self._mine.pop(claimed.shard, None)
+        if self._folder.is_complete(claimed.shard):
+            self._claims.forget(claimed.claim.name)
 
     def give_back(self) -> None:
         """Others may take what this replica has claimed."""

@@ -38,7 +38,7 @@ from specdist.engine.proposals import (
 )
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import arange_segments
-from specdist.models.memory import peak_memory_bytes
+from specdist.models.memory import peak_memory_bytes, release_memory
 from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, JudgedTokens, LengthPolicy, RoundContext
 from specdist.sampling.acceptance import accepted_flags
@@ -100,9 +100,11 @@ class DraftModel:
         self._max_lengths = np.zeros(num_slots, np.int64)
         self._context_lengths = np.zeros(num_slots, np.int64)
         self._clock = clock or Timeline("idle")
+        self._before = self._histories.snapshot(), self._rows.stream_keys.copy()
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         """Settle the last round; the next candidates are those ready, and those asked for now."""
+        self._before = self._histories.snapshot(), self._rows.stream_keys.copy()
         with self._clock.phase("draft"):
             reply = self._respond(request)
         times = RoleTimes(**self._clock.take(), peak_memory_bytes=peak_memory_bytes(self.device))
@@ -172,6 +174,18 @@ class DraftModel:
             self._draft_ahead(
                 np.r_[request.slots_R, ended].astype(np.int64), num_pass_tokens + len(request.context)
             )
+
+    def abandon(self, *, is_heard: bool) -> None:
+        """The last request could not be served for lack of memory: every row will be opened again.
+
+        ``is_heard``: it has been answered. Else its rows go back to where they were before it.
+        """
+        if not is_heard:
+            histories, self._rows.stream_keys = self._before
+            self._histories.restore(histories)
+        nothing = np.zeros(0, np.int64)
+        self._rows.forget_scores_but((nothing, nothing))
+        release_memory(self.device)
 
     def _follow_contexts(self, request: ProposalRequest) -> None:
         opened, context = request.opened, request.context

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,8 +32,10 @@ from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import DraftedRows, DraftFeatures, HeadPolicy, LengthPolicy, RoundContext
 from specdist.sampling.beliefs import draft_features, draft_laws
-from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +140,7 @@ class Drafter:
         # Tokens of every pass, and all that the head has seen, until somebody takes them.
         self._pass_sizes: list[int] = []
         self._num_head_tokens = 0
+        self._has_warned = False
 
     def take_counts(self) -> tuple[list[int], int]:
         """Tokens of every pass since the last call, and tokens of which the head has given estimates."""
@@ -148,7 +152,8 @@ class Drafter:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
         policy's end. Returns the number of tokens drafted per row."""
         rows_R, tails_R = burst.rows_R, burst.tails_R
-        is_stopped_R = self.is_stop_V[self._rows.token_ids[rows_R, tails_R - 1]]
+        last_ids_R = self._rows.token_ids[rows_R, tails_R - 1]
+        is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
         num_wanted_R = np.where(is_stopped_R, 0, burst.num_wanted_R)
         num_drafted_R = np.zeros(len(rows_R), np.int64)
         uniforms_RD = self._uniforms(rows_R, tails_R, int(num_wanted_R.max(initial=0)))
@@ -271,7 +276,8 @@ class Drafter:
             torch.from_numpy(self._rows.stream_keys[rows_A]),
             torch.from_numpy(positions_A),
         )
-        drawn_A = laws_A.draw(uniforms_A)
+        # Where the logits are not finite any id will do for the pass behind it: the chain is cut before it.
+        drawn_A = laws_A.draw(uniforms_A).clamp(min=0)
         if self._keeps_scores:
             self._rows.keep_scores(rows_A, positions_A, scores_AV)
         features_3A = None
@@ -298,7 +304,8 @@ class Drafter:
         num_drafted_R: np.ndarray,
         steps: list[_Step],
     ) -> None:
-        """Bring the burst to the host, and cut ``num_drafted_R`` behind the first stop token."""
+        """Bring the burst to the host, and cut ``num_drafted_R`` behind the first stop token, and in front of
+        one that the draft's logits gave no law for: whether they did is known before any draw."""
         lines_T = np.concatenate([step.active_A for step in steps])
         depths_T = np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps])
         drawn_T = torch.cat([step.drawn_A for step in steps])
@@ -315,6 +322,13 @@ class Drafter:
             self._rows.keep_features(places, np.stack(features_3T))
         ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
         np.minimum.at(num_drafted_R, lines_T[ends], depths_T[ends] + 1)
+        lawless = np.flatnonzero(~(probabilities_T > 0))
+        np.minimum.at(num_drafted_R, lines_T[lawless], depths_T[lawless])
+        if len(lawless) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the draft's logits are not finite (NaN or infinite) in some places: nothing is drafted there"
+            )
 
 
 def _on_device(keep_A: np.ndarray, device: torch.device) -> Tensor:

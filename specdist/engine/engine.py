@@ -14,12 +14,22 @@ asked for, W places whose decision is drawn.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from specdist.engine.blocks import Block, Judged, block_batch, context_batch, judge
+from specdist.engine.faults import (
+    DraftOutOfMemory,
+    Suspicion,
+    first_line,
+    is_out_of_memory,
+    not_finite,
+    too_large,
+)
 from specdist.engine.ledger import Ledger
 from specdist.engine.proposals import DRAW, NO_CONTEXT, OpenedRows, ProposalReply, ProposalRequest, Proposer
 from specdist.engine.scheduler import RoundPlan, Scheduler
@@ -27,55 +37,22 @@ from specdist.engine.sequence import Completion, FinishReason, Sequence
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import Target
 from specdist.engine.timeline import Timeline
-from specdist.engine.tracing import note_block, note_decision
-from specdist.engine.verdicts import Questions, Verdicts
+from specdist.engine.tracing import note_decision
+from specdist.engine.verdicts import Questions
 from specdist.models.flat import FlatBatch, arange_segments
-from specdist.models.memory import peak_memory_bytes
-from specdist.sampling.acceptance import accepted_flags, num_accepted
-from specdist.sampling.distributions import Distributions, OneHot
-from specdist.sampling.random import Purpose, uniforms
+from specdist.models.memory import peak_memory_bytes, release_memory
+from specdist.sampling.distributions import NOT_FINITE, Distributions, OneHot
 from specdist.stats import TargetTimes
 
-
-@dataclass(frozen=True)
-class _Block:
-    """A row's tokens in the target pass: its decision and the candidates behind it."""
-
-    sequence: Sequence
-    candidate_ids: list[int]
-    features_4K: np.ndarray | None
-    num_trusted: int = 0
-
-    @property
-    def num_unasked(self) -> int:
-        """Leading candidates of which the target is asked nothing: a trace wants to know of all."""
-        return self.num_trusted if self.features_4K is None else 0
-
-    def note(self, acceptance_K: np.ndarray | None, *, num_judged: int, num_accepted: int) -> None:
-        """Write its candidates into the row's trace, if the run has one."""
-        if self.features_4K is not None:
-            note_block(
-                self.sequence,
-                self.candidate_ids,
-                self.features_4K,
-                acceptance_K=acceptance_K,
-                num_trusted=self.num_trusted,
-                num_judged=num_judged,
-                num_accepted=num_accepted,
-            )
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """How many candidates each block keeps, and with what probability each one asked about is accepted."""
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """How full it is: rows that run, and pages of the cache that are free."""
 
-    num_accepted_R: np.ndarray
-    acceptance_C: np.ndarray
-
-    def per_block(self, blocks: list[_Block]) -> Iterator[tuple[_Block, int, np.ndarray]]:
-        ends = np.cumsum([len(block.candidate_ids) - block.num_unasked for block in blocks])
-        acceptances = np.split(self.acceptance_C, ends)[: len(blocks)]
-        return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
+    num_rows: int = 0
+    num_free_pages: int = 0
 
 
 def never() -> bool:
@@ -96,10 +73,13 @@ class Engine:
         ledger: Ledger,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
+        on_alone: Callable[[tuple[int, int] | None], None] = lambda row: None,
     ) -> None:
         """
         Args:
             trusts_draft: lossy: commit all candidates but the last of a block without judging them.
+            on_alone: told before every round which row and sample has the smallest batch for itself, if one
+                has.
             clock: by default one that keeps no spans; what is in no phase is the host's work.
         """
         self._target = target
@@ -113,44 +93,100 @@ class Engine:
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
         self._decisions: Distributions | None = None
         self._decision_of: dict[int, int] = {}
+        # Slots that were taken from their rows in rounds of which the draft has not heard, and whether it has
+        # heard of this one.
+        self._suspended_slots: list[int] = []
+        self._is_heard = False
+        self._suspicion = Suspicion()
+        self._on_alone = on_alone
+
+    @property
+    def load(self) -> EngineLoad:
+        """Between rounds."""
+        return EngineLoad(
+            num_rows=len(self._scheduler.running), num_free_pages=self._scheduler.num_free_pages
+        )
 
     def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;
         rows that are not finished then are lost. Ends the other ranks' loops when it is done."""
         self._clock.take()
-        while not should_stop() and not (plan := self._scheduler.plan()).is_empty:
-            self._ledger.open_round(plan)
-            for sequence in plan.opened:
-                self._stream_keys[sequence.slot] = sequence.stream_key
-            traffic = self._target.traffic
+        is_end = False
+        while not (is_end or should_stop()):
+            plan = self._scheduler.plan()
+            is_end = plan.is_empty
             finished: list[Sequence] = []
-
-            request = self._request(plan)
-            with self._clock.phase("idle"):
-                reply = self._proposer.propose(request, self._clock)
-            blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
-            # With nothing to run the page updates are not sent: they are of rows that have just ended.
-            num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
-            num_pass_tokens = num_block_tokens + len(request.context)
-            if num_pass_tokens:
-                with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
-                    judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
-                for block, count, acceptance_K in judged.per_block(blocks):
-                    self._commit_block(block, count, acceptance_K, finished)
-
-            self._ledger.book_round(
-                plan,
-                target=TargetTimes(**self._clock.take()),
-                reply=reply,
-                num_pass_tokens=num_pass_tokens,
-                target_traffic=self._target.traffic - traffic,
-                target_peak_bytes=peak_memory_bytes(self._target.device),
-            )
-            for sequence in finished:
+            if not is_end:
+                self._run_or_shrink(plan, finished)
+            for sequence in self._suspicion.released(finished, is_end=is_end):
                 self._ledger.book_completion(sequence)
                 yield sequence.completion()
         self._proposer.close()
         self._target.close()
+
+    def _run_or_shrink(self, plan: RoundPlan, finished: list[Sequence]) -> None:
+        """A round, or the preparation of a smaller one where memory does not suffice."""
+        self._is_heard = False
+        self._on_alone(self._scheduler.lone_row)
+        try:
+            self._round(plan, finished)
+            return
+        except (RuntimeError, MemoryError) as error:
+            # Ranks that are in the middle of a pass together cannot leave it one by one.
+            if not is_out_of_memory(error) or not (
+                self._target.is_alone or isinstance(error, DraftOutOfMemory)
+            ):
+                raise
+            complaint = first_line(error)
+        # The error is gone by now, and with it the tensors of the round.
+        release_memory(self._target.device)
+        self._ledger.book_out_of_memory(plan)
+        running = self._scheduler.running
+        if self._is_heard:
+            self._suspended_slots = [sequence.slot for sequence in running]
+        else:
+            self._suspended_slots += plan.suspended_slots
+            self._suspended_slots += [sequence.slot for sequence in running if sequence not in plan.opened]
+        culprit = self._scheduler.shrink()
+        if culprit is not None:
+            self._fail(culprit, too_large(complaint), finished)
+        settings = self._scheduler.settings
+        logger.warning(
+            "out of memory (%s)%s: from here on at most %d rows and %d tokens at a time",
+            complaint,
+            "" if culprit is None else f", with row {culprit.request.row_id} alone, which ends as an error",
+            settings.num_slots,
+            settings.max_batch_tokens,
+        )
+
+    def _round(self, plan: RoundPlan, finished: list[Sequence]) -> None:
+        self._ledger.open_round(plan)
+        for sequence in plan.opened:
+            self._stream_keys[sequence.slot] = sequence.stream_key
+        traffic = self._target.traffic
+
+        request = self._request(plan)
+        with self._clock.phase("idle"):
+            reply = self._proposer.propose(request, self._clock)
+        self._is_heard, self._suspended_slots = True, []
+        blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
+        # With nothing to run the page updates are not sent: they are of rows that have just ended.
+        num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
+        num_pass_tokens = num_block_tokens + len(request.context)
+        if num_pass_tokens:
+            with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
+                judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
+            for block, count, acceptance_K in judged.per_block(blocks):
+                self._commit_block(block, count, acceptance_K, finished)
+
+        self._ledger.book_round(
+            plan,
+            target=TargetTimes(**self._clock.take()),
+            reply=reply,
+            num_pass_tokens=num_pass_tokens,
+            target_traffic=self._target.traffic - traffic,
+            target_peak_bytes=peak_memory_bytes(self._target.device),
+        )
 
     def _request(self, plan: RoundPlan) -> ProposalRequest:
         drawn = [sequence.order for sequence in plan.decoding if sequence.forced_decision is None]
@@ -176,7 +212,7 @@ class Engine:
             decision_ids_R=decision_ids_R,
             draft_now_R=self._draft_now(plan),
             decisions_W=decisions,
-            suspended_slots=np.array(plan.suspended_slots, np.int64),
+            suspended_slots=np.array(self._suspended_slots + plan.suspended_slots, np.int64),
             opened=OpenedRows(
                 slots=np.array([sequence.slot for sequence in plan.opened], np.int64),
                 stream_keys=np.array([sequence.stream_key for sequence in plan.opened], np.int64),
@@ -190,7 +226,7 @@ class Engine:
                 ),
                 max_lengths=np.array([sequence.max_length for sequence in plan.opened], np.int64),
             ),
-            context=_context_batch(plan),
+            context=context_batch(plan),
         )
 
     def _draft_now(self, plan: RoundPlan) -> np.ndarray:
@@ -201,7 +237,7 @@ class Engine:
 
     def _commit_decisions(
         self, plan: RoundPlan, reply: ProposalReply, finished: list[Sequence]
-    ) -> tuple[list[_Block], np.ndarray]:
+    ) -> tuple[list[Block], np.ndarray]:
         """Append each row's decision; rows that go on have their candidates verified."""
         blocks, kept_C = [], []
         bounds = np.cumsum(reply.num_drafted_R).tolist()
@@ -216,6 +252,12 @@ class Engine:
                 strict=True,
             )
         ):
+            if decision == NOT_FINITE:
+                # Nothing was drafted behind it.
+                sequence.has_no_law = True
+                self._fail(sequence, not_finite(sequence), finished)
+                continue
+            self._suspicion.lift()
             features_4K = None
             if reply.traced is not None:
                 note_decision(sequence, reply.traced, row)
@@ -228,7 +270,7 @@ class Engine:
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
             num_trusted = max(0, num_drafted - 1) if self._trusts_draft else 0
-            block = _Block(sequence, candidate_ids[end - num_drafted : end], features_4K, num_trusted)
+            block = Block(sequence, candidate_ids[end - num_drafted : end], features_4K, num_trusted)
             if reason is None:
                 blocks.append(block)
             else:
@@ -244,19 +286,19 @@ class Engine:
         self,
         plan: RoundPlan,
         context: FlatBatch,
-        blocks: list[_Block],
+        blocks: list[Block],
         draft_probabilities_C: np.ndarray,
-    ) -> _Judged:
+    ) -> Judged:
         """One target pass over the blocks and the prompt chunks; what it says of their candidates."""
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
-        block_batch = _block_batch(blocks, lengths_R)
+        decoded = block_batch(blocks, lengths_R)
         batch = FlatBatch(
-            np.concatenate([block_batch.token_ids_T, context.token_ids_T]),
-            np.concatenate([block_batch.slots_T, context.slots_T]),
-            np.concatenate([block_batch.positions_T, context.positions_T]),
+            np.concatenate([decoded.token_ids_T, context.token_ids_T]),
+            np.concatenate([decoded.slots_T, context.slots_T]),
+            np.concatenate([decoded.positions_T, context.positions_T]),
         )
         ready = [chunk for chunk in plan.chunks if chunk.completes_context]
-        chunk_ends = len(block_batch) + np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks])
+        chunk_ends = len(decoded) + np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks])
         is_ready = np.array([chunk.completes_context for chunk in plan.chunks], bool)
         # Every token of a block says what follows it, but for those in front of candidates that nobody asks
         # about; and so does the last one of a context.
@@ -274,7 +316,7 @@ class Engine:
             judges_C=np.repeat(starts_R, asked_R - 1) + arange_segments(asked_R - 1),
         )
         verdicts = self._target.forward(plan.page_updates, batch, questions)
-        judged = _judge(blocks, asked_R - 1, questions, verdicts, draft_probabilities_C)
+        judged = judge(blocks, asked_R - 1, questions, verdicts, draft_probabilities_C)
         index_W = np.r_[
             starts_R + judged.num_accepted_R - unasked_R, len(asked_N) + np.arange(len(ready))
         ].astype(np.int64)
@@ -284,7 +326,7 @@ class Engine:
         return judged
 
     def _commit_block(
-        self, block: _Block, count: int, acceptance_K: np.ndarray, finished: list[Sequence]
+        self, block: Block, count: int, acceptance_K: np.ndarray, finished: list[Sequence]
     ) -> None:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
         num_kept, reason = self._stop_rules.examine(sequence, accepted_ids)
@@ -299,58 +341,14 @@ class Engine:
         if reason is not None:
             self._finish(sequence, reason, finished)
 
+    def _fail(self, sequence: Sequence, error: str, finished: list[Sequence]) -> None:
+        """End a row that cannot go on."""
+        sequence.error = error
+        self._finish(sequence, "error", finished)
+
     def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Sequence]) -> None:
         sequence.finish_reason = reason
         sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
-        self._scheduler.finish(sequence)
+        if sequence.slot >= 0:
+            self._scheduler.finish(sequence)
         finished.append(sequence)
-
-
-def _judge(
-    blocks: list[_Block],
-    num_asked_R: np.ndarray,
-    questions: Questions,
-    verdicts: Verdicts,
-    draft_probabilities_C: np.ndarray,
-) -> _Judged:
-    """By the rejection rule; trusted candidates are kept whatever it says."""
-    unasked_R = np.array([block.num_unasked for block in blocks], np.int64)
-    if not num_asked_R.sum():
-        return _Judged(unasked_R, np.zeros(0))
-    num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
-    uniforms_C = uniforms(
-        torch.from_numpy(questions.stream_keys_N[questions.judges_C]),
-        torch.from_numpy(questions.positions_N[questions.judges_C]),
-        torch.from_numpy(np.repeat(num_misses_R, num_asked_R)),
-        Purpose.ACCEPT,
-    )
-    target_C = verdicts.candidate_probabilities()
-    flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
-    trusted_R = np.array([block.num_trusted for block in blocks], np.int64) - unasked_R
-    flags_C |= torch.from_numpy(arange_segments(num_asked_R) < np.repeat(trusted_R, num_asked_R))
-    return _Judged(
-        unasked_R + num_accepted(flags_C, torch.from_numpy(num_asked_R)).numpy(),
-        np.minimum(1.0, target_C.numpy() / draft_probabilities_C),
-    )
-
-
-def _context_batch(plan: RoundPlan) -> FlatBatch:
-    chunks = plan.chunks
-    lengths = np.array([chunk.end - chunk.begin for chunk in chunks], np.int64)
-    begins = np.array([chunk.begin for chunk in chunks], np.int64)
-    token_ids = [token for chunk in chunks for token in chunk.sequence.token_ids[chunk.begin : chunk.end]]
-    return FlatBatch(
-        np.array(token_ids, np.int64),
-        np.repeat(np.array([chunk.sequence.slot for chunk in chunks], np.int64), lengths),
-        np.repeat(begins, lengths) + arange_segments(lengths),
-    )
-
-
-def _block_batch(blocks: list[_Block], lengths_R: np.ndarray) -> FlatBatch:
-    token_ids = [token for block in blocks for token in (block.sequence.token_ids[-1], *block.candidate_ids)]
-    firsts = np.array([len(block.sequence.token_ids) - 1 for block in blocks], np.int64)
-    return FlatBatch(
-        np.array(token_ids, np.int64),
-        np.repeat(np.array([block.sequence.slot for block in blocks], np.int64), lengths_R),
-        np.repeat(firsts, lengths_R) + arange_segments(lengths_R),
-    )

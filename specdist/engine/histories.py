@@ -23,6 +23,14 @@ class Histories:
         self._lines_SH = np.tile(self._initial_H, (num_slots, 1))
         self._suspended: dict[int, np.ndarray] = {}
 
+    def snapshot(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """What :meth:`restore` takes back."""
+        return self._lines_SH.copy(), dict(self._suspended)
+
+    def restore(self, snapshot: tuple[np.ndarray, dict[int, np.ndarray]]) -> None:
+        """As if nothing had happened since."""
+        self._lines_SH, self._suspended = snapshot
+
     def of(self, slots_R: np.ndarray) -> np.ndarray:
         """[R, H]: up to each row's last settled block."""
         return self._lines_SH[slots_R]

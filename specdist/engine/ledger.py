@@ -91,13 +91,20 @@ class Ledger:
             peak.target = max(peak.target, target_peak_bytes)
             peak.draft = max(peak.draft, reply.times.peak_memory_bytes)
 
+    def book_out_of_memory(self, plan: RoundPlan) -> None:
+        """A round has not gone through; its time is the next one's."""
+        first = plan.decoding[0] if plan.decoding else plan.chunks[0].sequence
+        self._shards[first.request.shard].num_out_of_memory += 1
+
     def book_completion(self, sequence: Sequence) -> None:
-        """Count a finished sequence."""
+        """Count a finished sequence; one that could not be finished is no completion."""
         stats = self._shards[sequence.request.shard]
+        mark = self._admitted.pop(sequence.order)
+        if sequence.error is not None:
+            return
         stats.num_completions += 1
         stats.num_prompt_tokens += sequence.num_prompt_tokens
         stats.num_completion_tokens += sequence.num_completion_tokens
-        mark = self._admitted.pop(sequence.order)
         stats.cost_sums.observe(
             time_ns=self._now.decoding_ns - mark.decoding_ns,
             num_draft_passes=self._now.num_draft_passes - mark.num_draft_passes,

@@ -19,8 +19,12 @@ class ColocatedDraft:
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         del clock  # the target waits all the while
-        reply = self._draft.respond(request)
-        self._draft.follow(request)
+        try:
+            reply = self._draft.respond(request)
+            self._draft.follow(request)
+        except (RuntimeError, MemoryError):
+            self._draft.abandon(is_heard=False)
+            raise
         return reply
 
     def close(self) -> None:

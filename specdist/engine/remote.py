@@ -15,6 +15,7 @@ import torch
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.draft import DraftModel
+from specdist.engine.faults import DraftOutOfMemory, first_line, is_out_of_memory
 from specdist.engine.proposals import (
     DRAW,
     OpenedRows,
@@ -49,6 +50,8 @@ class RemoteDraft:
             with clock.phase("transfer"):
                 self._requests.transfer(request.decisions_W.probabilities_NV.contiguous())
         arrays = self._replies.receive()
+        if len(arrays) == 1:
+            raise DraftOutOfMemory(arrays[0].astype(np.uint8).tobytes().decode())
         with clock.phase("transfer"):
             reply = _reply_from_arrays(arrays)
         return dataclasses.replace(reply, traffic=self._traffic() - before)
@@ -68,10 +71,12 @@ def serve_drafts(
     while the target is busy with its pass.
 
     ``clock`` is that of all the drafts; what is in no phase is transfer. A reply to one group carries the
-    times since the last reply to any.
+    times since the last reply to any. A request for which memory does not suffice is answered with the error;
+    so is the next one, where the work behind an answer has failed.
     """
     requests, replies = wire_from(lead_rank), wire_to(lead_rank)
     is_open = set(drafts)
+    complaints: dict[int, str] = {}
     clock.take()
     while is_open:
         with clock.phase("idle"):
@@ -87,8 +92,19 @@ def serve_drafts(
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
             requests.transfer(rows_WV)
             request = dataclasses.replace(request, decisions_W=Dense(rows_WV))
-        replies.send(_reply_arrays(draft.respond(request)))
-        draft.follow(request)
+        has_replied = False
+        try:
+            if group not in complaints:
+                replies.send(_reply_arrays(draft.respond(request)))
+                has_replied = True
+                draft.follow(request)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            complaints[group] = f"draft: {first_line(error)}"
+            draft.abandon(is_heard=has_replied)
+        if group in complaints and not has_replied:
+            replies.send([np.frombuffer(complaints.pop(group).encode(), np.uint8)])
 
 
 def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:

@@ -8,8 +8,8 @@ waits, is prefilled again, and continues where its last block began.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from specdist.cache.pages import PageTable, PageUpdates
 from specdist.engine.sequence import Request, Sequence
@@ -33,6 +33,19 @@ class SchedulerSettings:
         """Rows in flight: each must always get its whole block into a pass, or the lengths of its blocks,
         and with them its tokens, would depend on the other rows."""
         return max(1, min(self.max_batch_rows, self.max_batch_tokens // (self.max_draft_tokens + 1)))
+
+    def halved(self) -> SchedulerSettings:
+        """Half the rows and tokens, as far as one row's block allows."""
+        return replace(
+            self,
+            max_batch_rows=max(1, self.num_slots // 2),
+            max_batch_tokens=max(self.max_draft_tokens + 1, self.max_batch_tokens // 2),
+        )
+
+    @property
+    def is_smallest(self) -> bool:
+        """One row at a time, and no more of it than a block."""
+        return self.num_slots == 1 and self.max_batch_tokens == self.max_draft_tokens + 1
 
 
 @dataclass(frozen=True)
@@ -72,14 +85,30 @@ class RoundPlan:
 class Scheduler:
     """Holds the waiting and the running sequences, in admission order."""
 
-    def __init__(self, settings: SchedulerSettings, pages: PageTable, requests: Iterator[Request]) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pages: PageTable,
+        requests: Iterator[Request],
+        *,
+        on_resize: Callable[[SchedulerSettings], None] = lambda settings: None,
+    ) -> None:
+        """``on_resize``: told of new limits, for the schedulers after this one."""
         self.settings = settings
+        self._on_resize = on_resize
+        # The limits under which each of these sequences first met a lack of memory.
+        self._limits_before: dict[int, SchedulerSettings] = {}
         self._pages = pages
         self._requests = requests
         self._waiting: deque[Sequence] = deque()
         self._free_slots = list(range(settings.num_slots - 1, -1, -1))
         self._num_admitted = 0
         self.running: list[Sequence] = []
+
+    @property
+    def num_free_pages(self) -> int:
+        """That a row could take now."""
+        return self._pages.num_available
 
     def plan(self) -> RoundPlan:
         """Decide the next round. Empty when every request is finished."""
@@ -110,8 +139,38 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended: its slot and pages are free for the next round."""
+        self._limits_before.pop(sequence.order, None)
         self._give_back(sequence)
         self.running.remove(sequence)
+
+    @property
+    def lone_row(self) -> tuple[int, int] | None:
+        """Row and sample of the sequence that has all of the smallest batch."""
+        if not self.settings.is_smallest or not self.running:
+            return None
+        return self.running[0].request.row_id, self.running[0].request.sample_index
+
+    def shrink(self) -> Sequence | None:
+        """A round has not gone through for lack of memory: preempt all rows, and go on with half the batch.
+
+        Returns the sequence that was alone in the smallest batch, and has been taken out: it cannot run at
+        all. The batch is then as large again as before this sequence began to lack memory.
+        """
+        culprit: Sequence | None = None
+        for sequence in self.running:
+            self._limits_before.setdefault(sequence.order, self.settings)
+        if self.lone_row is not None:
+            culprit = self.running[0]
+            self.settings = self._limits_before[culprit.order]
+            self.finish(culprit)
+        else:
+            self.settings = self.settings.halved()
+        while self.running:
+            self._preempt(self.running[-1])
+        self._pages.forget_contents()
+        self._free_slots = list(range(self.settings.num_slots - 1, -1, -1))
+        self._on_resize(self.settings)
+        return culprit
 
     def _reserve_blocks(self) -> tuple[dict[int, int], list[int]]:
         """Make room for every decoding row's next block; per sequence (by order) its most candidates, and the
@@ -140,6 +199,7 @@ class Scheduler:
     def _give_back(self, sequence: Sequence) -> None:
         self._pages.close(sequence.slot)
         self._free_slots.append(sequence.slot)
+        sequence.slot = -1
 
     def _next_waiting(self) -> Sequence | None:
         if self._waiting:

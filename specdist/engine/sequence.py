@@ -7,7 +7,7 @@ from typing import Literal
 
 from specdist.data.traces import TracedToken
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A finished request. ``token_ids`` ends with the stop token, if one ended it; ``text`` is without it."""
+    """A finished request. ``token_ids`` ends with the stop token, if one ended it; ``text`` is without it.
+    ``error``: why it could not be finished; then it has no text, and its tokens are a beginning."""
 
     request: Request
     token_ids: list[int]
@@ -36,6 +37,7 @@ class Completion:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     trace: tuple[TracedToken, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Sequence:
         num_candidates, num_accepted: of the last pass, whose decision is still to be drawn.
         forced_decision, num_redraft: the decision of a preempted sequence, which was drawn before, and how
             many candidates it had then.
+        error: why it cannot be finished; has_no_law: because the target's logits were not finite.
         num_blocks: blocks so far; trace: their drafted tokens, where the run is traced.
     """
 
@@ -90,6 +93,8 @@ class Sequence:
     forced_decision: int | None = None
     num_redraft: int = 0
     finish_reason: FinishReason | None = None
+    error: str | None = None
+    has_no_law: bool = False
     text: str = ""
     num_blocks: int = 0
     trace: list[TracedToken] = field(default_factory=list)
@@ -166,4 +171,5 @@ class Sequence:
             num_draft_tokens=self.counters.num_draft_tokens,
             num_accepted_draft_tokens=self.counters.num_accepted,
             trace=tuple(self.trace),
+            error=self.error,
         )

@@ -30,6 +30,11 @@ class Target(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def is_alone(self) -> bool:
+        """No other rank takes part in a pass, so that one which has failed can be repeated."""
+        ...
+
+    @property
     def traffic(self) -> Traffic:
         """What has travelled among its ranks so far, DeepSpeed's own sums aside."""
         ...
@@ -49,6 +54,8 @@ class LocalTarget:
     ``vocab_size``: ids that can be drawn; the logits may be wider by padding.
     """
 
+    is_alone = True
+
     def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
         self._runner = runner
         self._settings = settings
@@ -67,6 +74,8 @@ class LocalTarget:
 
 class LeadTarget:
     """The target's rank 0: tells the other ranks what to run, runs it with them, and decides alone."""
+
+    is_alone = False
 
     def __init__(
         self, runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int

@@ -8,6 +8,7 @@ import numpy as np
 
 from specdist.heads.info import DraftIdentity
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.damage import reading
 
 HUB_SNAPSHOTS = "snapshots"
 # Of each weight file so many blocks, spread evenly from its first byte to its last.
@@ -17,12 +18,14 @@ BLOCK_BYTES = 2**12
 
 def identify_draft(draft: Checkpoint) -> DraftIdentity:
     """Who this checkpoint is. Its weight files are not read whole: a megabyte of each."""
+    with reading(f"{draft.option} {draft.name}: its weight files", "put them back as they were"):
+        fingerprint = _weights_digest(draft)
     return DraftIdentity(
         name=draft.name,
         revision=draft.folder.name if draft.folder.parent.name == HUB_SNAPSHOTS else None,
         architecture=str(draft.config.get_text_config().model_type),
         hidden_size=int(draft.config.get_text_config().hidden_size),
-        fingerprint=_weights_digest(draft),
+        fingerprint=fingerprint,
     )
 
 

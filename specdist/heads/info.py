@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from specdist.data.files import write_json
 from specdist.errors import UserError
+from specdist.json_values import from_fields, parse_object
 from specdist.policy_options import HEAD_KINDS, HeadKind
 
 WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
@@ -100,17 +100,19 @@ def read_head_info(path: str | Path) -> HeadInfo:
     """Read the JSON in a head's folder. Raises :class:`UserError` if there is none that can be used."""
     file = Path(path) / INFO_NAME
     try:
-        values = json.loads(file.read_bytes())
+        values = parse_object(file.read_bytes())
         version = values["format_version"]
-        if not isinstance(version, int) or version > FORMAT_VERSION:
+        if type(version) is not int:
+            raise TypeError(f"format_version is {version!r}, not a number")
+        if version > FORMAT_VERSION:
             raise UserError(
                 f"--head {path} has format version {version}, written by a newer specdist; this one knows up "
                 f"to {FORMAT_VERSION}: update specdist, or train another head"
             )
-        info = HeadInfo(**{**values, "draft": DraftIdentity(**values["draft"])})
-        if info.kind not in get_args(HeadKind):
-            raise TypeError(f"kind {info.kind!r} is not one of {', '.join(get_args(HeadKind))}")
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        info = from_fields(HeadInfo, values)
+    except UserError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"--head {path} is no head: {INFO_NAME} cannot be read ({error!r}); give a folder that "
             "jobs/train_head.py has written"

@@ -107,7 +107,7 @@ def draw_from_logits(
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     laws, _, undecided = draft_laws(logits_NV, settings, zeros_N, zeros_N)
     uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None
-    drawn_N = laws.draw(uniforms_N)
+    drawn_N = laws.draw(uniforms_N).clamp(min=0)
     if uses_features:
         draft_features(logits_NV, undecided, drawn_N, settings).cpu()
     return drawn_N.cpu()

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -16,7 +16,9 @@ from specdist.config import GenerateConfig
 from specdist.data import Membership
 from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
-from specdist.job.signals import StopRequest
+from specdist.job.logs import add_run_log
+from specdist.job.restart import remember_replica, start_over
+from specdist.job.signals import StopRequest, end_process
 from specdist.job.topology import (
     Topology,
     join_world,
@@ -24,45 +26,90 @@ from specdist.job.topology import (
     told_by_lead,
     topology_from_environment,
 )
+from specdist.job.watchdog import Failure, Watchdog, dump_stacks_on_request, watch_over
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
-USAGE_ERROR = 2
+FAILED, USAGE_ERROR = 1, 2
+
+logger = logging.getLogger(__name__)
 
 
 def run_rank(
     parse: Callable[[], Config],
     replica_of: Callable[[Config], GenerateConfig],
     run: Callable[[Config, Topology, StopRequest], int],
+    *,
+    can_start_over: bool = False,
 ) -> int:
     """Run one rank of a job; returns its exit code, ``USAGE_ERROR`` for a :class:`UserError`.
+
+    If another rank fails, this one ends too, and says why.
 
     Args:
         parse: the job's options, the same on every rank.
         replica_of: which replica they ask for.
         run: the rank's work, once the ranks have met.
+        can_start_over: it goes on with a smaller batch if it is started again by :mod:`specdist.job.restart`.
     """
     # Every rank finds the same error in its options, or is told of the others': it is shown once.
     shows_errors = rank_from_environment() == LEAD_RANK
     stop = StopRequest()
+    watchdog: Watchdog | None = None
     try:
         with contextlib.nullcontext() if shows_errors else contextlib.redirect_stderr(io.StringIO()):
             config = parse()
         topology = topology_from_environment(replica_of(config))
         _configure_logging(topology)
         join_world(topology)
+        watchdog = watch_over(
+            topology,
+            timeout_s=replica_of(config).rank_timeout,
+            num_looks=lambda: stop.num_looks,
+            end=_leave,
+            can_start_over=lambda: can_start_over and stop.is_gentle,
+        )
         code = run(config, topology, stop)
+        if watchdog is not None:
+            watchdog.close()
         if dist.is_initialized():
             dist.barrier()  # nobody hangs up while another rank is still talking
         return code
     except UserError as error:
         if shows_errors:
-            print(f"error: {error}", file=sys.stderr)  # noqa: T201 (what the user is to read, not a log line)
+            _show(error)
+        if watchdog is not None:
+            watchdog.explain(error)
         return USAGE_ERROR
+    except Exception as error:
+        if watchdog is None:
+            logger.exception("the job has failed")
+            raise
+        failure = watchdog.explain(error)
+        if failure.kind == "usage":
+            if shows_errors:
+                _show(failure.reason)
+        else:
+            # Where another rank has failed, where this one was waiting for it says nothing.
+            is_own = failure.rank == topology.rank
+            logger.error("this replica ends: %s", failure, exc_info=error if is_own else None)
+        _leave(failure)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
         stop.close()
+
+
+def _show(error: object) -> None:
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201 (what the user is to read, not a log line)
+
+
+def _leave(failure: Failure) -> NoReturn:
+    """At once: what libraries would wait for at an ordinary end may be gone."""
+    if failure.kind == "memory":
+        with contextlib.suppress(OSError):
+            start_over()
+    end_process(USAGE_ERROR if failure.kind == "usage" else FAILED)
 
 
 def lead_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
@@ -102,6 +149,7 @@ def _configure_logging(topology: Topology) -> None:
 def log_to_file(folder: Path, topology: Topology, membership: Membership | None) -> None:
     """Every rank of every replica keeps a log of its own in the run folder. ``membership``: the lead's."""
     replica = told_by_lead(topology, "" if membership is None else membership.replica)
-    handler = logging.FileHandler(folder / "logs" / f"{replica}-rank-{topology.rank}.log")
-    handler.setFormatter(logging.Formatter(f"%(asctime)s [{topology.role}] %(levelname)s %(message)s"))
-    logging.getLogger().addHandler(handler)
+    remember_replica(replica)
+    path = folder / "logs" / f"{replica}-rank-{topology.rank}.log"
+    if add_run_log(path, topology.role) and topology.world_size > 1:
+        dump_stacks_on_request(str(path))

@@ -8,16 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdist.config import GenerateConfig, parse_generate_config
-from specdist.costs import CostModel
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
+from specdist.job.card import write_card
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
-from specdist.job.preflight import ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
+from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
-from specdist.job.report import comparison_lines, run_operations, run_predictions, total_stats
+from specdist.job.report import (
+    comparison_lines,
+    frozen_costs,
+    run_operations,
+    run_predictions,
+    total_stats,
+    totals_document,
+)
+from specdist.job.scalars import NoScalars, Scalars, check_tensorboard
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, told_by_lead
@@ -31,7 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    return run_rank(lambda: parse_generate_config(arguments), lambda config: config, _run)
+    return run_rank(lambda: _parse(arguments), lambda config: config, _run, can_start_over=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> GenerateConfig:
+    config = parse_generate_config(arguments)
+    if config.tensorboard:
+        check_tensorboard()
+    return config
 
 
 def _run(config: GenerateConfig, topology: Topology, stop: StopRequest) -> int:
@@ -54,24 +69,28 @@ def _run_planned(
     if not told_by_lead(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
-            _print_totals(config, run, topology)
+            _conclude(config, run, topology)
         return 0
-    frozen = told_by_lead(topology, run.folder.manifest.info.get("costs") if run is not None else None)
+    frozen = told_by_lead(topology, frozen_costs(run.folder) if run is not None else None)
+    num_halvings = told_by_lead(
+        topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
+    )
     measures_costs = config.needs_costs and frozen is None
     middle = _middle_of_a_row(config, models, run) if run is not None and measures_costs else 0
     replica = Replica(
         config,
         models,
         topology,
-        CostModel.from_json(frozen) if frozen else None,
+        frozen,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
         num_context_tokens=told_by_lead(topology, middle),
+        num_halvings=num_halvings,
     )
     if run is None:
         is_complete = follow_turns(topology, replica, stop)
     else:
         is_complete = generate_rows(config, models, run, replica, topology, stop)
-        _print_totals(config, run, topology)
+        _conclude(config, run, topology)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -107,6 +126,7 @@ def generate_rows(
         replica.num_pages,
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, 0)
+    scalars = Scalars(run.folder.path, run.membership.replica) if config.tensorboard else NoScalars()
     ledger = Ledger()
     recorder = Recorder(
         run,
@@ -114,6 +134,7 @@ def generate_rows(
         ledger,
         num_samples=config.num_samples,
         progress=progress,
+        scalars=scalars,
         is_traced=config.is_traced,
         is_exact=config.is_exact,
     )
@@ -125,9 +146,11 @@ def generate_rows(
                 engine = replica.engine(recorder.requests(), stop_rules, ledger)
                 for completion in engine.run(lambda: stop.is_made):
                     recorder.record(completion)
+                    scalars.tick(progress.counts, engine.load)
     finally:
         recorder.close()
         progress.close()
+        scalars.close()
     return recorder.is_run_complete
 
 
@@ -141,20 +164,16 @@ def _log_exactness(config: GenerateConfig) -> None:
         )
 
 
-def _print_totals(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
+def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
+    """Say what the finished shards add up to; a complete run gets its card."""
     _log_exactness(config)
     folder = run.folder
-    totals = total_stats(folder)
-    predictions = run_predictions(folder, totals)
-    operations = run_operations(folder, totals)
-    for line in comparison_lines(predictions, totals.costs(), operations):
+    total = total_stats(folder)
+    operations = run_operations(folder, total)
+    for line in comparison_lines(run_predictions(folder, total), total.costs(), operations):
         logger.info(line)
-    document = {
-        "output": config.output,
-        "exact": config.is_exact,
-        "complete": not run.pending_shards,
-        **totals.summary(topology.world_size),
-        "predictions": predictions.to_json(),
-        "operations": {name: figure.to_json() for name, figure in operations.items()},
-    }
+    is_complete = not run.pending_shards
+    if is_complete:
+        write_card(folder)
+    document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from dataclasses import dataclass
@@ -12,14 +13,22 @@ from typing import Any
 from specdist.config import GenerateConfig, resolved_yaml
 from specdist.costs import CostModel
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.engine.scheduler import SchedulerSettings
 from specdist.errors import UserError
 from specdist.job.heads import DraftHead, open_draft_head
+from specdist.job.report import check_results, frozen_costs
+from specdist.job.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.fitting import check_weights
 from specdist.models.sizes import model_size
 
+# What the manifest says of rounds that memory did not suffice for: see specdist.job.restart.
+NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +59,11 @@ class RunPlan:
 
 def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
-    target = open_checkpoint("--target", config.target)
-    check_family(target, config.tp_size)
+    target = _open_model("--target", config.target, config, config.tp_size)
     draft = head = None
     if config.uses_draft:
         assert config.draft is not None
-        draft = open_checkpoint("--draft", config.draft)
-        check_family(draft, 1)
+        draft = _open_model("--draft", config.draft, config, 1)
         check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
@@ -75,15 +82,70 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     )
 
 
+def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int) -> Checkpoint:
+    checkpoint = open_checkpoint(
+        option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
+    )
+    check_family(checkpoint, tp_size)
+    check_weights(checkpoint)
+    return checkpoint
+
+
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     prompts = open_run_prompts(config)
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)
-    membership = Membership(Path(config.output), silent_after_s=config.claim_timeout)
-    folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite)
+    membership = Membership(Path(config.output), silent_after_s=config.claim_timeout, name=former_replica())
+    folder = open_joined(
+        membership, manifest, resolved_yaml(config), overwrite=config.overwrite and not num_restarts()
+    )
+    try:
+        check_results(folder)
+    except UserError:
+        membership.leave()
+        raise
+    if num_restarts():
+        with membership.setup():
+            _make_smaller(config, models, folder)
     return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
+
+
+def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
+    """How many rows and tokens may run at a time."""
+    limits = SchedulerSettings(
+        max_batch_rows=config.max_batch_rows,
+        max_batch_tokens=config.max_batch_tokens,
+        max_draft_tokens=config.block_tokens - 1,
+        max_new_tokens=config.max_new_tokens,
+        max_seq_len=models.max_seq_len,
+        seed=config.seed,
+    )
+    for _ in range(num_halvings):
+        limits = limits.halved()
+    return limits
+
+
+def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) -> None:
+    """Half the batch for all replicas that start from here on; where one row was alone, the batch as it was
+    at first, without that row."""
+    info = folder.manifest.info
+    num_halvings = info.get(NUM_HALVINGS, 0)
+    row = former_lone_row()
+    if row is not None:
+        folder.freeze(ROWS_TOO_LARGE, [*info.get(ROWS_TOO_LARGE, []), list(row)])
+        num_halvings = 0
+    else:
+        num_halvings += 1
+    folder.freeze(NUM_HALVINGS, num_halvings)
+    limits = batch_limits(config, models, num_halvings)
+    logger.warning(
+        "out of memory%s: from here on at most %d rows and %d tokens at a time",
+        "" if row is None else f", with row {row[0]} alone, which ends as an error",
+        limits.num_slots,
+        limits.max_batch_tokens,
+    )
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
@@ -139,9 +201,9 @@ def _check_overwrite(config: GenerateConfig) -> None:
 def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
     """Costs for all replicas and restarts of a run to decide by: those of the first that measured them."""
     with run.membership.setup():
-        frozen = run.folder.manifest.info.get("costs")
+        frozen = frozen_costs(run.folder)
         if frozen is not None:
-            return CostModel.from_json(frozen)
+            return frozen
         run.folder.freeze("costs", costs.to_json())
         return costs
 
@@ -173,6 +235,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "stop": config.stop,
         "num_samples": config.num_samples,
         "seed": config.seed,
+        # Another code may compute something else from the same weights.
+        **({"trust_remote_code": True} if config.trust_remote_code else {}),
         # Rows of an earlier run would have none.
         **({"trace": True} if config.is_traced else {}),
     }
@@ -204,7 +268,8 @@ def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
     if models.draft is None:
         return None
     target, draft = (
-        model_size(model.name, model.config, 1).flops_per_token(1) for model in (models.target, models.draft)
+        model_size(model.name, model.config, 1, trusts_code=model.trusts_code).flops_per_token(1)
+        for model in (models.target, models.draft)
     )
     head = sum(weight.numel() for weight in models.head.network.parameters()) if models.head else 0
     return {"target": target, "draft": draft, "head": 2.0 * head}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from dataclasses import dataclass, replace
 
 from tqdm import tqdm
 
@@ -13,6 +14,31 @@ from specdist.data import RowResult
 LINE_INTERVAL_S = 60.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Completions of the whole run that are done, and of those that this replica has finished now: how many,
+    those with an error, their tokens and their speculation."""
+
+    num_done: int = 0
+    num_new: int = 0
+    num_errors: int = 0
+    num_tokens: int = 0
+    num_spec_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    def with_row(self, result: RowResult) -> Counts:
+        return Counts(
+            num_done=self.num_done + 1,
+            num_new=self.num_new + 1,
+            num_errors=self.num_errors + (result.error is not None),
+            num_tokens=self.num_tokens + result.num_completion_tokens,
+            num_spec_steps=self.num_spec_steps + result.num_spec_steps,
+            num_drafted=self.num_drafted + result.num_draft_tokens,
+            num_accepted=self.num_accepted + result.num_accepted_draft_tokens,
+        )
 
 
 class Progress:
@@ -28,34 +54,27 @@ class Progress:
             smoothing=0.05,
         )
         self._num_total = num_total
-        self._num_done = num_done
-        self._num_new = 0
-        self._num_tokens = 0
-        self._num_drafted = 0
-        self._num_accepted = 0
+        self.counts = Counts(num_done=num_done)
         self._start = self._line_at = time.monotonic()
 
     def skip(self, num_rows: int) -> None:
         """Rows that an earlier run, or another replica, has finished."""
-        self._num_done += num_rows
+        self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
         self._bar.update(num_rows)
 
     def add(self, result: RowResult) -> None:
         """A row that has just been finished."""
-        self._num_done += 1
-        self._num_new += 1
-        self._num_tokens += result.num_completion_tokens
-        self._num_drafted += result.num_draft_tokens
-        self._num_accepted += result.num_accepted_draft_tokens
+        self.counts = self.counts.with_row(result)
         self._bar.set_postfix_str(self._rates(), refresh=False)
         self._bar.update(1)
         now = time.monotonic()
         if self._bar.disable and now - self._line_at >= LINE_INTERVAL_S:
             self._line_at = now
-            left_s = (self._num_total - self._num_done) * (now - self._start) / self._num_new
+            num_done = self.counts.num_done
+            left_s = (self._num_total - num_done) * (now - self._start) / self.counts.num_new
             logger.info(
                 "%d of %d rows, %s, about %.0f min left",
-                self._num_done,
+                num_done,
                 self._num_total,
                 self._rates(),
                 left_s / 60,
@@ -65,7 +84,8 @@ class Progress:
         self._bar.close()
 
     def _rates(self) -> str:
-        rates = f"{self._num_tokens / max(time.monotonic() - self._start, 1e-9):.1f} tokens/s"
-        if self._num_drafted:
-            rates += f", {self._num_accepted / self._num_drafted:.0%} accepted"
+        counts = self.counts
+        rates = f"{counts.num_tokens / max(time.monotonic() - self._start, 1e-9):.1f} tokens/s"
+        if counts.num_drafted:
+            rates += f", {counts.num_accepted / counts.num_drafted:.0%} accepted"
         return rates

@@ -7,6 +7,7 @@ are not written down.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from typing import Any
 
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.shard_queue import ClaimedShard
+from specdist.engine.faults import too_large
 from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
-from specdist.job.preflight import RunPlan
+from specdist.errors import UserError
+from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress
+from specdist.job.scalars import NoScalars
 from specdist.job.tokens import PromptEncoder
 from specdist.stats import Stats
 
@@ -46,14 +50,17 @@ class Recorder:
         *,
         num_samples: int,
         progress: Progress,
+        scalars: NoScalars,
         is_traced: bool = False,
         is_exact: bool = True,
     ) -> None:
+        self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
         self._plan = plan
         self._encoder = encoder
         self._ledger = ledger
         self._num_samples = num_samples
         self._progress = progress
+        self._scalars = scalars
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._queue = ShardQueue(
@@ -87,10 +94,12 @@ class Recorder:
     def _shard_requests(self, claimed: ClaimedShard) -> Iterator[Request]:
         shard = claimed.shard
         first, end = self._plan.shards.bounds(shard)
-        log = self._queue.log(claimed)
+        log = self._queue.log(claimed, range(first, end))
         mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
+        stats = self._ledger.shard(shard)
         if log.stats is not None:
-            self._ledger.shard(shard).add(Stats.from_json(log.stats))
+            stats.add(Stats.from_json(log.stats))
+        _extend_to_now(stats)
         self._progress.skip(len(log.results))
         for row_id in range(first, end):
             samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in log.results]
@@ -107,33 +116,16 @@ class Recorder:
         # A row of a shard that was dropped, or of one that was claimed again and has not come to it yet.
         if request.shard not in self._open or request.row_id not in self._texts:
             return
-        self._record(
-            request.shard,
-            RowResult(
-                row_id=request.row_id,
-                sample_index=request.sample_index,
-                prompt=self._texts[request.row_id],
-                completion=completion.text,
-                completion_ids=tuple(completion.token_ids),
-                finish_reason=completion.finish_reason,
-                error=None,
-                num_prompt_tokens=len(request.prompt_ids),
-                num_completion_tokens=len(completion.token_ids),
-                num_spec_steps=completion.num_spec_steps,
-                num_draft_tokens=completion.num_draft_tokens,
-                num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
-                trace=completion.trace,
-            ),
-        )
+        self._record(request.shard, _result(completion, self._texts[request.row_id]))
         self._finish_if_complete(request.shard)
 
     def close(self) -> None:
         """Give back every shard that is not finished; what was written down of it stays."""
         try:
             for shard, open_shard in self._open.items():
-                open_shard.log.snapshot(self._ledger.shard(shard).to_json())
-                open_shard.log.sync()
-                open_shard.log.close()
+                with open_shard.log as log, _telling_of_a_full_disk(shard):
+                    log.snapshot(self._ledger.shard(shard).to_json())
+                    log.sync()
         finally:
             self._open.clear()
             self._queue.give_back()
@@ -154,6 +146,10 @@ class Recorder:
             return
         self._texts[row_id] = text
         for sample in samples:
+            if (row_id, sample) in self._too_large:
+                reason = too_large("it ended a replica that had nothing else to do")
+                self._record(shard, _error_result(row_id, sample, text, reason))
+                continue
             yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=shard)
 
     def _record(self, shard: int, result: RowResult) -> None:
@@ -184,19 +180,23 @@ class Recorder:
         open_shard = self._open.get(shard)
         if open_shard is None or len(open_shard.log.results) < open_shard.num_expected:
             return
-        del self._open[shard]
         first, end = self._plan.shards.bounds(shard)
+        inputs = self._plan.prompts.table(first, end)
+        del self._open[shard]
         results = list(open_shard.log.results.values())
         table = shard_table(
-            self._plan.prompts.table(first, end),
+            inputs,
             results,
             first_row=first,
             num_samples=self._num_samples,
             is_exact=self._is_exact,
         )
+        counted = self._ledger.close_shard(shard)
+        _extend_to_now(counted)
         stats = {
             "exact": self._is_exact,
-            **count_rows(self._ledger.close_shard(shard), results),
+            "replica": self._plan.membership.replica,
+            **count_rows(counted, results),
         }
         open_shard.log.close()
         trace = None
@@ -207,6 +207,7 @@ class Recorder:
             shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
         ):
             self._queue.finished(claimed)
+            self._scalars.shard_finished(self._progress.counts, shard, stats)
         else:
             logger.warning("shard %d was finished here too late: another replica has it", shard)
             self._queue.lost(claimed)
@@ -215,6 +216,21 @@ class Recorder:
     def _forget_texts(self, shard: int) -> None:
         for row_id in range(*self._plan.shards.bounds(shard)):
             self._texts.pop(row_id, None)
+
+
+@contextlib.contextmanager
+def _telling_of_a_full_disk(shard: int) -> Iterator[None]:
+    """At the end, perhaps for that very reason: statistics are all that is lost, and the claims must go."""
+    try:
+        yield
+    except UserError as error:
+        logger.warning("the latest statistics of shard %d are lost: %s", shard, error)
+
+
+def _extend_to_now(stats: Stats) -> None:
+    """Work on the shard begins, or ends."""
+    now_ns = time.time_ns()
+    stats.work_span.extend(now_ns, now_ns)
 
 
 def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
@@ -228,6 +244,27 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
     stats.close_shard()
     return stats.to_json()
+
+
+def _result(completion: Completion, prompt: str) -> RowResult:
+    request = completion.request
+    if completion.error is not None:
+        return _error_result(request.row_id, request.sample_index, prompt, completion.error)
+    return RowResult(
+        row_id=request.row_id,
+        sample_index=request.sample_index,
+        prompt=prompt,
+        completion=completion.text,
+        completion_ids=tuple(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        error=None,
+        num_prompt_tokens=len(request.prompt_ids),
+        num_completion_tokens=len(completion.token_ids),
+        num_spec_steps=completion.num_spec_steps,
+        num_draft_tokens=completion.num_draft_tokens,
+        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+        trace=completion.trace,
+    )
 
 
 def _error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:

@@ -32,7 +32,8 @@ from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import make_policy, uses_features
-from specdist.job.preflight import ModelPlan
+from specdist.job.preflight import ModelPlan, batch_limits
+from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, init_deepspeed, told_by_lead
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.forks import pages_per_branch
@@ -65,6 +66,7 @@ class Replica:
         *,
         num_context_tokens: int = 0,
         num_spare_branches: int = 0,
+        num_halvings: int = 0,
     ) -> None:
         """
         Args:
@@ -72,6 +74,7 @@ class Replica:
             agree: told, on the lead, what was measured; answers which costs the replica is to decide by.
             num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
                 of passes depend; the same on every rank.
+            num_halvings: of the batch, since memory did not suffice before.
             num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
         """
         self._config = config
@@ -87,14 +90,9 @@ class Replica:
             top_p=config.top_p,
             is_coupled=config.acceptance == "gumbel",
         )
-        self._scheduling = SchedulerSettings(
-            max_batch_rows=config.max_batch_rows,
-            max_batch_tokens=config.max_batch_tokens,
-            max_draft_tokens=config.block_tokens - 1,
-            max_new_tokens=config.max_new_tokens,
-            max_seq_len=models.max_seq_len,
-            seed=config.seed,
-        )
+        self._scheduling = batch_limits(config, models, num_halvings)
+        # Smaller ones, once memory did not suffice. Slots and their memory stay as they are.
+        self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
         with _quiet_libraries():
@@ -107,7 +105,8 @@ class Replica:
             assert self.costs is not None
             self.ahead = plan_ahead(
                 self.costs,
-                num_rows=self.num_slots,
+                # Whatever the memory allows: block lengths follow from it.
+                num_rows=batch_limits(config, models).num_slots,
                 max_draft_tokens=self._scheduling.max_draft_tokens,
                 num_branches=config.num_branches,
             )
@@ -150,11 +149,15 @@ class Replica:
         return Engine(
             target=self.lead_target(),
             proposer=self._proposer(),
-            scheduler=Scheduler(self._scheduling, pages, requests),
+            scheduler=Scheduler(self._limits or self._scheduling, pages, requests, on_resize=self._limit),
             stop_rules=stop_rules,
             ledger=ledger,
             trusts_draft=not self._config.is_exact,
+            on_alone=remember_lone_row,
         )
+
+    def _limit(self, limits: SchedulerSettings) -> None:
+        self._limits = limits
 
     def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
         """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from specdist.costs import CostModel
 from specdist.data import RunFolder
+from specdist.errors import UserError
+from specdist.json_values import from_fields
 from specdist.operations import TokenFlops, operations_of
 from specdist.predictions import Comparison, Predictions, predictions_of
 from specdist.stats import Stats
@@ -38,24 +40,64 @@ REGRESSIONS = {
 
 
 def total_stats(folder: RunFolder) -> Stats:
-    """The statistics of all complete shards."""
+    """The statistics of all complete shards. Raises :class:`UserError` for damaged ones."""
     total = Stats()
     for shard in folder.shard_stats():
         total.add(Stats.from_json(shard))
     return total
 
 
+def frozen_costs(folder: RunFolder) -> CostModel | None:
+    """Those of the manifest, if it has some. Raises :class:`UserError` for damaged ones."""
+    costs = folder.manifest.info.get("costs")
+    try:
+        return CostModel.from_json(costs) if costs is not None else None
+    except ValueError as error:
+        raise _damaged(folder, "costs", error) from error
+
+
+def totals_document(
+    folder: RunFolder, total: Stats, *, num_devices: int, is_complete: bool
+) -> dict[str, Any]:
+    """What a run prints in its last line: its total's figures, beside what was predicted of them."""
+    return {
+        "output": str(folder.path),
+        "exact": folder.manifest.info["exact"],
+        "complete": is_complete,
+        **total.summary(num_devices),
+        "predictions": run_predictions(folder, total).to_json(),
+        "operations": {name: figure.to_json() for name, figure in run_operations(folder, total).items()},
+    }
+
+
 def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
     """Beside the run's total, with the costs that the manifest has frozen."""
-    costs = folder.manifest.info.get("costs")
-    return predictions_of(total, CostModel.from_json(costs) if costs else None)
+    return predictions_of(total, frozen_costs(folder))
 
 
 def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
     """Beside the run's total; nothing where its manifest is older and does not know the models' sizes."""
     info = folder.manifest.info
     flops = info.get("flops_per_token")
-    return operations_of(total, TokenFlops(**flops), is_exact=info["exact"]) if flops else {}
+    try:
+        known = from_fields(TokenFlops, flops) if flops is not None else None
+    except ValueError as error:
+        raise _damaged(folder, "flops_per_token", error) from error
+    return operations_of(total, known, is_exact=info.get("exact") is True) if known else {}
+
+
+def check_results(folder: RunFolder) -> None:
+    """Raises :class:`UserError` if the totals could not be told in the end, for something that is damaged."""
+    total = total_stats(folder)
+    run_predictions(folder, total)
+    run_operations(folder, total)
+
+
+def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
+    return UserError(
+        f"{folder.manifest_path}: {name} is damaged ({error}): delete this field, and start the run's "
+        "command again"
+    )
 
 
 def comparison_lines(

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from types import FrameType
+from typing import NoReturn
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # The exit code of a job that was stopped on request and has not finished (EX_TEMPFAIL: try again).
@@ -35,6 +36,8 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
+        # Loops look before every round: it goes on as long as this grows.
+        self.num_looks = 0
         self._is_made = threading.Event()
         self._is_gentle = False
         self._reader, self._writer = os.pipe()
@@ -46,7 +49,13 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
+        self.num_looks += 1
         return self._is_made.is_set()
+
+    @property
+    def is_gentle(self) -> bool:
+        """There are rows to save: rounds have begun."""
+        return self._is_gentle
 
     def become_gentle(self) -> None:
         """From here on there are rows to save."""
@@ -67,7 +76,7 @@ class StopRequest:
             left_s = None if asked_at is None else max(0.0, asked_at + GRACE_S - time.monotonic())
             if not select.select([self._reader], [], [], left_s)[0]:
                 logger.warning("not ended %.0f s after it was asked to: ending now", GRACE_S)
-                _end(EXIT_STOPPED)
+                end_process(EXIT_STOPPED)
             received = os.read(self._reader, 1)
             if not received:
                 return
@@ -76,14 +85,14 @@ class StopRequest:
                 continue
             if not self._is_gentle:
                 logger.warning("%s with nothing to save: ending", number.name)
-                _end(EXIT_STOPPED)
+                end_process(EXIT_STOPPED)
             if asked_at is None:
                 asked_at = time.monotonic()
                 self._is_made.set()
                 logger.warning("%s: stopping after this round; a second SIGINT ends at once", number.name)
             elif number == signal.SIGINT and time.monotonic() - asked_at >= ECHO_S:
                 logger.warning("SIGINT again: ending at once; finished rows are kept")
-                _end(128 + number)
+                end_process(128 + number)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -91,7 +100,8 @@ def _note(number: int, frame: FrameType | None) -> None:
     del number, frame
 
 
-def _end(code: int) -> None:
+def end_process(code: int) -> NoReturn:
+    """At once, with all that was logged."""
     for handler in logging.getLogger().handlers:
         with contextlib.suppress(Exception):
             handler.flush()

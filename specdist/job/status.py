@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.ipc
-
 from specdist.data import RunFolder
 from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
 from specdist.data.parts import read_rows
+from specdist.data.reading import open_shard
 from specdist.errors import UserError
 
 # For replicas that have left no heartbeat.
@@ -150,7 +148,7 @@ class StatusReader:
     def _see_done(self, shard: int) -> bool:
         if not self._folder.is_complete(shard):
             return False
-        table = pa.ipc.open_file(pa.memory_map(str(self._folder.data_path(shard)))).read_all()
+        table = open_shard(self._folder.paths(shard), verify=False)
         num_tokens = sum(table["num_completion_tokens"].to_pylist())
         self._done[shard] = table.num_rows, num_tokens
         self._errors.update(error_kind(error) for error in table["error"].drop_null().to_pylist())

@@ -11,19 +11,24 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from specdist.data import Prompts, RowError
 from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.damage import reading
 
+TRIAL_TEXT = "A text."
 # Prompts whose length is looked at to tell what is typical.
 NUM_SAMPLED = 32
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer. Raises :class:`UserError` if it has none."""
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.folder)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: {error}"
-        ) from error
+    """The model's own tokenizer. Raises :class:`UserError` if it has none, or one that cannot be used."""
+    with reading(f"{checkpoint.option} {checkpoint.name} has no tokenizer that can be loaded: it"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            checkpoint.folder, trust_remote_code=checkpoint.trusts_code
+        )
+        # Some of what is damaged shows only when it is used.
+        ids = tokenizer(TRIAL_TEXT)["input_ids"]
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        max(tokenizer.get_vocab().values())
+    return tokenizer
 
 
 def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from specdist.config import GenerateConfig
 from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
+from specdist.job.restart import num_restarts
 
-# Far above any pass; a rank that died must not leave the others waiting for ever.
+# Far above any pass, and above loading. A rank that dies or hangs is noticed long before, by the watchdog.
 WAIT = timedelta(minutes=30)
 
 
@@ -48,9 +49,13 @@ class Topology:
     @property
     def role(self) -> str:
         """For log lines."""
+        return self.role_of(self.rank)
+
+    def role_of(self, rank: int) -> str:
+        """What that rank of the replica does."""
         if self.world_size == 1:
             return "target+draft" if self.uses_draft else "target"
-        return f"target {self.rank + 1}/{self.tp_size}" if self.holds_target else "draft"
+        return f"target {rank + 1}/{self.tp_size}" if rank < self.tp_size else "draft"
 
 
 def rank_from_environment() -> int:
@@ -67,11 +72,12 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
         world_size=world_size,
         tp_size=config.tp_size,
         uses_draft=config.uses_draft,
-        device=_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
+        device=local_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
     )
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def local_device(name: str, local_rank: int = 0) -> torch.device:
+    """``--device`` for one process of this node. Raises :class:`UserError` for a GPU that is not there."""
     num_gpus = torch.cuda.device_count()
     if name == "cuda" and not num_gpus:
         raise UserError(
@@ -97,12 +103,26 @@ def join_world(topology: Topology, init_method: str = "env://") -> None:
         torch.cuda.set_device(topology.device)
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"
+    # What the ranks have told each other before they started over must not be found again.
+    store = dist.PrefixStore(f"world/{num_restarts()}", launcher_store(WAIT)) if num_restarts() else None
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=init_method,
+        init_method=None if store else init_method,
+        store=store,
         rank=topology.rank,
         world_size=topology.world_size,
         timeout=WAIT,
+    )
+
+
+def launcher_store(timeout: timedelta) -> dist.Store:
+    """A connection of its own to the key-value store through which the ranks of a launch meet."""
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timeout,
+        wait_for_workers=False,
     )
 
 

@@ -12,16 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoAttention, GPTNeoSelfAttention
 
 from specdist.models.attention import ATTENTION_NAME, AttentionRules, LayerAttention
 
 
-def can_page_attention(config: PretrainedConfig) -> bool:
-    """Whether a causal language model of this configuration can run over pages."""
-    is_registered: bool = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._can_set_attn_implementation()
-    return is_registered or config.model_type in ADAPTERS
+def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
+    """Whether models of this class and family can run over pages."""
+    return model_class._can_set_attn_implementation() or family in ADAPTERS
 
 
 def use_paged_attention(model: PreTrainedModel) -> None:

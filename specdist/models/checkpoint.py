@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
@@ -14,15 +13,18 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
-    StrictDataclassError,
 )
-from safetensors import SafetensorError, safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.errors import UserError
+from specdist.json_values import parse_object
 from specdist.models.adapters import can_page_attention
+from specdist.models.damage import reading
+from specdist.models.weight_files import PICKLE_SUFFIX, find_weight_files
 
-INDEX_NAME = "model.safetensors.index.json"
+CONFIG_NAME, TOKENIZER_CONFIG_NAME = "config.json", "tokenizer_config.json"
+GENERATION_CONFIG_NAME = "generation_config.json"
 # Configurations, tokenizers and chat templates: all that decides a completion beside the weights.
 SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
@@ -35,13 +37,19 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages."""
+    """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
+    ``trusts_code``: the code that the folder brings along may be run."""
 
     option: str
     name: str
     folder: Path
     config: Any
     weight_files: tuple[Path, ...]
+    trusts_code: bool = False
+
+    @property
+    def is_pickled(self) -> bool:
+        return any(path.suffix == PICKLE_SUFFIX for path in self.weight_files)
 
     @property
     def max_positions(self) -> int:
@@ -61,19 +69,28 @@ class Checkpoint:
         return getattr(torch, stored) if isinstance(stored, str) else stored
 
     def stop_token_ids(self) -> frozenset[int]:
-        """The tokens that end a generation, from generation_config.json, else config.json."""
-        try:
-            found = GenerationConfig.from_pretrained(self.folder).eos_token_id
-        except OSError:
-            found = None
-        found = self.config.get_text_config().eos_token_id if found is None else found
-        return frozenset([found] if isinstance(found, int) else found or [])
+        """The tokens that end a generation, from generation_config.json, else config.json.
+
+        Raises :class:`UserError` for a file that is damaged: without its end token a model would go on.
+        """
+        path, found = self.folder / GENERATION_CONFIG_NAME, None
+        if path.is_file():
+            with reading(f"{self.option} {self.name}: {path.name}"):
+                found = _ids(parse_object(path.read_bytes()).get("eos_token_id"))
+        if found is None:
+            with reading(f"{self.option} {self.name}: config.json"):
+                found = _ids(self.config.get_text_config().eos_token_id)
+        return found or frozenset()
 
     def fingerprint(self) -> str:
         """A digest that changes with the model: all small files, and the ends of every weight file.
 
         The header of a safetensors file lies at its beginning; reading terabytes whole would cost hours.
         """
+        with reading(f"{self.option} {self.name}: its folder", "put it back as it was"):
+            return self._fingerprint()
+
+    def _fingerprint(self) -> str:
         digest = hashlib.sha256()
         for path in sorted(self.folder.iterdir()):
             if path in self.weight_files:
@@ -82,7 +99,7 @@ class Checkpoint:
                     ends = file.read(FINGERPRINT_BYTES)
                     file.seek(max(0, size - FINGERPRINT_BYTES))
                     ends += file.read(FINGERPRINT_BYTES)
-            elif path.suffix in SMALL_FILE_SUFFIXES:
+            elif path.suffix in SMALL_FILE_SUFFIXES or (self.trusts_code and path.suffix == ".py"):
                 size, ends = path.stat().st_size, path.read_bytes()
             else:
                 continue
@@ -90,19 +107,46 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def open_checkpoint(option: str, name: str) -> Checkpoint:
-    """Find the model's files, from the hub if need be. Raises :class:`UserError` for anything unusable."""
+def open_checkpoint(
+    option: str, name: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> Checkpoint:
+    """Find the model's files, from the hub if need be. Raises :class:`UserError` for anything unusable.
+
+    Args:
+        trust_remote_code: run the code that the model's folder brings along, if it does.
+        allow_pickle: read pickled weights where there are no safetensors.
+    """
     folder = Path(name)
     if not folder.is_dir():
-        folder = _from_hub(option, name)
-    if not (folder / "config.json").is_file():
+        extra = [*(["*.py"] if trust_remote_code else []), *(["*.bin"] if allow_pickle else [])]
+        folder = _from_hub(option, name, [*HUB_PATTERNS, *extra])
+    if not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (ValueError, OSError, StrictDataclassError) as error:
-        raise UserError(f"{option} {name}: config.json cannot be used: {error}") from error
-    weight_files = _weight_files(option, name, folder)
-    return Checkpoint(option=option, name=name, folder=folder, config=config, weight_files=weight_files)
+    if not trust_remote_code:
+        for file_name in (CONFIG_NAME, TOKENIZER_CONFIG_NAME):
+            _refuse_code(option, name, folder / file_name)
+    with reading(f"{option} {name}: config.json"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint(
+        option=option,
+        name=name,
+        folder=folder,
+        config=config,
+        weight_files=find_weight_files(option, name, folder, allows_pickle=allow_pickle),
+        trusts_code=trust_remote_code,
+    )
+    checkpoint.stop_token_ids()
+    return checkpoint
+
+
+def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
+    """What transformers would build; None for a family that is no causal language model."""
+    config = checkpoint.config
+    reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    if checkpoint.trusts_code and reference:
+        with reading(f"{checkpoint.option} {checkpoint.name}: its own code"):
+            return cast(type[PreTrainedModel], get_class_from_dynamic_module(reference, checkpoint.folder))
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config.get_text_config()), None)
 
 
 def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
@@ -110,10 +154,11 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     config = checkpoint.config.get_text_config()
     family = config.model_type
     what = f"{checkpoint.option} {checkpoint.name}"
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    model_class = causal_model_class(checkpoint)
+    if model_class is None:
         raise UserError(f"{what} is of the family {family}, which is no causal language model")
     other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
-    if other_layers or not can_page_attention(config):
+    if other_layers or not can_page_attention(model_class, family):
         raise UserError(
             f"{what} is of the family {family}, whose attention "
             + (f"({', '.join(sorted(other_layers))}) " if other_layers else "")
@@ -133,53 +178,35 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
         )
 
 
-def _from_hub(option: str, name: str) -> Path:
+def _ids(found: Any) -> frozenset[int] | None:
+    """Token ids, one or several, as configurations name them."""
+    ids = [found] if isinstance(found, int) else found
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+        raise ValueError(f"eos_token_id is {found!r}, neither a token id nor a list of them")
+    return frozenset(ids)
+
+
+def _refuse_code(option: str, name: str, path: Path) -> None:
+    """Whatever the model's folder brings along beside data is run with the user's word alone."""
+    if not path.is_file():
+        return
+    with reading(f"{option} {name}: {path.name}"):
+        code = parse_object(path.read_bytes()).get("auto_map")
+    if code:
+        raise UserError(
+            f"{option} {name} brings code of its own along ({path.name} names it under auto_map), which is "
+            "not run unasked: read it, and pass --trust_remote_code to run it; or remove auto_map, if "
+            "transformers knows the family by itself"
+        )
+
+
+def _from_hub(option: str, name: str, patterns: list[str]) -> Path:
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{option} {name} is no folder here, and the hub did not give it "
             f"({type(error).__name__}): check the spelling, the network and your access"
-        ) from error
-
-
-def _weight_files(option: str, name: str, folder: Path) -> tuple[Path, ...]:
-    index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{option} {name}: {INDEX_NAME} cannot be used ({error!r}): fetch it again"
-            ) from error
-    else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
-    files = tuple(folder / file_name for file_name in names)
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
-        raise UserError(f"{option} {name} lacks {missing[0]}, which {INDEX_NAME} names: fetch it again")
-    if not files:
-        pickled = bool(list(folder.glob("*.bin")))
-        raise UserError(
-            f"{option} {name} has no *.safetensors"
-            + (
-                ", only pickled *.bin weights, which can run code when read: load it once with transformers "
-                "and save it with save_pretrained, which writes safetensors"
-                if pickled
-                else " files: is the download complete?"
-            )
-        )
-    for path in files:
-        _check_whole(option, name, path)
-    return files
-
-
-def _check_whole(option: str, name: str, path: Path) -> None:
-    """Reads the header, and whether the file is as long as that says."""
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{option} {name}: {path.name} is no whole safetensors file ({error}): fetch it again"
         ) from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -16,17 +18,23 @@ from specdist.errors import UserError
 from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.head import SlicedHead, find_head, slice_head
+from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.sampling.slices import vocabulary_slices
 
 
 def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """All of the model on one device. Raises :class:`UserError` if the files do not hold every parameter."""
-    model, report = AutoModelForCausalLM.from_pretrained(
-        checkpoint.folder,
-        dtype=dtype,
-        device_map={"": device},
-        output_loading_info=True,
-    )
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            checkpoint.folder,
+            dtype=dtype,
+            device_map={"": device},
+            output_loading_info=True,
+            trust_remote_code=checkpoint.trusts_code,
+            use_safetensors=not checkpoint.is_pickled,
+        )
+    except (OSError, SafetensorError) as error:
+        raise _vanished(checkpoint, error) from error
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
     use_paged_attention(model)
@@ -55,7 +63,9 @@ def load_slice(
     import deepspeed  # takes seconds, and a replica of one process does without it
 
     with deepspeed.OnDevice(dtype=dtype, device="meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(
+            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.trusts_code
+        )
     use_paged_attention(model)
     # What is computed and not stored (such as the frequencies of rotary embeddings) is real already.
     computed = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
@@ -129,10 +139,10 @@ def _read_weights(
     missing = set(parameters)
     num_sliced = 0
     for path in checkpoint.weight_files:
-        with safe_open(path, framework="pt") as file:
-            for stored_name in file.keys():  # noqa: SIM118 (it is no dictionary)
+        with _open(checkpoint, path) as file:
+            for stored_name in file.names:
                 for name in names.parameters_of(stored_name) & set(parameters):
-                    whole = file.get_tensor(stored_name)
+                    whole = file.read(stored_name)
                     layer = model.get_submodule(name.rpartition(".")[0])
                     local = _cut(layer, parameters[name], whole, dtype)
                     parameters[name].copy_(local)
@@ -142,6 +152,23 @@ def _read_weights(
     _refuse_missing(checkpoint, missing)
     if not num_sliced:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
+
+
+@contextlib.contextmanager
+def _open(checkpoint: Checkpoint, path: Path) -> Iterator[StoredTensors]:
+    try:
+        with open_weights(path) as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise _vanished(checkpoint, error) from error
+
+
+def _vanished(checkpoint: Checkpoint, error: Exception) -> UserError:
+    """It was whole when the job began."""
+    return UserError(
+        f"{checkpoint.option} {checkpoint.name} has changed since the job began, or cannot be read any more "
+        f"({error}): put it back, and start the same command again"
+    )
 
 
 def _refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:

@@ -21,6 +21,12 @@ def available_memory_bytes(device: torch.device, num_sharers: int) -> int:
     return int((1 - RESERVED_FRACTION) * psutil.virtual_memory().available / num_sharers)
 
 
+def release_memory(device: torch.device) -> None:
+    """What the allocator keeps for later, a larger or smaller tensor may need."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """Most memory held so far: the allocator's on a GPU, the resident set on a CPU."""
     if device.type == "cuda":

@@ -107,10 +107,15 @@ class ModelSize:
         return [size for size in range(1, most + 1) if not any(count % size for count in heads)]
 
 
-def model_size(name: str, config: PretrainedConfig, bytes_per_number: int) -> ModelSize:
-    """Count a model from its configuration; numbers of weights and cache have ``bytes_per_number`` each."""
+def model_size(
+    name: str, config: PretrainedConfig, bytes_per_number: int, *, trusts_code: bool = False
+) -> ModelSize:
+    """Count a model from its configuration; numbers of weights and cache have ``bytes_per_number`` each.
+
+    ``trusts_code``: the code that its folder brings along may be run to build it.
+    """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code)
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight

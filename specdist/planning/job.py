@@ -34,11 +34,15 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         return text, {
             "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in comparisons]
         }
-    target, dtype = open_model("--target", config.target, config.dtype)
+    target, dtype = open_model(
+        "--target", config.target, config.dtype, trust_remote_code=config.trust_remote_code
+    )
     draft = None
     if config.draft is not None:
         # Without --dtype each model has its own, as in the job.
-        draft, _ = open_model("--draft", config.draft, config.dtype)
+        draft, _ = open_model(
+            "--draft", config.draft, config.dtype, trust_remote_code=config.trust_remote_code
+        )
     acceptance = config.acceptance if config.trace is None else acceptance_of(Path(config.trace))
     work = Work(
         prompt_tokens=config.prompt_tokens,

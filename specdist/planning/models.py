@@ -17,7 +17,9 @@ from specdist.models.sizes import ModelSize, model_size
 ANY_LENGTH = 2**20
 
 
-def open_model(option: str, name: str, dtype: str) -> tuple[ModelSize, str]:
+def open_model(
+    option: str, name: str, dtype: str, *, trust_remote_code: bool = False
+) -> tuple[ModelSize, str]:
     """The sizes of a model, and the type of its numbers. Raises :class:`UserError` where it cannot be had,
     or is of a family that the engine does not run."""
     if name in SHAPES:
@@ -26,14 +28,23 @@ def open_model(option: str, name: str, dtype: str) -> tuple[ModelSize, str]:
         config.max_position_embeddings = ANY_LENGTH
     else:
         try:
-            config = AutoConfig.from_pretrained(name)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, StrictDataclassError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
                 f"{option} {name} has no configuration that can be read ({reason}): name a folder with a "
                 f"config.json, a model of the hub that you may read, or a shape ({', '.join(SHAPES)})"
             ) from error
-    model = Checkpoint(option=option, name=name, folder=Path(name), config=config, weight_files=())
+    model = Checkpoint(
+        option=option,
+        name=name,
+        folder=Path(name),
+        config=config,
+        weight_files=(),
+        trusts_code=trust_remote_code,
+    )
     check_family(model, 1)
     torch_dtype = model.torch_dtype(dtype)
-    return model_size(name, config, torch_dtype.itemsize), str(torch_dtype).removeprefix("torch.")
+    return model_size(name, config, torch_dtype.itemsize, trusts_code=trust_remote_code), str(
+        torch_dtype
+    ).removeprefix("torch.")

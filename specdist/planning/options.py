@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from specdist.arguments import option
 from specdist.benchmark.random_llama import SHAPES
+from specdist.config import PICKLE_HELP, TRUST_HELP
 from specdist.errors import UserError
 from specdist.planning.hardware import GPUS, HERE
 
@@ -24,6 +25,8 @@ class PlanConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the configuration's; bfloat16 for a shape"
     )
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Hardware
     gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")

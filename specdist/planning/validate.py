@@ -65,7 +65,14 @@ class Comparison:
 def validate(config: PlanConfig, device: torch.device) -> list[Comparison]:
     """Measure, predict and run the pair: every batch size, without a draft and with each draft length."""
     assert config.draft is not None
-    pair = Pair(config.target, config.draft, dtype=config.dtype, device=device)
+    pair = Pair(
+        config.target,
+        config.draft,
+        dtype=config.dtype,
+        device=device,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
     batch_sizes = sorted(set(config.batch_sizes or (1, 4)))
     lengths = sorted({0, *(config.draft_lengths or (3, 5))})
     paged = PagedPair(

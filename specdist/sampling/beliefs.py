@@ -52,7 +52,7 @@ def draft_laws(
     if not settings.is_coupled:
         return DraftLaws(laws, laws.probabilities_NV, laws)
     scores_NV = coupled_scores(laws, stream_keys_N, positions_N)
-    return DraftLaws(OneHot(scores_NV.argmax(dim=1)), scores_NV, laws)
+    return DraftLaws(OneHot.of_largest(scores_NV), scores_NV, laws)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def coupled_scores(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> T
 
 def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
     """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with."""
-    return OneHot(coupled_scores(laws, stream_keys_N, positions_N).argmax(dim=1))
+    return OneHot.of_largest(coupled_scores(laws, stream_keys_N, positions_N))
 
 
 def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:

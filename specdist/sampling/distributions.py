@@ -3,6 +3,9 @@
 Logits → distribution → draw → accept are four separate steps. Greedy is the one-hot distribution through
 the same path: :class:`OneHot` stores only where its ones are, and obeys the same laws as :class:`Dense`.
 
+Logits that are NaN or infinite give no law, and this costs no look at them: the draw is ``NOT_FINITE``, which
+every candidate differs from, and the probability of a token is 0 or NaN, with which none is accepted.
+
 N distributions, V vocabulary, M of the N.
 """
 
@@ -13,6 +16,9 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+# In a token id's place, where the logits give no law. A number of its own: other placeholders are -1.
+NOT_FINITE = -2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,13 @@ class OneHot:
     @property
     def device(self) -> torch.device:
         return self.token_ids_N.device
+
+    @staticmethod
+    def of_largest(scores_NV: Tensor) -> OneHot:
+        """On each row's largest score, at its lowest id. NaN counts as the largest."""
+        largest_N1 = scores_NV.argmax(dim=1, keepdim=True)
+        is_law_N1 = scores_NV.gather(1, largest_N1).isfinite()
+        return OneHot(largest_N1.where(is_law_N1, NOT_FINITE)[:, 0])
 
     def select(self, index_M: Tensor) -> OneHot:
         return OneHot(self.token_ids_N[index_M])
@@ -90,7 +103,8 @@ class Dense:
         assert uniforms_N is not None
         cumulative_NV = self.probabilities_NV.cumsum(dim=1, dtype=torch.float64)
         thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
-        return torch.searchsorted(cumulative_NV, thresholds_N1, right=True)[:, 0]
+        drawn_N1 = torch.searchsorted(cumulative_NV, thresholds_N1, right=True)
+        return drawn_N1.where(cumulative_NV[:, -1:] > 0, NOT_FINITE)[:, 0]
 
     def residual(self, draft: Dense) -> Dense:
         """norm(max(0, target - draft)) (Leviathan et al. 2023, Algorithm 1), never filtered again.
@@ -115,7 +129,7 @@ def tempered(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
 def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Distributions:
     """Temperature, then top-k, then top-p, as transformers' logits processors define them."""
     if settings.is_greedy:
-        return OneHot(logits_NV.argmax(dim=1))
+        return OneHot.of_largest(logits_NV)
     scores_NV = tempered(logits_NV, settings)
     if 0 < settings.top_k < scores_NV.shape[1]:
         kth_N1 = scores_NV.topk(settings.top_k, dim=1).values[:, -1:]

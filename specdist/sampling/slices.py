@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.coupling import waiting_times
-from specdist.sampling.distributions import OneHot
+from specdist.sampling.distributions import NOT_FINITE, OneHot
 
 
 def vocabulary_slices(vocab_size: int, num_slices: int) -> list[range]:
@@ -31,7 +31,8 @@ def vocabulary_slices(vocab_size: int, num_slices: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Winners:
-    """The best token of every row of a slice: ``heights_N`` compare across slices (float64)."""
+    """The best token of every row of a slice: ``heights_N`` compare across slices (float64). One that is NaN,
+    or infinite, says that the row's logits are not finite; -inf, that the slice has no id left."""
 
     token_ids_N: Tensor
     heights_N: Tensor
@@ -62,14 +63,18 @@ def race_winners(scores_Nv: Tensor, ids: range, stream_keys_N: Tensor, positions
     # A row without any id left is all NaN here; its height is still -inf, and it wins nowhere.
     winners_N = (scores_Nv.softmax(dim=1) / waiting_Nv).argmax(dim=1)
     heights_N = _picked(scores_Nv, winners_N).to(torch.float64) - _picked(waiting_Nv, winners_N).log()
-    return Winners(winners_N + ids.start, heights_N)
+    # A NaN anywhere in the row makes the winner any id.
+    largest_N = scores_Nv.amax(dim=1)
+    return Winners(winners_N + ids.start, heights_N.where(largest_N < torch.inf, torch.nan))
 
 
 def merge_winners(packed_S2N: Tensor) -> OneHot:
     """The highest of all slices' winners, in the slices' order; of equal ones the lowest id, as ``argmax``
     over the whole row has it."""
+    # NaN counts as the highest.
     best_N = packed_S2N[:, 0].argmax(dim=0)
-    return OneHot(_picked(packed_S2N[:, 1].T, best_N).to(torch.int64))
+    is_law_N = _picked(packed_S2N[:, 0].T, best_N).isfinite()
+    return OneHot(_picked(packed_S2N[:, 1].T, best_N).to(torch.int64).where(is_law_N, NOT_FINITE))
 
 
 def top_scores(scores_Nv: Tensor, k: int) -> Tensor:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data import Manifest, RunFolder, ShardPlan
+from specdist.data.reading import open_shard
 from specdist.errors import UserError
 from specdist.heads.examples import COLUMNS, HIDDEN
 from specdist.heads.info import DraftIdentity, HeadKind
@@ -114,7 +115,7 @@ def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
             f"{option} {folder} is not finished: {len(pending)} of {plan.num_shards} shards are missing; "
             "start jobs/collect.py again with the same options"
         )
-    table = pa.concat_tables(_read(run.data_path(shard)) for shard in range(plan.num_shards))
+    table = pa.concat_tables(open_shard(run.paths(shard), verify=False) for shard in range(plan.num_shards))
     if not table.num_rows:
         raise UserError(f"{option} {folder} has no examples: none of its prompts could be used")
     columns = {
@@ -144,7 +145,3 @@ def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tupl
     is_kept_out = np.zeros(len(examples), bool)
     is_kept_out[np.argsort(hashes, kind="stable")[:num_kept_out]] = True
     return examples.select(np.flatnonzero(~is_kept_out)), examples.select(np.flatnonzero(is_kept_out))
-
-
-def _read(path: Path) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

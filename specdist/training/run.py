@@ -12,6 +12,7 @@ from specdist.errors import UserError
 from specdist.heads.head import TokenHead, save_weights
 from specdist.heads.info import INFO_NAME, HeadInfo
 from specdist.heads.roc import RocCurve, roc_curve
+from specdist.job.topology import local_device
 from specdist.training.config import MAX_RATIOS, TrainConfig
 from specdist.training.data import ExampleSet, open_examples, split_rows
 from specdist.training.evaluate import baseline_curves, head_metrics, make_objective
@@ -44,7 +45,7 @@ def run_training(config: TrainConfig) -> HeadInfo:
     if (output / INFO_NAME).exists() and not config.overwrite:
         raise UserError(f"--output {output} holds a head: use another, or --overwrite to replace it")
     training, evaluation = _open(config)
-    device = _device(config.device)
+    device = local_device(config.device)
     try:
         output.mkdir(parents=True, exist_ok=True)
         (output / INFO_NAME).unlink(missing_ok=True)
@@ -79,15 +80,6 @@ def _open(config: TrainConfig) -> tuple[ExampleSet, ExampleSet]:
             f"--data {config.data} with {examples.draft.name}: a head reads one draft only"
         )
     return examples, evaluation
-
-
-def _device(name: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UserError(
-            "--device cuda, but torch sees no GPU here: use --device cpu or install its CUDA build"
-        )
-    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
 def _train(

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdist.arguments import option
-from specdist.config import GenerateConfig
+from specdist.config import PICKLE_HELP, TRUST_HELP, GenerateConfig
 from specdist.errors import UserError
 
 # Of these the tuned run takes the value over; the others say what is tried, and where.
 SHARED_OPTIONS = (
     "target", "draft", "dtype", "device", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens",
     "max_batch_rows", "max_batch_tokens", "max_seq_len", "seed",
+    "trust_remote_code", "allow_pickle",
 )  # fmt: skip
 
 
@@ -40,6 +41,8 @@ class TuneConfig:
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # The run that is tuned for
     max_draft_tokens: int = option(20, help="most draft tokens per round that are tried")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from specdist.data.files import write_atomically
 from specdist.policy_options import TARGET_ONLY
-from specdist.tuning.fronts import pareto_front
+from specdist.replay.fronts import pareto_front
 from specdist.tuning.run import TuningResult
 
 MARKERS = "os^vDPXp<>"

@@ -12,13 +12,15 @@ import yaml
 from specdist.costs import CostModel
 from specdist.data.files import write_atomically, write_json
 from specdist.policy_options import TARGET_ONLY
+from specdist.replay.fronts import relative_waste
 from specdist.tuning.config import SHARED_OPTIONS
-from specdist.tuning.fronts import relative_waste
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
 
 TABLE_FILE, PLOT_FILE, BEST_FILE = "table.txt", "pareto.png", "best.yaml"
-SUMMARY_FILE = "summary.json"
+SUMMARY_FILE, SETTINGS_FILE = "summary.json", "settings.json"
+# What the rates of two settings, or of a setting and a run, must have in common to stand in one picture.
+COMPARED_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_batch_rows")
 
 
 def write_report(result: TuningResult) -> None:
@@ -28,6 +30,7 @@ def write_report(result: TuningResult) -> None:
     write_atomically(output / TABLE_FILE, lambda file: file.write(table.encode()))
     write_atomically(output / BEST_FILE, lambda file: file.write(best_yaml(result).encode()))
     write_json(output / SUMMARY_FILE, summary(result))
+    write_json(output / SETTINGS_FILE, settings_document(result))
     plot_pareto(result, output / PLOT_FILE)
 
 
@@ -90,6 +93,26 @@ def summary(result: TuningResult) -> dict[str, Any]:
         "auc": dict(result.auc),
         "oracle_tokens_per_s": result.oracle.batched.tokens_per_s if result.oracle else None,
         "costs": dataclasses.asdict(result.costs),
+    }
+
+
+def settings_document(result: TuningResult) -> dict[str, Any]:
+    """Every setting's rates and predicted speed in the batch, and the oracle's, as programs read them."""
+    return {
+        "config": {name: getattr(result.config, name) for name in COMPARED_OPTIONS},
+        "settings": [_setting(outcome) for outcome in result.outcomes],
+        "oracle": _setting(result.oracle) if result.oracle else None,
+    }
+
+
+def _setting(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "policy": outcome.candidate.policy,
+        "options": outcome.candidate.run_options,
+        "label": outcome.candidate.label(),
+        "verification_rate": outcome.batched.verification_rate,
+        "discard_rate": outcome.batched.discard_rate,
+        "predicted_tokens_per_s": outcome.batched.tokens_per_s,
     }
 
 

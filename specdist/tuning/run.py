@@ -28,9 +28,9 @@ from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
 from specdist.policy_options import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
+from specdist.replay.fronts import Point
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
-from specdist.tuning.fronts import Point
 from specdist.tuning.grid import Candidate, candidates
 from specdist.tuning.heads import HeadChoice, acceptance_auc, load_heads, read_heads
 

@@ -75,6 +75,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ),
         (["--update_readme", "README.md"], "go together"),
         (["--results", "r.json"], "go together"),
+        ([*SYNTHETIC, "--brief"], "--brief has no effect without --update_readme"),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: list[str], message: str) -> None:

@@ -14,7 +14,20 @@ from specdist.benchmark.readme import BEGIN, END, update_readme
 from specdist.benchmark.results import BenchmarkResult, Hardware, MethodResult, ModelSizes, WorkSize
 from specdist.benchmark.synthetic import SyntheticRecord
 from specdist.errors import UserError
+from tests.ranks import REPOSITORY
 
+RESULTS = REPOSITORY / "jobs" / "benchmarks"
+SHIPPED = {
+    "README.md": ["policies-small-pair-cpu"],
+    "jobs/benchmarks/README.md": [
+        "synthetic-350m-cpu",
+        "small-pair-cpu",
+        "overlap-350m-0.8-cpu",
+        "overlap-350m-0.9-cpu",
+        "policies-small-pair-cpu",
+        "policies-groups-small-pair-cpu",
+    ],
+}
 BEFORE, AFTER = "# Title\r\n\r\ntext | with | bars\n", "\n\n## Next\n  indented, no newline at the end"
 
 
@@ -133,6 +146,28 @@ def test_ways_of_running_the_draft_have_a_table_of_their_own(readme: Path, tmp_p
     update_readme(readme, [written(tmp_path, "a.json", result())])
     line = "| K = 5, ahead, 2 branches | 1 | 20.0 | 1.25 | 3.50 | 0.61 | 0.62 | 0.45 | 7 2 | 0.10 | 0.20 |"
     assert line in readme.read_text()
+
+
+def test_a_brief_section_has_the_first_table_alone(readme: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, "a.json", result())
+    update_readme(readme, [path], is_brief=True)
+    text = readme.read_text()
+    assert text.count("| ---") < 20 and "| 20.0 | 2.00 | 4.00 |" in text and "| 0.61 |" not in text
+    assert "x assisted: tokens/s" in text and "python jobs/benchmark.py --some option" in text
+    update_readme(readme, [path])
+    assert "| 0.61 |" in readme.read_text()
+
+
+@pytest.mark.parametrize(("name", "results"), SHIPPED.items())
+def test_the_tables_that_are_shown_are_those_of_the_result_files(
+    name: str, results: list[str], tmp_path: Path
+) -> None:
+    """If they are not: jobs/benchmark.py --update_readme FILE --results ..., for README.md with --brief."""
+    copy = tmp_path / "README.md"
+    copy.write_bytes((REPOSITORY / name).read_bytes())
+    paths = [RESULTS / f"{result}.json" for result in results]
+    update_readme(copy, paths, is_brief=name == "README.md")
+    assert copy.read_text() == (REPOSITORY / name).read_text()
 
 
 def test_results_from_before_the_separate_placement_are_still_read(readme: Path, tmp_path: Path) -> None:

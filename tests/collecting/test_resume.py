@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,13 @@ from specdist.collecting.run import main
 from tests.collecting.plain import HALF_TOLERANCE, hidden_of
 from tests.job.killing import fork_and_kill, wait_until
 from tests.job.launching import (
-    command,
-    kill_tree,
     logged_rows,
     read_output,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
 )
+from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
 JOB = REPOSITORY / "jobs" / "collect.py"
@@ -80,16 +77,11 @@ def test_three_ranks_collect_what_one_does(
     """Two ranks share the target and its vocabulary, the third draws; killed on the way."""
     reference = {"reference_column": "reference"} if kind == "verifier" else {}
     options = options | reference | {"kind": kind, "tp_size": 2, "output": tmp_path / "data"}
-    process = subprocess.Popen(
-        command(3, JOB, **options), cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
     output = tmp_path / "data"
-    try:
-        wait_until(lambda: num_complete(output) >= 1, lambda: process.poll() is None)
-        assert process.poll() is None, "the job ended before it could be killed"
-    finally:
-        kill_tree(process)
-    ended = run_process(3, JOB, **options)
+    with started_ranks(3, main, **options) as ranks:
+        wait_until(lambda: num_complete(output) >= 1, ranks.is_running)
+        assert ranks.is_running(), "the job ended before it could be killed"
+    ended = fork_ranks(3, main, **options)
     assert ended.totals["num_rows"] == 24
     found, expected = read_output(output), read_output(request.getfixturevalue(kind))
     for name in ("row_id", "prefix_kind", "position", "token_id"):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from specdist.data import PartLog
+from specdist.errors import UserError
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
 
@@ -141,9 +142,17 @@ def test_a_full_disk_leaves_no_torn_line_to_append_behind(tmp_path):
         raw = log._file
         for num_free_bytes in (0, 1, 50):
             log._file = FullDisk(raw, num_free_bytes)
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(UserError, match=r"log cannot be written \(No space left.*start the same"):
                 log.append(row_result(1))
         log._file = FullDisk(raw, 10**6)
         log.append(row_result(1))
         log.append(row_result(2))
     assert read(path)[0] == [row_result(0), row_result(1), row_result(2)]
+
+
+def test_rows_of_another_shard_are_left_out(tmp_path):
+    """A log that somebody has renamed, or copied over another."""
+    path = tmp_path / "log"
+    write(path, [row_result(row) for row in (1, 2, 3)])
+    with PartLog(path, rows=range(2, 4)) as log:
+        assert list(log.results) == [(2, 0), (3, 0)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from specdist.job.generate import main as generate
-from tests.job import forked
+from tests.forked import fork
 from tests.job.launching import TIMEOUT_S, Main, arguments
 
 POLL_S = 0.001
@@ -22,18 +24,25 @@ def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool]) -> N
         time.sleep(POLL_S)
 
 
-def fork_and_kill(moment: Callable[[], bool], main: Main = generate, **options: Any) -> int | None:
-    """Run the job in a process of its own, SIGKILL it when the moment comes; its exit code.
-
-    The process is forked from one that has imported the libraries: it starts in milliseconds.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([forked.__name__])
-    process = context.Process(target=forked.run_quietly, args=(arguments(**options), main))
+def fork_quietly(main: Main = generate, **options: Any) -> BaseProcess:
+    """The job, started in a process of its own that says nothing."""
+    process = fork(_run_quietly, arguments(**options), main)
     process.start()
+    return process
+
+
+def fork_and_kill(moment: Callable[[], bool], main: Main = generate, **options: Any) -> int | None:
+    """Run the job in a process of its own, SIGKILL it when the moment comes; its exit code."""
+    process = fork_quietly(main, **options)
     try:
         wait_until(moment, process.is_alive)
     finally:
         process.kill()
         process.join()
     return process.exitcode
+
+
+def _run_quietly(arguments: list[str], main: Main) -> None:
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        sys.stdout = sys.stderr = nowhere
+        sys.exit(main(arguments))

@@ -10,7 +10,6 @@ suite runs a short version.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import random
 import signal
@@ -23,10 +22,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.job import forked
+from tests.job.killing import fork_quietly
 from tests.job.launching import (
     TIMEOUT_S,
-    arguments,
     logged_rows,
     read_output,
     run_here,
@@ -51,19 +49,10 @@ MAX_LIFE_S = 1.0
 PAUSED_SHARE = 0.2
 
 
-def start_replica(**options: Any) -> BaseProcess:
-    """A process that is forked from one with the libraries: it starts in milliseconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([forked.__name__])
-    process = context.Process(target=forked.run_quietly, args=(arguments(**options),))
-    process.start()
-    return process
-
-
 @contextmanager
 def replicas(num: int, **options: Any) -> Iterator[list[BaseProcess]]:
     """The list may be changed; whoever is in it at the end is ended."""
-    processes = [start_replica(**options) for _ in range(num)]
+    processes = [fork_quietly(**options) for _ in range(num)]
     try:
         yield processes
     finally:
@@ -117,7 +106,7 @@ def storm(
             if victim.exitcode != -signal.SIGKILL:
                 break
             num_killed += 1
-            processes[index] = start_replica(**options, output=output)
+            processes[index] = fork_quietly(**options, output=output)
             now = {path: path.stat().st_mtime_ns for path in shard_files(output)}
             assert finished.items() <= now.items(), "a finished shard was written again"
             finished = now

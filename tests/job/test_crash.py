@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from specdist.data import PartLog, RowResult
 from tests.job.killing import fork_and_kill, wait_until
 from tests.job.launching import (
     Ended,
-    command,
-    kill_tree,
     logged_rows,
     read_output,
     run_here,
@@ -26,7 +23,7 @@ from tests.job.launching import (
     shard_files,
     shard_stats,
 )
-from tests.ranks import REPOSITORY
+from tests.job.ranks import fork_ranks, started_ranks
 
 NUM_SHARDS, ROWS_PER_SHARD = 4, 6
 # Two rows at a time and long completions: long enough to be hit at a chosen moment.
@@ -154,27 +151,19 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     # Times of its own would make it another run; a folder without rows keeps the manifest that it has.
     undisturbed.mkdir()
     shutil.copy(output / "manifest.json", undisturbed)
-    assert run_process(3, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
+    assert fork_ranks(3, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
 def kill_ranks_and_relaunch(output: Path, **options: Any) -> None:
     """SIGKILL to three ranks in the second shard, then the same command to its end."""
     progress = Progress(output)
-    process = subprocess.Popen(
-        command(3, **options, tp_size=2, output=output),
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_until(lambda: num_logged(output, 1) >= 2, lambda: process.poll() is None)
-        assert process.poll() is None, "the job ended before it could be killed"
-    finally:
-        kill_tree(process)
+    with started_ranks(3, **options, tp_size=2, output=output) as ranks:
+        wait_until(lambda: num_logged(output, 1) >= 2, ranks.is_running)
+        assert ranks.is_running(), "the job ended before it could be killed"
     progress.check()
     assert is_finished(output, 0) and not is_finished(output, 1)
-    assert run_process(3, **options, tp_size=2, output=output).totals["num_rows"] == 24
+    assert fork_ranks(3, **options, tp_size=2, output=output).totals["num_rows"] == 24
     progress.check()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.job.launching import (
     shard_stats,
 )
 from tests.job.pair import NUM_PROMPTS, Pair
+from tests.job.ranks import fork_ranks
 
 SAMPLED = {"temperature": 1, "top_p": 0.9, "top_k": 50, "seed": 7}
 COLUMNS = {
@@ -133,10 +135,12 @@ def test_one_process_of_its_own_writes_the_same_files(
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("num_ranks", "tp_size", "run"), [(3, 2, "greedy"), (3, 2, "sampled"), (2, 1, "sampled")]
+    ("start", "num_ranks", "tp_size", "run"),
+    [(fork_ranks, 3, 2, "greedy"), (run_process, 3, 2, "sampled"), (fork_ranks, 2, 1, "sampled")],
 )
 def test_ranks_write_the_files_of_one_process(
     options: dict[str, Any],
+    start: Callable[..., Ended],
     num_ranks: int,
     tp_size: int,
     run: str,
@@ -146,7 +150,7 @@ def test_ranks_write_the_files_of_one_process(
     """A sharded target and a draft on a rank of its own change the speed, and no byte of the output."""
     output, alone = request.getfixturevalue(run)
     settings = SAMPLED if run == "sampled" else {}
-    ended = run_process(num_ranks, **(options | settings), tp_size=tp_size, output=tmp_path / "run")
+    ended = start(num_ranks, **(options | settings), tp_size=tp_size, output=tmp_path / "run")
     assert ended.totals["num_completion_tokens"] == alone.totals["num_completion_tokens"]
     assert shard_bytes(tmp_path / "run") == shard_bytes(output)
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
@@ -159,7 +163,7 @@ def test_rows_of_the_decisions_alone_write_the_same_files(options: dict[str, Any
     """Without top-p the target's ranks give the lead nothing of the other places but a few numbers."""
     settings = options | SAMPLED | {"top_p": 1}
     assert run_here(**settings, output=tmp_path / "alone").code == 0
-    ended = run_process(3, **settings, tp_size=2, output=tmp_path / "run")
+    ended = fork_ranks(3, **settings, tp_size=2, output=tmp_path / "run")
     assert 0.3 < ended.totals["draft_acceptance_rate"] < 0.9
     assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "alone")
 
@@ -172,7 +176,7 @@ def test_drafting_ahead_writes_the_completions_of_the_target_alone(
     """On ranks of their own, with the draft drafting on while the target verifies."""
     alone, ahead = tmp_path / "alone", tmp_path / "ahead"
     assert run_here(**(options | settings | {"draft": None}), output=alone).code == 0
-    ended = run_process(3, **(options | settings), tp_size=2, overlap="ahead", num_branches=2, output=ahead)
+    ended = fork_ranks(3, **(options | settings), tp_size=2, overlap="ahead", num_branches=2, output=ahead)
     assert ended.totals["ready_rate"] > 0.1
     assert ended.totals["miss_catch_rate"] > 0.05
     assert ended.totals["target_message_bytes_per_pass"] > 0
@@ -184,7 +188,7 @@ def test_target_only_ranks_write_the_rows_of_the_speculative_run(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     """Without a draft: the same greedy text, from ranks that all hold the target."""
-    ended = run_process(2, **(options | {"draft": None}), tp_size=2, output=tmp_path / "run")
+    ended = fork_ranks(2, **(options | {"draft": None}), tp_size=2, output=tmp_path / "run")
     assert ended.totals["draft_acceptance_rate"] is None
     rows, expected = read_output(tmp_path / "run"), read_output(greedy[0])
     for name in ("prompt", "completion", "completion_ids", "finish_reason", "reference"):

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.job.launching import Ended, read_output, run_here, run_process
+from tests.job.launching import Ended, read_output, run_here
+from tests.job.ranks import fork_ranks
 
 
 def manifest_info(output: Path) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def test_a_run_says_how_far_it_can_be_repeated(
 def test_ranks_that_draft_ahead_as_far_as_it_pays(
     options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
 ) -> None:
-    ended = run_process(
+    ended = fork_ranks(
         3, **options, tp_size=2, policy="goodput", overlap="ahead", num_branches=1, output=tmp_path / "run"
     )
     assert ended.totals["num_completions"] > 0

@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Tokenizer, PreTrainedModel
 
-from tests.job.launching import Ended, read_output, run_here, run_process, shard_bytes
+from tests.job.launching import Ended, read_output, run_here, shard_bytes
 from tests.job.pair import save, some_texts, train_tokenizer, write_arrow
+from tests.job.ranks import fork_ranks
 
 NUM_TOKENS = 50257
 PADDED = 50304
@@ -183,7 +184,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(gpt_pair: GptPair, tmp_pa
 def test_a_draft_on_a_rank_of_its_own(
     gpt_pair: GptPair, greedy_run: tuple[Path, Ended], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    ended = run_process(2, **gpt_pair.options, **settings, output=tmp_path / "run")
+    ended = fork_ranks(2, **gpt_pair.options, **settings, output=tmp_path / "run")
     assert ended.totals["num_rows"] == NUM_PROMPTS
     found, expected = read_output(tmp_path / "run"), read_output(greedy_run[0])
     assert found["completion_ids"] == expected["completion_ids"]

@@ -18,12 +18,12 @@ from tests.job.launching import (
     read_output,
     refused,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
     shard_stats,
 )
 from tests.job.pair import Pair
+from tests.job.ranks import fork_ranks
 from tests.job.test_crash import fork_and_kill, num_logged
 
 SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
@@ -161,7 +161,7 @@ def test_ranks_emit_what_one_process_does(
     """The target sliced over two ranks, the draft with its head on a third."""
     common = options | SAMPLED | {"policy": policy, "head": heads[policy]}
     assert run_here(**common, output=tmp_path / "alone").code == 0
-    ended = run_process(3, **common, tp_size=2, output=tmp_path / "ranks")
+    ended = fork_ranks(3, **common, tp_size=2, output=tmp_path / "ranks")
     assert ended.totals["exact"] is (policy == "specdecpp")
     found, expected = read_output(tmp_path / "ranks"), read_output(tmp_path / "alone")
     assert found["completion_ids"].equals(expected["completion_ids"])
@@ -174,7 +174,7 @@ def test_a_draft_with_a_head_works_ahead(
     options: dict[str, Any], heads: dict[str, Path], greedy: tuple[Path, Ended], policy: str, tmp_path: Path
 ) -> None:
     common = options | {"policy": policy, "head": heads[policy], "overlap": "ahead", "num_branches": 1}
-    ended = run_process(2, **common, output=tmp_path / "run")
+    ended = fork_ranks(2, **common, output=tmp_path / "run")
     assert ended.code == 0, ended.stderr
     assert ended.totals["exact"] is (policy == "specdecpp")
     found, expected = read_output(tmp_path / "run"), read_output(greedy[0])

@@ -82,6 +82,35 @@ def damage_index(folder: Path) -> list[str]:
     return ["model.safetensors.index.json", "weight_map", "fetch it again"]
 
 
+def damage_generation_config(folder: Path) -> list[str]:
+    (folder / "generation_config.json").write_text('{"eos_token_id": ')
+    return ["generation_config.json cannot be used", "fetch it again"]
+
+
+def damage_end_token(folder: Path) -> list[str]:
+    (folder / "generation_config.json").write_text('{"eos_token_id": "<|end|>"}')
+    return ["generation_config.json cannot be used", "eos_token_id is '<|end|>', neither a token id nor"]
+
+
+def widen_config(folder: Path) -> list[str]:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 97}))
+    return ["is of shape [96, 64] in the files, but config.json asks for [97, 64]", "fetch both again"]
+
+
+def deepen_config(folder: Path) -> list[str]:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    return ["1000000000 layers", "tensors", "fetch both again"]
+
+
+def leave_folder(folder: Path) -> list[str]:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.weight"] = "../other/model.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return ["model.safetensors.index.json", "no file of this folder"]
+
+
 def damage_config(folder: Path) -> list[str]:
     (folder / "config.json").write_text("{")
     return ["config.json cannot be used"]
@@ -116,6 +145,11 @@ def lose_chat_template(folder: Path) -> list[str]:
         lose_weights,
         cut_weights,
         damage_index,
+        damage_generation_config,
+        damage_end_token,
+        widen_config,
+        deepen_config,
+        leave_folder,
         damage_config,
         contradict_config,
         lose_config,

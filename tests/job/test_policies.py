@@ -18,10 +18,10 @@ from tests.job.launching import (
     read_output,
     refused,
     run_here,
-    run_process,
     shard_bytes,
     shard_stats,
 )
+from tests.job.ranks import fork_ranks
 
 COSTS = CostModel(target=Curve([1], [10]), draft=Curve([1], [1]))
 ADAPTIVE = sorted(set(POLICIES) - {"fixed"})
@@ -77,12 +77,12 @@ def test_files_of_a_draft_that_works_ahead_do_not_depend_on_preemption(
     changes = {"policy": "gammatune_plus", "overlap": "ahead", "num_branches": 0, "temperature": 1}
     changes |= {"max_new_tokens": 90, "max_draft_tokens": 6}
     roomy, cramped = tmp_path / "roomy", tmp_path / "cramped"
-    assert run_process(2, **(options | changes), output=roomy).code == 0
+    assert fork_ranks(2, **(options | changes), output=roomy).code == 0
     # The same measured costs, which decide how far ahead the draft works.
     shutil.copytree(roomy, cramped)
     for path in [*(cramped / "shards").iterdir(), *(cramped / "stats").iterdir()]:
         path.unlink()
-    ended = run_process(2, **(options | changes), output=cramped, cache_memory="150KiB")
+    ended = fork_ranks(2, **(options | changes), output=cramped, cache_memory="150KiB")
     assert ended.code == 0, ended.stderr
     assert sum(shard["num_preemptions"] for shard in shard_stats(cramped)) > 0
     assert shard_bytes(cramped) == shard_bytes(roomy)

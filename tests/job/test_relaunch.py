@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.job.launching import Ended, read_output, run_here, shard_bytes, shard_files
+from tests.job.launching import Ended, read_output, refused, run_here, shard_bytes, shard_files
 from tests.job.pair import Pair
 
 
@@ -162,4 +162,66 @@ def test_the_folders_config_continues_its_run(options: dict[str, Any], finished:
     before = state(finished)
     ended = run_here(config=finished / "config.yaml")
     assert ended.code == 0 and "nothing to do" in ended.stderr
+    assert state(finished) == before
+
+
+def test_damaged_statistics_are_named_before_models_are_loaded(
+    options: dict[str, Any], finished: Path, no_models: None
+) -> None:
+    """One digit is enough. To do as the message says loses no row."""
+    path = finished / "stats" / "shard-00001.json"
+    content = path.read_text()
+    name = '"num_rounds": '
+    digit = content.index(name) + len(name)
+    path.write_text(content[:digit] + str((int(content[digit]) + 1) % 10) + content[digit + 1 :])
+    before = state(finished)
+    refused(run_here(**options, output=finished), path, "is damaged (its checksum", "delete it")
+    assert state(finished) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["shards/shard-00001.json", "shards/shard-00001.arrow", "stats/shard-00001.json"]
+)
+@pytest.mark.parametrize("damage", ["cut", "deleted"])
+def test_a_finished_shard_that_is_not_whole_any_more_is_done_again(
+    options: dict[str, Any], greedy: tuple[Path, Ended], finished: Path, name: str, damage: str
+) -> None:
+    """Also one whose data are whole, and whose record is not: the job once waited for itself there."""
+    path = finished / name
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    ended = run_here(**options, output=finished)
+    if name.startswith("stats") and damage == "cut":
+        refused(ended, path, "is damaged", "delete it")
+        path.unlink()
+        ended = run_here(**options, output=finished)
+    assert ended.totals["num_rows"] == 24
+    if name != "shards/shard-00001.arrow" or damage == "cut":
+        assert "shard-00001.arrow is not what was recorded" in ended.stderr
+    assert shard_bytes(finished) == shard_bytes(greedy[0])
+
+
+@pytest.mark.parametrize("name", ["costs", "flops_per_token"])
+def test_damaged_figures_in_the_manifest_are_named(
+    options: dict[str, Any], finished: Path, no_models: None, name: str
+) -> None:
+    path = finished / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["info"][name] = {"target": "fast"}
+    path.write_text(json.dumps(manifest))
+    refused(run_here(**options, output=finished), path, f"{name} is damaged", "delete this field")
+
+
+def test_a_manifest_of_a_newer_version_is_refused(
+    options: dict[str, Any], finished: Path, no_models: None
+) -> None:
+    """With both versions, and nothing changed."""
+    path = finished / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 9}))
+    before = state(finished)
+    refused(
+        run_here(**options, output=finished), path, "format version 9", "knows up to 1", "update specdist"
+    )
     assert state(finished) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from specdist.costs import CostModel, Curve
 from specdist.data import RunFolder
 from specdist.job.report import comparison_lines, run_predictions, total_stats
 from specdist.predictions import predictions_of
-from tests.job.launching import Ended, run_here, run_process
+from specdist.reporting import write_report
+from tests.job.launching import Ended, run_here
+from tests.job.ranks import fork_ranks
 from tests.ranks import REPOSITORY
 
 FORMULAS = {
@@ -92,10 +95,25 @@ def test_a_target_alone_has_nothing_to_predict(options: dict[str, Any], tmp_path
     assert "theory" not in ended.stderr and "theory" not in show(tmp_path / "run")
 
 
+def test_a_page_of_a_real_run(greedy: tuple[Path, Ended], tmp_path: Path) -> None:
+    """Its shards know when they were worked on, and by whom, and the page has their figures."""
+    output, ended = greedy
+    shards = [json.loads(path.read_text()) for path in sorted(output.glob("stats/*.json"))]
+    assert len({shard["replica"] for shard in shards}) == 1 and shards[0]["replica"]
+    spans = [(shard["work_span"]["begin_unix_ns"], shard["work_span"]["end_unix_ns"]) for shard in shards]
+    begins, ends = zip(*spans, strict=True)
+    manifest_ns = (output / "manifest.json").stat().st_mtime_ns
+    assert manifest_ns < begins[0] < begins[-1] < max(ends) < time.time_ns()
+    page = write_report([output], folder=tmp_path).page.read_text()
+    assert f">{ended.totals['draft_acceptance_rate']:.1%}<" in page
+    assert 'id="speed-over-time"><h2>Speed over time</h2>' in page and "no trace" in page
+    assert "every row has a completion" in page
+
+
 @pytest.mark.ranks
 def test_work_ahead_is_predicted_too(options: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "run"
-    ended = run_process(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
+    ended = fork_ranks(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
     predictions = ended.totals["predictions"]
     assert set(predictions["theory"]) == FORMULAS | {"ready_rate"}
     check_drift(output, predictions)

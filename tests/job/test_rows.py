@@ -10,7 +10,7 @@ import pytest
 from datasets import load_dataset
 from transformers import AutoTokenizer
 
-from tests.job.launching import Ended, read_output, run_here, shard_stats
+from tests.job.launching import Ended, read_output, refused, run_here, shard_stats
 from tests.job.pair import Pair, some_texts, write_arrow
 
 INVALID_UTF8 = b"caf\xe9 au lait"
@@ -57,6 +57,18 @@ def test_bad_rows_become_error_rows_and_the_others_are_finished(
         "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
     )
     assert dataset.num_rows == 9 * num_samples
+
+
+def test_columns_of_ids_are_the_users_own(options: dict[str, Any], tmp_path: Path) -> None:
+    """The same id twice is two rows, told apart by row_id; a column with a name of ours is refused."""
+    ids = ["a", "a", None, "b"]
+    prompts = write_arrow(tmp_path / "ids.arrow", {"prompt": ["of rivers"] * 4, "id": ids})
+    changed = options | {"prompts": prompts}
+    assert run_here(**changed, output=tmp_path / "run").code == 0
+    rows = read_output(tmp_path / "run")
+    assert rows["id"].to_pylist() == ids and rows["row_id"].to_pylist() == [0, 1, 2, 3]
+    write_arrow(prompts, {"prompt": ["of rivers"], "row_id": [7]})
+    refused(run_here(**changed, output=tmp_path / "new"), "the output uses for itself: row_id; rename")
 
 
 def test_bad_rows_change_nothing_of_the_others(

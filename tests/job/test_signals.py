@@ -22,10 +22,10 @@ from tests.job.launching import (
     kill_tree,
     logged_rows,
     run_here,
-    run_process,
     shard_bytes,
     shard_files,
 )
+from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
 SLOW = {"rows_per_shard": 6, "max_batch_rows": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
@@ -105,30 +105,47 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("to", ["launcher", "ranks"])
-def test_all_ranks_of_a_replica_leave_together(
-    slow: tuple[dict[str, Any], Path], tmp_path: Path, to: str
-) -> None:
-    """The launcher passes the signal on; a cluster's scheduler may send it to every process itself."""
+def test_ranks_that_are_all_told_leave_together(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """A cluster's scheduler may send the signal to every process itself."""
     options, undisturbed = slow
+    output = tmp_path / "run"
+    with started_ranks(3, **options, tp_size=2, output=output) as world:
+        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
+        rows = logged_rows(output, 1)
+        for process in world.processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGTERM)
+        for process in world.processes:
+            process.join(TIMEOUT_S)
+            assert process.exitcode == EXIT_STOPPED
+    check_that_all_left(output, rows)
+    assert fork_ranks(3, **options, tp_size=2, output=output).totals["complete"] is True
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+@pytest.mark.ranks
+def test_a_launcher_passes_the_signal_on(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    options, _ = slow
     output = tmp_path / "run"
     process = start(3, **options, tp_size=2, output=output)
     try:
         wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2)
         rows = logged_rows(output, 1)
         ranks = psutil.Process(process.pid).children(recursive=True)
-        for receiver in [process] if to == "launcher" else ranks:
-            os.kill(receiver.pid, signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=TIMEOUT_S)
         _, alive = psutil.wait_procs(ranks, timeout=TIMEOUT_S)
         assert alive == []
     finally:
         kill_tree(process)
+    check_that_all_left(output, rows)
+
+
+def check_that_all_left(output: Path, rows: bytes) -> None:
+    """Each of three ranks by its own log, and the shard is given back."""
     check_given_back(output, rows)
     logs = [path.read_text() for path in sorted((output / "logs").iterdir())]
     assert len(logs) == 3 and all("SIGTERM: stopping after this round" in log for log in logs)
-    assert run_process(3, **options, tp_size=2, output=output).totals["complete"] is True
-    assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
 def waiting(*, gentle: bool, leaves: bool, grace: float = 60.0) -> subprocess.Popen[str]:

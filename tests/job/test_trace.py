@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdist.data import TracedToken
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.traced_rows import check_acceptance
-from tests.job.launching import Ended, read_output, run_here, run_process, shard_bytes
+from tests.job.launching import Ended, read_output, run_here, shard_bytes
 from tests.job.pair import Pair
+from tests.job.ranks import fork_ranks
 from tests.job.test_crash import fork_and_kill, num_logged
 
 # Ranks decide these from slices of the vocabulary.
@@ -107,7 +108,7 @@ def test_without_a_draft_there_is_nothing_to_trace(options: dict[str, Any], tmp_
 def test_ranks_trace_too(options: dict[str, Any], pair: Pair, overlap: str, tmp_path: Path) -> None:
     """The draft's features travel, and the acceptance of what was drafted ahead; the target is sliced."""
     sampled, output = options | SAMPLED | {"trace": True}, tmp_path / "ranks"
-    ended = run_process(3, **sampled, tp_size=2, overlap=overlap, output=output)
+    ended = fork_ranks(3, **sampled, tp_size=2, overlap=overlap, output=output)
     assert ended.code == 0, ended.stderr
     found = read_traces(output)
     assert (0 in found.column("round").to_pylist()) == (overlap == "ahead")

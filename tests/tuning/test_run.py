@@ -13,6 +13,7 @@ from specdist.config import parse_generate_config
 from specdist.costs import CostModel, Curve
 from specdist.errors import UserError
 from specdist.policy_options import POLICY_OPTIONS
+from specdist.reporting.rates import read_tuned
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
 from specdist.tuning.grid import GRIDS, candidates
 from specdist.tuning.report import best_yaml
@@ -60,6 +61,16 @@ def test_it_sorts_every_candidate_by_what_it_predicts(result: TuningResult) -> N
     assert result.oracle is not None
     for outcome in result.outcomes:
         assert outcome.batched.verification_rate >= result.oracle.batched.verification_rate
+
+
+def test_a_report_draws_every_setting(result: TuningResult, options: dict[str, Any]) -> None:
+    tuned = read_tuned(Path(options["output"]))
+    assert {policy: len(found) for policy, found in tuned.settings.items()} == {
+        policy: len(found) for policy, found in result.by_policy().items()
+    }
+    assert tuned.oracle is not None and result.oracle is not None
+    assert tuned.oracle.verification_rate == result.oracle.batched.verification_rate
+    assert tuned.config["temperature"] == 0 and tuned.config["draft"] == options["draft"]
 
 
 def test_it_leaves_options_that_the_main_job_takes(
@@ -182,7 +193,7 @@ def test_every_head_is_tried_with_every_threshold(with_heads: TuningResult) -> N
         for outcome in with_heads.outcomes
         if outcome.candidate.head is not None
     ]
-    # And goodput with each of the two acceptance heads.
+    # The acceptance heads also with goodput, which has nothing to choose.
     assert len(set(tried)) == len(tried) == 3 * 9 + 2
     heads = summary(with_heads)["heads"]
     assert sorted(heads) == with_heads.config.head

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdist.tuning.fronts import pareto_front, relative_waste
+from specdist.replay.fronts import pareto_front, relative_waste
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -1,0 +1,39 @@
+"""The files of a finished shard, for those who only read them: whole as they were recorded, or refused."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data.files import sha256_of
+from specdist.data.publishing import ShardPaths, ShardRecord
+from specdist.errors import UserError
+
+
+def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
+    """The rows of a finished shard, memory-mapped.
+
+    With ``verify`` the whole file is compared with its recorded checksum, else no more than the number of its
+    bytes and rows. Raises :class:`UserError` if it is not the file that was recorded.
+    """
+    record = ShardRecord.read(paths.record)
+    try:
+        if record is None or paths.data.stat().st_size != record.num_bytes:
+            raise damaged(paths)
+        if verify and sha256_of(paths.data).hex() != record.sha256:
+            raise damaged(paths)
+        table = pa.ipc.open_file(pa.memory_map(str(paths.data))).read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(paths) from error
+    if table.num_rows != record.num_rows:
+        raise damaged(paths)
+    return table
+
+
+def damaged(paths: ShardPaths) -> UserError:
+    """What to say of a finished shard whose data is not what was recorded, or gone."""
+    return UserError(
+        f"{paths.data} is not the file that was recorded (damaged, or changed since?): delete it and "
+        f"{paths.record.name} beside it, and start the run's command again, which does this shard once more; "
+        "or bring the file back from a copy"
+    )

@@ -1,0 +1,1 @@
+"""What jobs/evaluate.py does: scores of completions, and two runs beside each other."""

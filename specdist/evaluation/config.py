@@ -1,0 +1,213 @@
+"""The options of ``jobs/evaluate.py``. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specdist.arguments import option
+from specdist.errors import UserError
+
+GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH = "gsm8k", "humaneval", "rouge", "exact_match"
+MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL = "multiple_choice", "likelihood", "lm_eval"
+TASKS = (GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL)
+PLUGIN = "plug-in"
+PLUGIN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+# Which tasks an option is for; it is refused with all others.
+OPTIONS_OF_TASKS = {
+    "reference_column": (GSM8K, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE),
+    "choices_column": (MULTIPLE_CHOICE,),
+    "cut_at": (GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, PLUGIN),
+    "ignore_case": (EXACT_MATCH,),
+    "ignore_punctuation": (EXACT_MATCH,),
+    "use_stemmer": (ROUGE,),
+    "k": (HUMANEVAL,),
+    "allow_code_execution": (HUMANEVAL,),
+    "time_limit_s": (HUMANEVAL,),
+    "memory_limit_mib": (HUMANEVAL,),
+    "num_workers": (HUMANEVAL,),
+    "model": (LIKELIHOOD,),
+    "device": (LIKELIHOOD,),
+    "max_batch_tokens": (LIKELIHOOD,),
+}
+DEFAULTS: dict[str, Any] = {
+    "time_limit_s": 10.0,
+    "memory_limit_mib": 2048,
+    "num_workers": 0,
+    "device": "auto",
+    "max_batch_tokens": 4096,
+}
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    """Every option of ``jobs/evaluate.py``. Raises :class:`UserError` for values that do not go together."""
+
+    # What is evaluated
+    run: str | None = option(
+        None, help="folder of a run, or its merged .arrow or .parquet file; may stand first without --run"
+    )
+    task: str | None = option(
+        None, help=f"one of {', '.join(TASKS)}, or module:function, a function from a row to its score"
+    )
+    against: str | None = option(
+        None, help="another run over the same prompts: are the tokens the same, and the scores?"
+    )
+    output: str | None = option(
+        None, help="folder for results.json and the rows (default: evaluation/TASK in the run's folder)"
+    )
+    overwrite: bool = option(False, help="replace the results that --output holds")
+
+    # How completions are read
+    reference_column: str | None = option(
+        None, help="column of the right answers (default: reference; gsm8k: final_answer, else reference)"
+    )
+    choices_column: str | None = option(
+        None, help="multiple_choice: column that lists the choices' texts, for references that are no letters"
+    )
+    cut_at: list[str] | None = option(
+        None, help="cut completions at the first of these strings before they are scored", action="extend"
+    )
+    ignore_case: bool = option(False, help="exact_match: a and A are the same")
+    ignore_punctuation: bool = option(False, help="exact_match: leave out ASCII punctuation")
+    use_stemmer: bool = option(False, help="rouge: compare words without their endings (Porter)")
+
+    # Code
+    k: list[int] | None = option(
+        None, help="humaneval: numbers of tries of pass@k (default 1, and the samples per prompt)",
+        action="extend",
+    )  # fmt: skip
+    allow_code_execution: bool = option(
+        False, help="humaneval: run the generated programs on this machine, each in a sandbox"
+    )
+    time_limit_s: float | None = option(None, help="humaneval: seconds for a program (default 10)")
+    memory_limit_mib: int | None = option(None, help="humaneval: MiB for a program (default 2048)")
+    num_workers: int | None = option(
+        None, help="humaneval: programs at a time (default 0: one per processor)"
+    )
+
+    # Likelihood
+    model: str | None = option(None, help="likelihood: folder or hub id of the target")
+    device: Literal["auto", "cpu", "cuda"] | None = option(
+        None, help="likelihood: auto (default) = cuda where there is one"
+    )
+    max_batch_tokens: int | None = option(
+        None, help="likelihood: most tokens of a pass, padding included (default 4096)"
+    )
+
+    # Statistics
+    confidence: float = option(0.95, help="of the bootstrap intervals")
+    num_resamples: int = option(2000, help="of the bootstrap")
+    seed: int = option(0, help="of the bootstrap and of the paired test")
+
+    # lm-evaluation-harness
+    lm_eval_export: list[str] | None = option(
+        None, help="instead of a run: write the prompts of these tasks of lm-evaluation-harness into the "
+        ".arrow file --output, and the options that they want into a .yaml file beside it", action="extend",
+    )  # fmt: skip
+    lm_eval_include: str | None = option(None, help="with --lm_eval_export: folder of more task YAMLs")
+    lm_eval_num_fewshot: int | None = option(None, help="with --lm_eval_export: examples before a prompt")
+    lm_eval_limit: int | None = option(None, help="with --lm_eval_export: only the first N of each task")
+
+    def __post_init__(self) -> None:
+        for name, holds, rule in RULES:
+            value = getattr(self, name)
+            if value is not None and not holds(value):
+                raise UserError(f"--{name} {value!r} {rule}")
+        if self.lm_eval_export is not None:
+            self._check_export()
+        else:
+            self._check_evaluation()
+        for name, value in DEFAULTS.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+
+    @property
+    def task_kind(self) -> str | None:
+        """The task, or ``plug-in`` for a function of the user's."""
+        return PLUGIN if self.task is not None and ":" in self.task else self.task
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """Those of the task, with their defaults."""
+        names = [name for name, tasks in OPTIONS_OF_TASKS.items() if self.task_kind in tasks]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def output_folder(self) -> Path:
+        """Where the results go."""
+        if self.output is not None:
+            return Path(self.output)
+        assert self.run is not None
+        path = Path(self.run)
+        base = path if path.is_dir() else path.with_name(f"{path.stem}-evaluation")
+        name = (self.task or "identity").replace(":", "-")
+        if self.against is not None:
+            name += f"-against-{Path(self.against).resolve().stem}"
+        return base / "evaluation" / name if path.is_dir() else base / name
+
+    def _check_export(self) -> None:
+        refused = ("run", "task", "against", *OPTIONS_OF_TASKS)
+        self._refuse(refused, "with --lm_eval_export, which only writes prompts")
+        if self.output is None or not self.output.endswith(".arrow"):
+            raise UserError(
+                f"--lm_eval_export needs --output, the .arrow file to write, and not {self.output!r}"
+            )
+
+    def _check_evaluation(self) -> None:
+        self._refuse(
+            ("lm_eval_include", "lm_eval_num_fewshot", "lm_eval_limit"),
+            "without --lm_eval_export; a run knows what was exported",
+        )
+        if self.run is None:
+            raise UserError("no run to evaluate: name its folder, as in evaluate.py runs/mine --task gsm8k")
+        if self.task is None and self.against is None:
+            raise UserError(
+                f"--task is missing (one of {', '.join(TASKS)}, or module:function), or --against"
+            )
+        if self.task is not None and self.task not in TASKS and not PLUGIN_NAME.fullmatch(self.task):
+            raise UserError(
+                f"--task {self.task} must be one of {', '.join(TASKS)}, or a function as module:function"
+            )
+        kind = self.task_kind
+        others = [name for name, tasks in OPTIONS_OF_TASKS.items() if kind not in tasks]
+        self._refuse(others, f"with --task {self.task}" if self.task else "without --task")
+        if kind == HUMANEVAL and not self.allow_code_execution:
+            raise UserError(
+                "--task humaneval runs programs that a model has written, on this machine: add "
+                "--allow_code_execution if that is what you want; they run in a sandbox, which is no "
+                "virtual machine"
+            )
+        if kind == LIKELIHOOD and self.model is None:
+            raise UserError("--task likelihood needs --model, the folder of the target")
+
+    def _refuse(self, names: Any, why: str) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            if value != defaults[name]:
+                raise UserError(f"--{name} {value} has no effect {why}: leave it out")
+
+
+def _is_positive(value: float) -> bool:
+    return value > 0
+
+
+RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("confidence", lambda value: 0 < value < 1, "must be between 0 and 1"),
+    ("num_resamples", lambda value: value >= 100, "must be at least 100"),
+    ("seed", lambda value: 0 <= value < 2**63, "must be in [0, 2**63)"),
+    ("k", lambda values: min(values, default=0) >= 1, "must be at least 1"),
+    ("cut_at", all, "must not be empty"),
+    ("time_limit_s", _is_positive, "must be positive"),
+    ("memory_limit_mib", lambda value: value >= 64, "must be at least 64: Python itself needs that"),
+    ("num_workers", lambda value: value >= 0, "must not be negative"),
+    ("max_batch_tokens", _is_positive, "must be positive"),
+    ("lm_eval_num_fewshot", lambda value: value >= 0, "must not be negative"),
+    ("lm_eval_limit", _is_positive, "must be positive"),
+)

@@ -1,0 +1,62 @@
+"""Grade-school mathematics: is the final number right?
+
+``strict_match`` is the data set's own rule (Cobbe et al. 2021, grade_school_math/dataset.py): the number
+behind the first "#### ", without commas, compared as text. ``exact_match`` takes the last number of the
+completion where there is no such mark, and compares values, so that 5, 5.0 and $5 are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from specdist.evaluation.config import GSM8K, EvaluateConfig
+from specdist.evaluation.reading import Completions
+from specdist.evaluation.scores import Scores
+from specdist.evaluation.text_tasks import RowScore, reference_column, score_texts
+
+MARKED = re.compile(r"#### (-?[0-9.,]+)")
+MARK = re.compile(r"####\s*([^\n]*)")
+NUMBER = re.compile(r"-?\$?-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+
+
+def score_gsm8k(completions: Completions, config: EvaluateConfig) -> Scores:
+    column = gsm8k_column(completions, config)
+    return score_texts(completions, column, score_answer, cut_at=config.cut_at)
+
+
+def gsm8k_column(completions: Completions, config: EvaluateConfig) -> str:
+    """Where the right answers are. Raises :class:`UserError` if they are nowhere."""
+    return reference_column(completions, config.reference_column, GSM8K, "final_answer")
+
+
+def score_answer(completion: str, references: list[str], row: Mapping[str, Any]) -> RowScore:
+    answer, marked = final_number(completion), marked_text(completion)
+    rights = [final_number(reference) for reference in references]
+    texts = [marked_text(reference) or reference.strip().replace(",", "") for reference in references]
+    return (
+        {
+            "exact_match": float(answer is not None and answer in rights),
+            "strict_match": float(marked is not None and marked in texts),
+        },
+        {"answer": None if answer is None else f"{answer:f}"},
+    )
+
+
+def marked_text(text: str) -> str | None:
+    """What the data set's own rule takes for the answer."""
+    match = MARKED.search(text)
+    return match[1].strip().replace(",", "") if match else None
+
+
+def final_number(text: str) -> Decimal | None:
+    """The first number behind the first ####, or where there is none the last number of all."""
+    mark = MARK.search(text)
+    found = NUMBER.findall(mark[1] if mark else text)
+    numbers = found[:1] if mark else found[-1:]
+    try:
+        return Decimal(numbers[0].replace(",", "").replace("$", "")) if numbers else None
+    except InvalidOperation:
+        return None

@@ -1,0 +1,214 @@
+"""Are two runs the same, token by token, and where do they part?
+
+N rows that both runs have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from specdist.errors import UserError
+from specdist.evaluation.reading import Completions
+
+KEY = ("row_id", "sample_index")
+# How rows can differ: another token, an early end, or a row that failed in one run.
+TOKEN, LENGTH, FAILED = "token", "length", "error"
+QUARTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
+# Of the manifest's fingerprint: what decides the target's own completion of a prompt.
+SAMPLE_FIELDS = {"target", "dtype", "temperature", "max_new_tokens", "stop"}
+DRAWING_FIELDS = {"top_k", "top_p", "seed"}
+# What decides no token of a row that both runs have; that prompts are the same is seen from the rows.
+LAYOUT_FIELDS = {
+    "prompts", "prompt_column", "messages_column", "num_rows", "rows_per_shard", "num_samples", "trace",
+    "max_seq_len",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Attributes:
+    num_rows: rows of both runs; ``num_only_first`` and ``num_only_second`` are those of one.
+    num_identical: rows with the same tokens, and the same end.
+    kinds: differing rows by kind: ``token``; ``length``, one being the beginning of the other; ``error``.
+    first_differences: position in the completion of the first difference, for every differing row [N'].
+    relative_positions: the same over the longer completion's length.
+    num_common_tokens, num_tokens: tokens before the first differences, and those of the first run's rows.
+    columns: per row, for rows.arrow.
+    expectation: whether the same tokens are to be expected, and why.
+    """
+
+    num_rows: int
+    num_only_first: int
+    num_only_second: int
+    num_identical: int
+    kinds: Mapping[str, int]
+    first_differences: np.ndarray
+    relative_positions: np.ndarray
+    num_common_tokens: int
+    num_tokens: int
+    expectation: str
+    columns: Mapping[str, list[Any]] = field(repr=False)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "num_rows": self.num_rows,
+            "num_rows_only_in_first": self.num_only_first,
+            "num_rows_only_in_second": self.num_only_second,
+            "num_identical": self.num_identical,
+            "share_identical": self.num_identical / self.num_rows,
+            "share_of_tokens_before_first_difference": (
+                self.num_common_tokens / self.num_tokens if self.num_tokens else None
+            ),
+            "kinds_of_difference": dict(self.kinds),
+            "first_difference": quartiles(self.first_differences),
+            "first_difference_relative": quartiles(self.relative_positions),
+            "first_difference_histogram": position_histogram(self.first_differences),
+            "expectation": self.expectation,
+        }
+
+
+def compare_tokens(first: Completions, second: Completions) -> Identity:
+    """Row by row. Raises :class:`UserError` if no row is in both, or one has another prompt in each."""
+    names = [*KEY, "prompt", "completion_ids", "finish_reason"]
+    tables = [run.table.select(names) for run in (first, second)]
+    index_first, index_second = _matching_rows(tables[0], tables[1])
+    if not len(index_first):
+        raise UserError(f"{first.path} and {second.path} have no row in common, by row_id and sample_index")
+    _check_prompts(first, second, index_first, index_second)
+    ours = tables[0].take(pa.array(index_first))
+    theirs = tables[1].take(pa.array(index_second))
+    parts = [
+        _compare(*row)
+        for row in zip(
+            _token_lists(ours),
+            _token_lists(theirs),
+            ours["finish_reason"].to_pylist(),
+            theirs["finish_reason"].to_pylist(),
+            strict=True,
+        )
+    ]
+    lengths = [len(tokens) for tokens in _token_lists(ours)]
+    differing = [part for part in parts if part is not None]
+    common = [
+        length if part is None else min(part.position, length)
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    return Identity(
+        num_rows=len(parts),
+        num_only_first=tables[0].num_rows - len(parts),
+        num_only_second=tables[1].num_rows - len(parts),
+        num_identical=len(parts) - len(differing),
+        kinds=Counter(part.kind for part in differing),
+        first_differences=np.array([part.position for part in differing], np.int64),
+        relative_positions=np.array([part.position / max(1, part.num_tokens) for part in differing]),
+        num_common_tokens=sum(common),
+        num_tokens=sum(lengths),
+        expectation=expectation(first, second),
+        columns={
+            **{name: ours[name].to_pylist() for name in KEY},
+            "difference": [None if part is None else part.kind for part in parts],
+            "first_difference": [None if part is None else part.position for part in parts],
+        },
+    )
+
+
+def expectation(first: Completions, second: Completions) -> str:
+    """What the manifests say of the same tokens in both runs."""
+    if first.manifest is None or second.manifest is None:
+        return "unknown: a merged file does not say how its run was made"
+    ours, theirs = first.manifest.fingerprint, second.manifest.fingerprint
+    differing = {
+        name for name in (set(ours) | set(theirs)) - LAYOUT_FIELDS if ours.get(name) != theirs.get(name)
+    }
+    is_greedy = ours.get("temperature") == 0 == theirs.get("temperature")
+    relevant = differing & (SAMPLE_FIELDS if is_greedy else SAMPLE_FIELDS | DRAWING_FIELDS)
+    if relevant:
+        return f"other tokens: the runs differ in {', '.join(sorted(relevant))}"
+    if differing and any(run.is_exact is False for run in (first, second)):
+        return "other tokens: one of the runs is lossy"
+    limit = ""
+    if ours.get("max_seq_len") != theirs.get("max_seq_len"):
+        limit = ", but for rows that reach the smaller max_seq_len"
+    if is_greedy or ours.get("acceptance") == "gumbel" == theirs.get("acceptance"):
+        how = "greedy" if is_greedy else "gumbel with one seed"
+        return f"the same tokens, up to rounding where logits tie: {how} emits the target's own{limit}"
+    if differing:
+        names = ", ".join(sorted(differing))
+        return f"the same distribution, and other tokens: under rejection they depend on {names}"
+    if "law" in (run.manifest.info.get("reproducibility") for run in (first, second) if run.manifest):
+        return "the same distribution, and other tokens: block lengths depend on the batch"
+    return f"the same tokens, up to rounding: the runs have the same settings{limit}"
+
+
+def quartiles(values: np.ndarray) -> dict[str, float] | None:
+    """None without values."""
+    if not len(values):
+        return None
+    return {name: float(np.quantile(values, share)) for name, share in QUARTILES.items()}
+
+
+def position_histogram(positions: np.ndarray) -> list[dict[str, int]]:
+    """In steps that double: 0, 1, 2-3, 4-7, ...; without the empty ones."""
+    buckets = Counter(int(position).bit_length() for position in positions)
+    return [
+        {"from": 2 ** (bits - 1) if bits else 0, "to": 2**bits - 1 if bits else 0, "num_rows": buckets[bits]}
+        for bits in sorted(buckets)
+    ]
+
+
+@dataclass(frozen=True)
+class _Parting:
+    """Where a row's completions part; ``num_tokens`` of the longer one."""
+
+    kind: str
+    position: int
+    num_tokens: int
+
+
+def _compare(ours: np.ndarray, theirs: np.ndarray, our_end: str, their_end: str) -> _Parting | None:
+    """None for completions with the same tokens and the same end."""
+    shorter, longer = sorted((len(ours), len(theirs)))
+    unequal = np.flatnonzero(ours[:shorter] != theirs[:shorter])
+    position = int(unequal[0]) if len(unequal) else shorter
+    if (our_end == FAILED) != (their_end == FAILED):
+        return _Parting(FAILED, position, longer)
+    if len(unequal):
+        return _Parting(TOKEN, position, longer)
+    if shorter != longer or our_end != their_end:
+        return _Parting(LENGTH, position, longer)
+    return None
+
+
+def _matching_rows(first: pa.Table, second: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Indices into both of the rows that have the same key."""
+    keys = []
+    for table in (first, second):
+        row_ids, samples = (table[name].to_numpy().astype(np.int64) for name in KEY)
+        keys.append(row_ids * 2**32 + samples)
+    _, index_first, index_second = np.intersect1d(keys[0], keys[1], return_indices=True)
+    return index_first, index_second
+
+
+def _check_prompts(first: Completions, second: Completions, ours_N: np.ndarray, theirs_N: np.ndarray) -> None:
+    prompts = [
+        run.table["prompt"].take(pa.array(index)).to_pylist()
+        for run, index in ((first, ours_N), (second, theirs_N))
+    ]
+    for index, (ours, theirs) in enumerate(zip(*prompts, strict=True)):
+        if ours != theirs:
+            row_id = first.table["row_id"][int(ours_N[index])].as_py()
+            raise UserError(
+                f"--against {second.path}: row {row_id} has another prompt there; compare runs over the same "
+                "prompts"
+            )
+
+
+def _token_lists(table: pa.Table) -> list[np.ndarray]:
+    return [np.asarray(ids.values) for ids in table["completion_ids"]]

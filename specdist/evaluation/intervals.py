@@ -1,0 +1,155 @@
+"""How sure a figure is, and whether two runs differ: bootstrap and permutation over prompts.
+
+Both draw how often each *distinct* prompt is taken, which has the same law as drawing prompts one by one and
+costs no more for a million prompts that are right or wrong than for ten.
+
+P prompts, U distinct ones, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.evaluation.scores import Metric
+
+NUM_PERMUTATIONS = 10_000
+# Sums of floats in another order: permutations as far out as the data must count as that.
+TOLERANCE = 1e-9
+# Numbers of a block of draws; the rest is memory.
+BLOCK = 2**22
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Percentile bootstrap (Efron 1979)."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """``difference``: the first run less the second, on the prompts of both.
+
+    ``p_value``: how often swapping the runs, prompt by prompt at random, gives a difference as large;
+    two-sided. Where prompts differ by one size only, as right or wrong answers, it is exact: McNemar's test.
+    """
+
+    num_prompts: int
+    first: float | None
+    second: float | None
+    difference: float | None
+    interval: Interval | None
+    num_better: int
+    num_worse: int
+    p_value: float
+    test: str
+
+
+def bootstrap_interval(
+    metric: Metric, *, confidence: float, num_resamples: int, seed: int
+) -> Interval | None:
+    """None where the figure has no value."""
+    if metric.value is None:
+        return None
+    parts_UX, counts_U = _distinct(np.stack([metric.numerators_P, metric.denominators_P], axis=1))
+    rng = np.random.default_rng(seed)
+    sums = np.concatenate([draws @ parts_UX for draws in _resamples(rng, counts_U, num_resamples)])
+    return _percentiles(_ratio(sums[:, 0], sums[:, 1]), confidence)
+
+
+def compare_paired(
+    first: Metric, second: Metric, *, confidence: float, num_resamples: int, seed: int
+) -> PairedComparison:
+    """Of the same prompts in the same order."""
+    parts = [first.numerators_P, first.denominators_P, second.numerators_P, second.denominators_P]
+    parts_UX, counts_U = _distinct(np.stack(parts, axis=1))
+    rng = np.random.default_rng(seed)
+    interval = None
+    difference = None
+    if first.value is not None and second.value is not None:
+        difference = first.value - second.value
+        sums = np.concatenate([draws @ parts_UX for draws in _resamples(rng, counts_U, num_resamples)])
+        interval = _percentiles(_ratio(sums[:, 0], sums[:, 1]) - _ratio(sums[:, 2], sums[:, 3]), confidence)
+    gains_P = _ratio(parts[0], parts[1]) - _ratio(parts[2], parts[3])
+    num_better, num_worse = int((gains_P > 0).sum()), int((gains_P < 0).sum())
+    is_exact = _differ_by_one_size(gains_P) and bool((parts[1] == parts[3]).all() and np.ptp(parts[1]) == 0)
+    if is_exact:
+        p_value, test = sign_test(num_better, num_worse), "exact sign test (McNemar)"
+    else:
+        p_value, test = _permutation_test(parts_UX, counts_U, rng), f"{NUM_PERMUTATIONS:,} permutations"
+    return PairedComparison(
+        num_prompts=len(parts[0]),
+        first=first.value,
+        second=second.value,
+        difference=difference,
+        interval=interval,
+        num_better=num_better,
+        num_worse=num_worse,
+        p_value=p_value,
+        test=test,
+    )
+
+
+def sign_test(num_better: int, num_worse: int) -> float:
+    """Two-sided and exact: McNemar's test of which the discordant pairs are a fair coin's."""
+    total, fewer = num_better + num_worse, min(num_better, num_worse)
+    tail = term = 1
+    for k in range(fewer):
+        term = term * (total - k) // (k + 1)
+        tail += term
+    return min(1.0, float(2 * tail / 2**total))
+
+
+def _permutation_test(parts_UX: np.ndarray, counts_U: np.ndarray, rng: np.random.Generator) -> float:
+    """Swapping a prompt's two results moves its parts from one sum to the other."""
+    swap_UX = parts_UX[:, [2, 3, 0, 1]] - parts_UX
+    totals_X = counts_U @ parts_UX
+    observed = _difference(totals_X[None])[0]
+    if not np.isfinite(observed):
+        return 1.0
+    num_extreme = 0
+    for draws_RU in _blocks(NUM_PERMUTATIONS, len(counts_U)):
+        swapped_RU = rng.binomial(counts_U, 0.5, size=(draws_RU, len(counts_U)))
+        differences_R = _difference(totals_X + swapped_RU @ swap_UX)
+        num_extreme += int((np.abs(differences_R) >= abs(observed) * (1 - TOLERANCE)).sum())
+    return (1 + num_extreme) / (1 + NUM_PERMUTATIONS)
+
+
+def _difference(sums_RX: np.ndarray) -> np.ndarray:
+    return _ratio(sums_RX[:, 0], sums_RX[:, 1]) - _ratio(sums_RX[:, 2], sums_RX[:, 3])
+
+
+def _differ_by_one_size(gains_P: np.ndarray) -> bool:
+    sizes = np.abs(gains_P[gains_P != 0])
+    return bool(np.isfinite(sizes).all()) and (len(sizes) == 0 or bool(np.ptp(sizes) <= TOLERANCE))
+
+
+def _distinct(parts_PX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.unique(parts_PX, axis=0, return_counts=True)
+
+
+def _resamples(rng: np.random.Generator, counts_U: np.ndarray, num_resamples: int) -> Iterator[np.ndarray]:
+    """How often each distinct prompt is drawn, [R, U] in blocks."""
+    total = int(counts_U.sum())
+    for size in _blocks(num_resamples, len(counts_U)):
+        yield rng.multinomial(total, counts_U / total, size=size)
+
+
+def _blocks(num: int, width: int) -> list[int]:
+    size = max(1, BLOCK // max(1, width))
+    return [min(size, num - start) for start in range(0, num, size)]
+
+
+def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    """Where there is nothing to divide by: not a number."""
+    return np.divide(numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators != 0)
+
+
+def _percentiles(values_R: np.ndarray, confidence: float) -> Interval:
+    outside = (1 - confidence) / 2
+    low, high = np.nanquantile(values_R, [outside, 1 - outside])
+    return Interval(float(low), float(high))

@@ -1,0 +1,135 @@
+"""How likely the target finds the completions: mean log-likelihood per token, in nats.
+
+It is that of the target's own distribution, softmax of its float32 logits, whatever temperature and filters
+the run had; the stop token counts, as it was emitted.
+
+R rows of a pass, L longest of them in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from specdist.errors import UserError
+from specdist.evaluation.config import EvaluateConfig
+from specdist.evaluation.reading import Completions
+from specdist.evaluation.scores import Groups, Metric, Scores
+from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS
+from specdist.job.tokens import load_tokenizer
+from specdist.job.topology import local_device
+from specdist.models.checkpoint import Checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A prompt's tokens and, from ``start`` on, those of its completion."""
+
+    token_ids: list[int]
+    start: int
+
+
+def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores:
+    """Rows without tokens (errors) have no likelihood, and do not count.
+
+    Raises :class:`UserError` where the model's tokenizer is not the run's, or no row has a token.
+    """
+    assert config.model is not None and config.max_batch_tokens is not None
+    checkpoint = open_checkpoint("--model", config.model)
+    rows = completions.rows(*IDENTITY_COLUMNS, "prompt", "completion_ids", "num_prompt_tokens")
+    scored = [row["finish_reason"] != ERROR and len(row["completion_ids"]) > 0 for row in rows]
+    if not any(scored):
+        raise UserError(f"{completions.path} has no completion with a token")
+    tokenizer = load_tokenizer(checkpoint)
+    token_rows = [
+        _token_row(tokenizer, row, checkpoint)
+        for row, is_scored in zip(rows, scored, strict=True)
+        if is_scored
+    ]
+    model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
+    model = model.to(local_device(config.device or "auto")).eval()
+    found = iter(log_likelihoods(model, token_rows, config.max_batch_tokens))
+    sums = [next(found) if is_scored else 0.0 for is_scored in scored]
+    counts = [
+        len(row["completion_ids"]) if is_scored else 0 for row, is_scored in zip(rows, scored, strict=True)
+    ]
+    groups = Groups.of([row["row_id"] for row in rows])
+    return Scores(
+        columns={
+            **{column: [row[column] for row in rows] for column in IDENTITY_COLUMNS},
+            "log_likelihood": [
+                value if is_scored else None for value, is_scored in zip(sums, scored, strict=True)
+            ],
+            "num_tokens": counts,
+        },
+        metrics={"log_likelihood_per_token": Metric(groups.sums(sums), groups.sums(counts))},
+        prompt_ids_P=groups.prompt_ids_P,
+        facts={"model": config.model, "num_tokens": sum(counts)},
+    )
+
+
+def log_likelihoods(model: PreTrainedModel, rows: Sequence[TokenRow], max_batch_tokens: int) -> list[float]:
+    """Sum of the completion tokens' log-probabilities of every row, in the order of the rows."""
+    found = np.empty(len(rows))
+    progress = tqdm(total=len(rows), unit=" rows", disable=None)
+    with progress, torch.inference_mode():
+        for members in _batches([len(row.token_ids) for row in rows], max_batch_tokens):
+            found[members] = _pass(model, [rows[index] for index in members])
+            progress.update(len(members))
+    return list(found.tolist())
+
+
+def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
+    """Padding stands behind the rows, where a causal model does not see it."""
+    length = max(len(row.token_ids) for row in rows)
+    token_ids_RL = torch.zeros(len(rows), length, dtype=torch.int64)
+    mask_RL = torch.zeros(len(rows), length, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        token_ids_RL[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
+        mask_RL[index, : len(row.token_ids)] = 1
+    device = model.device
+    logits_RLV = model(
+        input_ids=token_ids_RL.to(device), attention_mask=mask_RL.to(device), use_cache=False
+    ).logits
+    sums = []
+    for index, row in enumerate(rows):
+        end = len(row.token_ids)
+        # What stands at a position says what comes behind it.
+        logits_NV = logits_RLV[index, row.start - 1 : end - 1].float()
+        chosen_N = torch.tensor(row.token_ids[row.start :], device=device)
+        log_probs_N = torch.log_softmax(logits_NV, dim=-1).gather(1, chosen_N[:, None])
+        sums.append(float(log_probs_N.double().sum()))
+    return np.array(sums)
+
+
+def _batches(lengths: Sequence[int], max_batch_tokens: int) -> Iterator[list[int]]:
+    """Rows of like lengths together, so that there is little padding; the longest first, so that what does
+    not fit into memory is seen at once."""
+    members: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[members[0]] if members else lengths[index]
+        if members and longest * (len(members) + 1) > max_batch_tokens:
+            yield members
+            members = []
+        members.append(index)
+    if members:
+        yield members
+
+
+def _token_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], checkpoint: Checkpoint) -> TokenRow:
+    """Text prompts were given the tokenizer's special tokens, and chat templates write their own."""
+    for with_special in (True, False):
+        prompt_ids: list[int] = tokenizer(row["prompt"], add_special_tokens=with_special)["input_ids"]
+        if len(prompt_ids) == row["num_prompt_tokens"]:
+            return TokenRow([*prompt_ids, *row["completion_ids"]], len(prompt_ids))
+    raise UserError(
+        f"--model {checkpoint.name}: its tokenizer makes {len(prompt_ids)} tokens of the prompt of row "
+        f"{row['row_id']}, and the run had {row['num_prompt_tokens']}: name the run's target, or a model "
+        "with the same tokenizer"
+    )

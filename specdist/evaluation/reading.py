@@ -1,0 +1,81 @@
+"""Completions from a run's folder, or from its merged file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from specdist.data import Manifest
+from specdist.data.inputs import describe_columns
+from specdist.data.merging import SUFFIXES
+from specdist.data.rows import EXACT_METADATA, OUTPUT_COLUMNS
+from specdist.errors import UserError
+from specdist.runs import load_run
+
+
+@dataclass(frozen=True)
+class Completions:
+    """The rows of a run, in input order.
+
+    ``manifest`` is None for a merged file, which has none; ``num_missing_shards`` counts what an unfinished
+    run has yet to do.
+    """
+
+    path: Path
+    table: pa.Table
+    manifest: Manifest | None
+    num_missing_shards: int = 0
+
+    @property
+    def is_exact(self) -> bool | None:
+        """What the metadata say; None for files of before they did."""
+        found = (self.table.schema.metadata or {}).get(EXACT_METADATA)
+        return None if found is None else found == b"true"
+
+    def check_columns(self, names: dict[str, str]) -> None:
+        """``names``: what needs a column, by column. Raises :class:`UserError` for one that is missing."""
+        for name, purpose in names.items():
+            if name not in self.table.column_names:
+                own = [field for field in self.table.schema if field.name not in OUTPUT_COLUMNS]
+                raise UserError(
+                    f"{purpose} needs the column {name}, which {self.path} does not have; beside the "
+                    f"output's own it has {describe_columns(pa.schema(own))}"
+                )
+
+    def rows(self, *names: str) -> list[dict[str, Any]]:
+        """These columns, or all."""
+        table = self.table.select(list(names)) if names else self.table
+        return list(table.to_pylist())
+
+
+def read_completions(path: Path) -> Completions:
+    """Every finished shard is compared with its checksum.
+
+    Raises :class:`UserError` for what is neither a run nor a file that jobs/merge.py has written.
+    """
+    if path.is_dir():
+        run = load_run(path, verify=True)
+        return Completions(path, run.table, run.manifest, len(run.missing_shards))
+    if not path.is_file():
+        raise UserError(f"{path}: no such file or folder; name the folder of a run, or its merged file")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path} is of no known type: a merged file ends in one of {', '.join(SUFFIXES)}")
+    table = _read_merged(path)
+    missing = [name for name in OUTPUT_COLUMNS if name not in table.column_names]
+    if missing:
+        raise UserError(f"{path} is no output of jobs/generate.py: it lacks the columns {', '.join(missing)}")
+    return Completions(path, table, None)
+
+
+def _read_merged(path: Path) -> pa.Table:
+    try:
+        if path.suffix == ".parquet":
+            return pa.parquet.read_table(path)
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read (damaged, or cut short?): {error}") from error

@@ -1,0 +1,164 @@
+"""``jobs/evaluate.py``: from its options to the text and the document that it prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdist.errors import UserError
+from specdist.evaluation.config import EvaluateConfig
+from specdist.evaluation.harness import export_prompts
+from specdist.evaluation.identity import compare_tokens
+from specdist.evaluation.intervals import bootstrap_interval, compare_paired
+from specdist.evaluation.reading import Completions, read_completions
+from specdist.evaluation.results import (
+    DIFFERENCES_FILE,
+    ROWS_FILE,
+    check_output,
+    identity_lines,
+    metric_document,
+    metrics_table,
+    paired_document,
+    paired_table,
+    write_results,
+)
+from specdist.evaluation.scores import Scores
+from specdist.evaluation.tasks import SCORERS, check_task
+from specdist.evaluation.text_tasks import ERROR
+
+
+def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
+    """What to print, and the document. Raises :class:`UserError`."""
+    if config.lm_eval_export is not None:
+        return export_prompts(config)
+    assert config.run is not None
+    output = config.output_folder
+    check_output(output, overwrite=config.overwrite)
+    first = read_completions(Path(config.run))
+    second = None if config.against is None else read_completions(Path(config.against))
+    runs = [first] if second is None else [first, second]
+    for run in runs if config.task is not None else []:
+        check_task(run, config)
+    parts, document = [_describe(run) for run in runs], _document(config, first)
+    tables: dict[str, Mapping[str, Any]] = {}
+    if second is not None:
+        identity = compare_tokens(first, second)
+        parts.append("\n".join(identity_lines(identity)))
+        document |= {"against": config.against, "identity": identity.document()}
+        tables[DIFFERENCES_FILE] = identity.columns
+    if config.task is not None:
+        scores = score(first, config)
+        other = None if second is None else score(second, config)
+        tables[ROWS_FILE] = scores.columns
+        metrics, comparisons = _figures(scores, config), _compare(scores, other, config)
+        document |= {"metrics": metrics, "facts": dict(scores.facts), "paired": comparisons}
+        parts.append(metrics_table(metrics, config.confidence))
+        if comparisons:
+            parts.append(paired_table(comparisons, config.confidence))
+        parts += _fact_lines(scores.facts)
+    write_results(output, document, tables)
+    document["output"] = str(output)
+    parts.append(f"results: {output}")
+    return "\n\n".join(parts), document
+
+
+def score(completions: Completions, config: EvaluateConfig) -> Scores:
+    """By the task of the configuration."""
+    assert config.task_kind is not None
+    return SCORERS[config.task_kind](completions, config)
+
+
+def _describe(completions: Completions) -> str:
+    """A line of what is evaluated, and one for what a reader must know of it."""
+    errors = _errors(completions)
+    num_rows = completions.table.num_rows
+    lines = [f"{completions.path}: {num_rows:,} completions of {_num_prompts(completions):,} prompts"]
+    if errors:
+        shown = "; ".join(f"{count:,} x {reason}" for reason, count in errors.most_common(3))
+        lines.append(f"{sum(errors.values()):,} rows ended with an error and count as wrong: {shown}")
+    if completions.num_missing_shards:
+        lines.append(f"NOT complete: {completions.num_missing_shards:,} shards are still missing")
+    if completions.is_exact is False:
+        lines.append("NOT exact: a lossy run, whose tokens do not follow the target's distribution")
+    return "\n".join(lines)
+
+
+def _document(config: EvaluateConfig, completions: Completions) -> dict[str, Any]:
+    errors = _errors(completions)
+    return {
+        "run": config.run,
+        "task": config.task,
+        "exact": completions.is_exact,
+        "complete": completions.num_missing_shards == 0,
+        "num_rows": completions.table.num_rows,
+        "num_prompts": _num_prompts(completions),
+        "num_error_rows": sum(errors.values()),
+        "errors": dict(errors.most_common()),
+        "confidence": config.confidence,
+        "num_resamples": config.num_resamples,
+        "seed": config.seed,
+        "options": config.task_options,
+    }
+
+
+def _errors(completions: Completions) -> Counter[str]:
+    """Rows with an error, by reason."""
+    rows = completions.rows("finish_reason", "error")
+    return Counter(str(row["error"]) for row in rows if row["finish_reason"] == ERROR)
+
+
+def _num_prompts(completions: Completions) -> int:
+    return len(np.unique(completions.table["row_id"].to_numpy()))
+
+
+def _figures(scores: Scores, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
+    return {
+        name: metric_document(
+            metric,
+            bootstrap_interval(
+                metric, confidence=config.confidence, num_resamples=config.num_resamples, seed=config.seed
+            ),
+        )
+        for name, metric in scores.metrics.items()
+    }
+
+
+def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
+    """On the prompts of both. Raises :class:`UserError` if the runs share no prompt that was scored."""
+    if other is None:
+        return {}
+    _, ours, theirs = np.intersect1d(scores.prompt_ids_P, other.prompt_ids_P, return_indices=True)
+    if not len(ours):
+        raise UserError(f"--against {config.against}: no prompt was scored in both runs")
+    return {
+        name: paired_document(
+            compare_paired(
+                metric.take(ours),
+                other.metrics[name].take(theirs),
+                confidence=config.confidence,
+                num_resamples=config.num_resamples,
+                seed=config.seed,
+            )
+        )
+        for name, metric in scores.metrics.items()
+        if name in other.metrics
+    }
+
+
+def _fact_lines(facts: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if facts.get("num_rows_without_reference"):
+        lines.append(f"{facts['num_rows_without_reference']:,} rows have no reference, and are left out")
+    if "outcomes" in facts:
+        lines.append(
+            "programs: " + ", ".join(f"{count:,} {name}" for name, count in facts["outcomes"].items())
+        )
+        lines.append("isolated by: " + ", ".join(facts["isolation"]))
+    for task, figures in facts.get("lm_eval", {}).items():
+        shown = ", ".join(f"{name} {value:g}" for name, value in figures.items())
+        lines.append(f"the harness on {task}: {shown}")
+    return ["\n".join(lines)] if lines else []

@@ -1,0 +1,129 @@
+"""Programs that a model has written, each in a process of its own that can do little harm.
+
+What :mod:`specdist.evaluation.supervisor` sets up is the strongest that the machine's kernel lets this user
+have, and the outcome says which it was. None of it is a virtual machine: files that this user can read can be
+read by the program too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from specdist.errors import UserError
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+# For the start of two processes on a busy machine, behind the program's own time.
+GRACE_S = 30.0
+# What almost every program begins with: the interpreter's files must be in reach.
+PROBE = "import collections, math, re, typing"
+PASSED, FAILED, TIMED_OUT, ENDED_EARLY = "passed", "failed", "timed out", "ended early"
+OutcomeName = Literal["passed", "failed", "timed out", "ended early"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of one program. ``file_bytes``: of a file, and where the kernel isolates files, of all of them."""
+
+    wall_s: float = 10.0
+    memory_bytes: int = 2 * 2**30
+    file_bytes: int = 16 * 2**20
+    num_files: int = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``detail``: the exception, or how the process ended. ``isolation``: what was in force."""
+
+    outcome: OutcomeName
+    detail: str | None
+    isolation: tuple[str, ...]
+
+
+def check_sandbox(limits: Limits) -> tuple[str, ...]:
+    """The isolation that programs will have. Raises :class:`UserError` where not even a few imports run."""
+    if not sys.platform.startswith("linux"):
+        raise UserError(f"programs are run on Linux only, and this is {sys.platform}")
+    found = run_program(PROBE, limits)
+    if found.outcome != PASSED:
+        raise UserError(
+            f"a program of a few imports does not run within {limits.wall_s:g} s and "
+            f"{limits.memory_bytes / 2**20:g} MiB ({found.outcome}: {found.detail}): raise --time_limit_s or "
+            "--memory_limit_mib"
+        )
+    return found.isolation
+
+
+def run_programs(programs: Sequence[str], limits: Limits, num_workers: int) -> list[Outcome]:
+    """In the programs' order, ``num_workers`` at a time; equal ones are run once."""
+    unique = list(dict.fromkeys(programs))
+    with ThreadPoolExecutor(num_workers) as pool:
+        running = pool.map(lambda program: run_program(program, limits), unique)
+        found = list(tqdm(running, total=len(unique), unit=" programs", disable=None))
+    by_program = dict(zip(unique, found, strict=True))
+    return [by_program[program] for program in programs]
+
+
+def run_program(
+    program: str, limits: Limits, *, use_namespaces: bool = True, use_audit_hook: bool = True
+) -> Outcome:
+    """Run Python text to its end. It has passed if its last statement was reached.
+
+    Raises RuntimeError if the supervisor itself fails.
+    """
+    spec = {
+        "program": program,
+        "limits": dataclasses.asdict(limits),
+        "use_namespaces": use_namespaces,
+        "use_audit_hook": use_audit_hook,
+    }
+    with tempfile.TemporaryDirectory(prefix="specdist-program-", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-B", str(SUPERVISOR)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            env=_environment(folder),
+            start_new_session=True,
+        )
+        try:
+            answer, errors = process.communicate(json.dumps(spec).encode(), limits.wall_s + GRACE_S)
+        except subprocess.TimeoutExpired:
+            answer, errors = b"", b"it does not end"
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        reason = errors.decode(errors="replace")[-2000:]
+        raise RuntimeError(f"the supervisor of a program has failed: {reason}") from None
+    return Outcome(found["outcome"], found["detail"], tuple(found["isolation"]))
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Nothing of this process's, which may hold keys and tokens."""
+    return {
+        "PATH": "/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "HOME": folder,
+        "TMPDIR": folder,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }

@@ -1,0 +1,138 @@
+"""The dataset card of a complete run, ``README.md`` in its folder: what was made how, and how to read it.
+
+With it ``datasets.load_dataset(FOLDER)`` finds the rows, and the folder can be pushed to a hub as it is. It
+follows from the manifest and from the columns of the first shard alone, so that every replica and every
+restart writes the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import yaml
+
+from specdist.data import Manifest, RunFolder
+from specdist.data.files import write_atomically
+from specdist.data.reading import open_shard
+from specdist.data.run_folder import CARD_MARK
+from specdist.markdown import code, plain, table
+from specdist.policy_options import POLICY_OPTIONS
+from specdist.references import references_of
+from specdist.schema import column_fields, fields_table
+
+SIZE_BOUNDS = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100K<n<1M"))
+LARGEST_SIZE = "n>1M"
+LOSSY = (
+    "> **These completions do not follow the target's own distribution.** The lossy policy `sprinter` "
+    "commits what its verifier does not doubt without asking the target."
+)
+EXACT = "The completions are exact: they follow the target's own distribution, as if it had worked alone."
+REPRODUCIBILITY = {
+    "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
+    "shards or a restart.",
+    "law": "The same options and seed give the same distribution; tokens may differ, because block lengths "
+    "depend on the rest of the batch.",
+}
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop", "num_samples", "max_seq_len")
+READING = """```python
+from datasets import load_dataset
+
+rows = load_dataset("FOLDER", split="train")  # this folder, or the name of its repository
+```
+
+`specdist.load_run("FOLDER")` gives the rows without a copy of them, and the run's statistics."""
+
+
+def write_card(folder: RunFolder) -> None:
+    """Of a complete run. One that is there stays: somebody may have written more into it."""
+    if folder.card_path.exists():
+        return
+    content = card_text(folder.manifest, open_shard(folder.paths(0), verify=False).schema).encode()
+    write_atomically(folder.card_path, lambda file: file.write(content))
+
+
+def card_text(manifest: Manifest, schema: pa.Schema) -> str:
+    """The whole file; ``schema`` is that of the shards."""
+    run, info = manifest.fingerprint, manifest.info
+    title = _title(info)
+    num_rows = int(run["num_rows"]) * int(run["num_samples"])
+    sections = [
+        f"---\n{_front_matter(title, num_rows, is_traced=bool(run.get('trace')))}---",
+        f"# {plain(title)}",
+        f"{num_rows:,} completions of {run['num_rows']:,} prompts, generated with specdist {_by(run)}.",
+        EXACT if info["exact"] else LOSSY,
+        REPRODUCIBILITY[info["reproducibility"]],
+        CARD_MARK,
+        "## How it was generated",
+        table(["option", "value"], [[name, code(value)] for name, value in _options(run, info).items()]),
+        "## Reading it",
+        READING,
+        "## Columns",
+        fields_table("column", column_fields(schema, "a column of the prompts, unchanged")),
+        *_references(run),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _by(run: Mapping[str, Any]) -> str:
+    return "by the target alone" if run["policy"] == "none" else "by speculative decoding"
+
+
+def _title(info: Mapping[str, Any]) -> str:
+    title = f"Completions by {_last_name(info['target'])} of {_last_name(info['prompts'])}"
+    # A line of its own could end the front matter.
+    return " ".join(title.split())
+
+
+def _front_matter(title: str, num_rows: int, *, is_traced: bool) -> str:
+    configs: list[dict[str, Any]] = [
+        {"config_name": "default", "default": True, "data_files": [_files("shards/shard-*.arrow")]}
+    ]
+    if is_traced:
+        configs.append({"config_name": "trace", "data_files": [_files("stats/shard-*.trace.arrow")]})
+    values = {
+        "pretty_name": title,
+        "task_categories": ["text-generation"],
+        "size_categories": [next((name for bound, name in SIZE_BOUNDS if num_rows < bound), LARGEST_SIZE)],
+        "tags": ["synthetic", "speculative-decoding", "specdist"],
+        "configs": configs,
+    }
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _files(pattern: str) -> dict[str, str]:
+    return {"split": "train", "path": pattern}
+
+
+def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
+    """By name; what does not apply is left out."""
+    names = ("policy", *POLICY_OPTIONS, "verify", "acceptance", "overlap", "num_branches")
+    of_draft = {name: run.get(name) for name in names} if run["policy"] != "none" else {"policy": "none"}
+    values = {
+        "target": _last_name(info["target"]),
+        "draft": _last_name(info["draft"]),
+        "dtype": run["dtype"],
+        **{name: run[name] for name in SAMPLING},
+        **of_draft,
+        "specdist": info.get("versions", {}).get("specdist"),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _references(run: Mapping[str, Any]) -> list[str]:
+    found = references_of(policy=run["policy"], acceptance=run["acceptance"])
+    if not found:
+        return []
+    return ["## Methods", "\n".join(f"- {reference.markdown()}" for reference in found)]
+
+
+def _last_name(name: str | None) -> str | None:
+    """Of a folder or file on somebody's machine the last part; a hub's name stays whole."""
+    if name is None:
+        return None
+    path = Path(name)
+    is_local = path.is_absolute() or name.startswith(".") or len(path.parts) > 2
+    return path.name or name if is_local else name

@@ -1,0 +1,34 @@
+"""Libraries meet a damaged model file with whatever fails first: made into one message each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from specdist.errors import UserError
+
+
+@contextlib.contextmanager
+def reading(what: str, remedy: str = "fetch it again") -> Iterator[None]:
+    """Around one call of a library on files of a user's: its error becomes a :class:`UserError`.
+
+    transformers, tokenizers and torch check few values before they use them; so a wrong one shows as a
+    TypeError, a KeyError, a ZeroDivisionError or, from Rust, a panic, which is no Exception.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what} cannot be used ({_reason(error)}): {remedy}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what} cannot be used ({_reason(error)}): {remedy}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Its message, and its kind where that says more: a KeyError's message is the key."""
+    text = " ".join(str(error).split())
+    shown = text if isinstance(error, (ValueError, OSError)) and text else f"{type(error).__name__}: {text}"
+    return shown if len(shown) <= 500 else f"{shown[:497]}..."

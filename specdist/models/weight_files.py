@@ -1,0 +1,105 @@
+"""A checkpoint's weights in files: which they are, whether they are whole, and their tensors one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specdist.errors import UserError
+from specdist.json_values import parse_object
+from specdist.models.damage import reading
+
+SAFETENSORS_INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
+PICKLE_SUFFIX = ".bin"
+
+
+def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
+    """The files that hold the weights, each of them whole. Raises :class:`UserError`.
+
+    Pickled ones are taken where there are no others and it is allowed; their code is not run all the same.
+    """
+    what = f"{option} {name}"
+    files = _named_files(what, folder, SAFETENSORS_INDEX, "*.safetensors")
+    if not files:
+        files = _pickled_files(what, folder, allows_pickle=allows_pickle)
+    for path in files:
+        with reading(f"{what}: {path.name} is no whole {_kind(path)} file and"), open_weights(path):
+            pass
+    return files
+
+
+@contextlib.contextmanager
+def open_weights(path: Path) -> Iterator[StoredTensors]:
+    """The tensors of one file, none of which is in memory before it is asked for."""
+    if path.suffix == PICKLE_SUFFIX:
+        # weights_only: tensors and plain containers; anything that would call a function is an error.
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+            raise ValueError("it holds other things than named tensors")
+        yield StoredTensors(
+            list(tensors), lambda name: tuple(tensors[name].shape), lambda name: tensors[name].clone()
+        )
+        return
+    with safe_open(path, framework="pt") as file:
+        yield StoredTensors(
+            list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()), file.get_tensor
+        )
+
+
+class StoredTensors:
+    """By name: :meth:`shape` without reading the tensor, :meth:`read` with."""
+
+    def __init__(
+        self,
+        names: list[str],
+        shape: Callable[[str], tuple[int, ...]],
+        read: Callable[[str], Tensor],
+    ) -> None:
+        self.names = names
+        self.shape = shape
+        self.read = read
+
+
+def _kind(path: Path) -> str:
+    return "PyTorch" if path.suffix == PICKLE_SUFFIX else "safetensors"
+
+
+def _named_files(what: str, folder: Path, index_name: str, pattern: str) -> tuple[Path, ...]:
+    """Those that the index names, or, without one, all that look like it."""
+    index = folder / index_name
+    if not index.is_file():
+        return tuple(sorted(folder.glob(pattern)))
+    with reading(f"{what}: {index_name}"):
+        values = parse_object(index.read_bytes())
+        names = sorted(set(values["weight_map"].values()))
+        # transformers asks for it.
+        if not isinstance(values["metadata"], dict):
+            raise ValueError("its metadata are no object")
+        if not names:
+            raise ValueError("its weight_map is empty")
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise ValueError(f"it names {outside[0]!r}, which is no file of this folder")
+    files = tuple(folder / name for name in names)
+    missing = [path.name for path in files if not path.is_file()]
+    if missing:
+        raise UserError(f"{what} lacks {missing[0]}, which {index_name} names: fetch it again")
+    return files
+
+
+def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
+    if not list(folder.glob(f"*{PICKLE_SUFFIX}")):
+        raise UserError(f"{what} has no *.safetensors files: is the download complete?")
+    if not allows_pickle:
+        raise UserError(
+            f"{what} has no *.safetensors, only pickled *{PICKLE_SUFFIX} weights, a format that can carry "
+            "code: load it once with transformers and save it with save_pretrained, which writes "
+            "safetensors, or pass --allow_pickle to read its tensors, and nothing but tensors, as they are"
+        )
+    return _named_files(what, folder, PICKLE_INDEX, f"pytorch_model*{PICKLE_SUFFIX}")

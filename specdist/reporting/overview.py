@@ -1,0 +1,228 @@
+"""What the run was, how far it is, and its most important numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdist.policy_options import POLICY_OPTIONS
+from specdist.regression import NS_PER_S
+from specdist.reporting.formats import NOTHING, count, duration, number, percent, speed
+from specdist.reporting.markup import Html, join, table, tag
+from specdist.reporting.panel import Panel, paragraph, table_by_run
+from specdist.reporting.runs import ReportedRun
+
+# What a reader asks first, by what it is about; whatever else there is stands below.
+GROUPS = {
+    "Data and models": (
+        "prompts", "limit", "num_samples", "rows_per_shard", "target", "draft", "dtype", "tp_size",
+    ),
+    "Speculation": ("policy", "acceptance", "overlap", "num_branches"),
+    "Sampling and capacity": (
+        "temperature", "top_k", "top_p", "max_new_tokens", "stop", "seed", "max_batch_rows",
+        "max_batch_tokens", "trace",
+    ),
+}  # fmt: skip
+NOT_COMPARED = ("output", "overwrite")
+
+
+def banners(runs: Sequence[ReportedRun]) -> Html:
+    """What nobody may overlook: runs that are not exact, or not finished."""
+    found = []
+    for run in runs:
+        if not run.is_exact:
+            found.append(
+                tag(
+                    "div",
+                    tag("b", f"{run.label} is NOT exact. "),
+                    "Its policy sprinter commits tokens that its verifier does not doubt without asking "
+                    "the target: "
+                    f"{count(run.total.num_trusted_tokens)} tokens were taken on trust, and the "
+                    "completions do "
+                    "not follow the target's distribution. (“exact: false” in the manifest.)",
+                    class_="banner lossy",
+                    role="alert",
+                )
+            )
+        if run.status is not None:
+            status = run.status
+            found.append(
+                tag(
+                    "div",
+                    tag("b", f"{run.label} is not finished. "),
+                    f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
+                    f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are running, "
+                    f"{len(status.failed)} failed, {status.num_waiting} wait. All figures below are of "
+                    "finished "
+                    "shards. Start the run's command again to go on.",
+                    class_="banner unfinished",
+                    role="status",
+                )
+            )
+    return join(found)
+
+
+def tiles(run: ReportedRun) -> Html:
+    """The figures of a single run that are read first, each with what it means."""
+    figures, total = run.summary, run.total
+    found = [
+        ("tokens/s", speed(figures["tokens_per_s"]), "completion tokens per second of a replica's work"),
+        (
+            f"tokens/s per {run.device_name}",
+            speed(figures["tokens_per_s_per_device"]),
+            f"over the replica's {run.num_devices} {run.device_name}{'s' if run.num_devices > 1 else ''}",
+        ),
+        (
+            "tokens per target pass",
+            number(_tokens_per_pass(run)),
+            "of a row; 1 without a draft" if run.has_drafts else "of a row; no draft was used",
+        ),
+    ]
+    if run.has_drafts:
+        factor = run.predictions.theory.get("wall_time_factor")
+        found += [
+            (
+                "draft tokens accepted",
+                percent(figures["draft_acceptance_rate"]),
+                f"of {count(total.num_draft_tokens)} drafted",
+            ),
+            (
+                "speed-up",
+                f"{number(factor.measured)} ×" if factor and factor.measured else NOTHING,
+                "over the target alone, if its passes took as long as here",
+            ),
+        ]
+    found += [
+        ("rows", count(total.num_rows), f"{count(total.num_completion_tokens)} completion tokens"),
+        ("error rows", count(total.num_error_rows), "rows without a completion"),
+        (
+            "work",
+            duration(total.wall_ns / NS_PER_S),
+            f"in {count(len(run.shards))} shards, all replicas together",
+        ),
+    ]
+    return tag(
+        "div",
+        *(
+            tag(
+                "div",
+                tag("div", label, class_="label"),
+                tag("div", value, class_="value"),
+                tag("div", note, class_="note"),
+                class_="tile",
+            )
+            for label, value, note in found
+        ),
+        class_="tiles",
+    )
+
+
+def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
+    """The same figures of several runs."""
+    rows = [
+        ("exact", lambda run: "yes" if run.is_exact else "NO"),
+        (
+            "complete",
+            lambda run: "yes" if run.status is None else f"{len(run.shards)} of {run.num_shards} shards",
+        ),
+        ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
+        ("tokens/s per rank or GPU", lambda run: speed(run.summary["tokens_per_s_per_device"])),
+        ("ranks of a replica", lambda run: count(run.num_devices)),
+        ("tokens per target pass of a row", lambda run: number(_tokens_per_pass(run))),
+        ("draft tokens accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
+        ("target passes per token", lambda run: number(run.total.verification_rate, 3)),
+        ("draft tokens lost per token", lambda run: number(run.total.discard_rate, 3)),
+        ("rows", lambda run: count(run.total.num_rows)),
+        ("error rows", lambda run: count(run.total.num_error_rows)),
+        ("completion tokens", lambda run: count(run.total.num_completion_tokens)),
+        ("work", lambda run: duration(run.total.wall_ns / NS_PER_S)),
+    ]
+    return Panel(
+        name="side-by-side",
+        title="Side by side",
+        help="The same figures of every run. Compare speeds only of runs on the same machine.",
+        content=[table_by_run("", runs, rows)],
+    )
+
+
+def configuration(runs: Sequence[ReportedRun]) -> Panel:
+    """Exactness and options; of several runs first what differs."""
+    rows = [
+        ("exactness", lambda run: "exact" if run.is_exact else "NOT exact"),
+        ("reproducibility", lambda run: str(run.info.get("reproducibility", NOTHING))),
+        ("device", lambda run: str(run.info.get("device", NOTHING))),
+        ("ranks of a replica", lambda run: count(run.num_devices)),
+        *(
+            (name, lambda run, name=name: str(run.info.get("versions", {}).get(name, NOTHING)))
+            for name in ("specdist", "torch", "transformers", "deepspeed")
+        ),
+    ]
+    content = [table_by_run("this run" if len(runs) == 1 else "", runs, rows)]
+    if len(runs) > 1:
+        options = dict.fromkeys(name for run in runs for name in run.config if name not in NOT_COMPARED)
+        differing = [name for name in options if len({_shown(run.config, name) for run in runs}) > 1]
+        content.insert(0, _options(runs, differing, "Options that differ"))
+    else:
+        content = [tag("div", *content, *_option_groups(runs[0]), class_="columns")]
+    content.append(paragraph(_reproducibility(runs)))
+    everything = [
+        table(["option", "value"], [[name, _shown(run.config, name)] for name in run.config], num_texts=2,
+              class_="free", caption=run.label if len(runs) > 1 else "")
+        for run in runs
+    ]  # fmt: skip
+    content.append(tag("details", tag("summary", "All options"), *everything))
+    return Panel(
+        name="configuration",
+        title="Configuration and exactness",
+        help="With which options the run was started (config.yaml), and what may be expected of its tokens.",
+        content=content,
+    )
+
+
+def _option_groups(run: ReportedRun) -> list[Html]:
+    """What was set, or has a default that decides something."""
+    found = []
+    for title, names in GROUPS.items():
+        own = _policy_options(run.config) if title == "Speculation" and run.has_drafts else []
+        shown = [name for name in (*names, *own) if run.config.get(name) not in (None, [])]
+        found.append(_options([run], shown, title))
+    return found
+
+
+def _reproducibility(runs: Sequence[ReportedRun]) -> str:
+    told = []
+    if any(run.is_exact for run in runs):
+        told.append("Exact: the completions follow the target's own distribution, whatever the draft.")
+    classes = {run.info.get("reproducibility") for run in runs}
+    if "tokens" in classes:
+        told.append("“tokens”: the same seed gives the same tokens, whatever the batch, shards or restarts.")
+    if "law" in classes:
+        told.append("“law”: the same seed gives the same distribution; tokens may depend on the batch.")
+    return " ".join(told)
+
+
+def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) -> Html:
+    if not names:
+        return paragraph("All options are the same.")
+    header = ["option", *([run.label for run in runs] if len(runs) > 1 else ["value"])]
+    rows = [[name, *(_shown(run.config, name) for run in runs)] for name in names]
+    return table(header, rows, num_texts=1 + len(runs), caption=caption, class_="free")
+
+
+def _policy_options(config: Mapping[str, Any]) -> list[str]:
+    """Those that the run's policy takes."""
+    policy = config.get("policy")
+    return [*(name for name, option in POLICY_OPTIONS.items() if policy in option.defaults), "head", "verify"]
+
+
+def _shown(config: Mapping[str, Any], name: str) -> str:
+    value = config.get(name)
+    if value is None or value == []:
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _tokens_per_pass(run: ReportedRun) -> float | None:
+    steps = run.total.num_row_steps
+    return (steps + run.total.num_accepted_tokens) / steps if steps else None

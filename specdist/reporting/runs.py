@@ -1,0 +1,153 @@
+"""What a report knows of a run: its folder's manifest, options, statistics, errors and trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specdist.data import RunFolder
+from specdist.errors import UserError
+from specdist.job.report import run_operations, run_predictions
+from specdist.job.status import RunStatus, StatusReader
+from specdist.policy_options import POLICY_OPTIONS
+from specdist.predictions import Comparison, Predictions
+from specdist.regression import NS_PER_S
+from specdist.reporting.failures import ErrorRows, read_error_rows
+from specdist.reporting.traces import TracedTokens, read_traced_tokens
+from specdist.runs import load_run
+from specdist.stats import Stats
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run as it is now.
+
+    Attributes:
+        label: what it is called beside others.
+        config: its resolved options with the policy's defaults; few where ``config.yaml`` is gone.
+        shards: statistics of its complete shards, by number; ``total`` is their sum.
+        replicas: who has finished each of these, by number; empty names where that was not noted.
+        status: how far it is; None of a complete run.
+        trace: of the drafted tokens; None without ``--trace``.
+    """
+
+    label: str
+    folder: RunFolder
+    config: Mapping[str, Any]
+    info: Mapping[str, Any]
+    num_shards: int
+    shards: Mapping[int, Stats]
+    replicas: Mapping[int, str]
+    total: Stats
+    status: RunStatus | None
+    errors: ErrorRows
+    trace: TracedTokens | None
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.info["exact"])
+
+    @property
+    def num_devices(self) -> int:
+        """Ranks of a replica, each of them on a device of its own where there are GPUs."""
+        return int(self.info.get("world_size", 1))
+
+    @property
+    def device_name(self) -> str:
+        return "GPU" if self.info.get("device") == "cuda" else "rank"
+
+    @property
+    def has_drafts(self) -> bool:
+        return self.total.num_drafts > 0
+
+    @property
+    def num_replicas(self) -> int:
+        """That have finished shards; 1 where it was not noted."""
+        return len(set(self.replicas.values()))
+
+    @property
+    def is_colocated(self) -> bool:
+        """Both models in one process: no message has travelled."""
+        return self.total.num_messages == 0
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        return self.total.summary(self.num_devices)
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        return run_predictions(self.folder, self.total)
+
+    @cached_property
+    def operations(self) -> Mapping[str, Comparison]:
+        return run_operations(self.folder, self.total)
+
+    @property
+    def span_s(self) -> float | None:
+        """From the first request to the last completion by the clock; None of runs that did not note it."""
+        span = self.total.work_span
+        return (span.end_unix_ns - span.begin_unix_ns) / NS_PER_S if span.end_unix_ns else None
+
+
+def read_run(path: Path, label: str) -> ReportedRun:
+    """Raises :class:`UserError` as :func:`specdist.runs.load_run` does, or if no shard is complete."""
+    run, folder = load_run(path), RunFolder(path)
+    if not run.finished_shards:
+        raise UserError(
+            f"{path} has no complete shard of its {run.num_shards} yet: wait for one "
+            f"(python jobs/status.py {path} says how far it is)"
+        )
+    documents = {shard: folder.read_stats(shard) for shard in run.finished_shards}
+    shards = {shard: Stats.from_json(document) for shard, document in documents.items()}
+    total = Stats()
+    for stats in shards.values():
+        total.add(stats)
+    fingerprint = run.manifest.fingerprint
+    return ReportedRun(
+        label=label,
+        folder=folder,
+        config={**_read_config(folder.config_path), **_policy_options(fingerprint)},
+        info=run.manifest.info,
+        num_shards=run.num_shards,
+        shards=shards,
+        replicas={shard: str(document.get("replica", "")) for shard, document in documents.items()},
+        total=total,
+        status=None if run.is_complete else StatusReader(path).read(),
+        errors=read_error_rows(folder, [shard for shard, stats in shards.items() if stats.num_error_rows]),
+        trace=read_traced_tokens(folder, shards),
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
+    """Raises :class:`UserError` as :func:`read_run` does."""
+    return [read_run(path, label) for path, label in zip(paths, labels_of(paths), strict=True)]
+
+
+def labels_of(paths: Iterable[Path]) -> list[str]:
+    """The folders' names, with as many of the folders above as tell them apart; alone with the one above."""
+    parts = [path.resolve().parts for path in paths]
+    if len(parts) == 1:
+        return ["/".join(parts[0][-2:])]
+    for length in range(1, max(map(len, parts)) + 1):
+        labels = ["/".join(part[-length:]) for part in parts]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _policy_options(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those in force, defaults among them."""
+    return {name: value for name in POLICY_OPTIONS if (value := fingerprint.get(name)) is not None}
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}

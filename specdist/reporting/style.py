@@ -1,0 +1,119 @@
+"""One look for all pictures: readable on a telephone, in colours that colour-blind readers tell apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import BarContainer
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+# Okabe and Ito's, without the yellow that fades on white.
+BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#222222"
+)  # fmt: skip
+RUN_COLOURS = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
+RUN_MARKERS = "osDv^P"
+GREY, LIGHT_GREY, TEXT = "#666666", "#d9d9d9", "#1b1f24"
+WORK_COLOURS: Mapping[str, str] = {
+    "verify": BLUE,
+    "draft": ORANGE,
+    "prefill": PINK,
+    "transfer": RED,
+    "host": GREEN,
+    "idle": LIGHT_GREY,
+}
+# White letters cannot be read on these.
+LIGHT_COLOURS = (ORANGE, PINK, SKY, LIGHT_GREY)
+
+MAX_LABELLED_BARS, LEAST_LABELLED_SHARE = 10, 0.22
+# Drawn at the size at which a telephone shows it three quarters as large.
+WIDTH_INCHES, DOTS_PER_INCH = 5.0, 170
+SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "axes.labelsize": 10.5,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": TEXT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=RUN_COLOURS),
+    "grid.color": "#e6e6e6",
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "text.color": TEXT,
+    "lines.linewidth": 1.8,
+}
+
+
+@contextmanager
+def report_style() -> Iterator[None]:
+    """Whatever is drawn inside looks like the report."""
+    with mpl.rc_context(SETTINGS):
+        yield
+
+
+def new_figure(height_inches: float = 3.1) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained", dpi=DOTS_PER_INCH)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def one_plot(xlabel: str, ylabel: str, height_inches: float = 3.1) -> tuple[Figure, Axes]:
+    figure = new_figure(height_inches)
+    axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
+    return figure, axes
+
+
+def from_zero(axes: Axes) -> None:
+    """The y axis begins at zero, and ends above what is drawn."""
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Ticks at whole numbers along x."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+
+
+def percent_axis(axes: Axes) -> None:
+    """The y axis is a share of one."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def label_bars(
+    axes: Axes, bars: BarContainer, shown: Callable[[float], str], *, is_inside: bool = True
+) -> None:
+    """Write its number on every bar, if there are few enough to have room."""
+    if len(bars) <= MAX_LABELLED_BARS:
+        values = np.asarray(bars.datavalues, float).tolist()
+        labels = [shown(value) for value in values]
+        if is_inside:
+            # A low bar has no room.
+            least = LEAST_LABELLED_SHARE * max(values, default=0.0)
+            labels = [label if value >= least else "" for label, value in zip(labels, values, strict=True)]
+            axes.bar_label(bars, labels, fontsize=10, label_type="center", color="white")
+        else:
+            axes.bar_label(bars, labels, fontsize=9.5, padding=2)
+
+
+def legend_below(figure: Figure, num_columns: int = 2) -> None:
+    """Outside of the axes, where it covers nothing."""
+    figure.legend(loc="outside lower center", ncols=num_columns)
+
+
+def png(figure: Figure) -> bytes:
+    """The same figure gives the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()

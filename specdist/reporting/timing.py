@@ -1,0 +1,188 @@
+"""Theory beside practice: predicted against measured time, and the papers' figures beside the run's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from specdist.job.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY
+from specdist.predictions import Comparison
+from specdist.regression import NS_PER_S
+from specdist.reporting.formats import NOTHING, duration, number, percent, words
+from specdist.reporting.markup import Html, table, tag
+from specdist.reporting.panel import Panel, left_out, names, paragraph
+from specdist.reporting.runs import ReportedRun
+from specdist.reporting.style import GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
+
+FEWEST_SHARDS = 3
+
+
+@dataclass(frozen=True)
+class TimePerPass:
+    """Seconds of a draft pass and of a target pass, and how they were found."""
+
+    t_draft_s: float
+    t_target_s: float
+    source: str
+
+
+def time_per_pass(run: ReportedRun) -> TimePerPass | None:
+    """By regression where the passes tell the two apart, else as timed; None where there were none."""
+    costs = run.summary["costs"]
+    for name in ("fitted", "fitted_over_shards", "measured"):
+        if (found := costs[name]) is not None:
+            return TimePerPass(found["t_draft_s"], found["t_target_s"], REGRESSIONS[name])
+    return None
+
+
+def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
+    shown = [run for run in runs if len(run.shards) >= FEWEST_SHARDS and time_per_pass(run)]
+    content = [_regressions(run, runs) for run in runs]
+    if len(shown) < len(runs):
+        content.append(
+            left_out(
+                f"No points of {names([run for run in runs if run not in shown])}: a picture takes "
+                f"{FEWEST_SHARDS} shards and as many completions. Smaller --rows_per_shard gives more shards."
+            )
+        )
+    return Panel(
+        name="predicted-time",
+        title="Predicted against measured time",
+        help="Each point is a shard: the time that its target and draft passes should have taken, T = "
+        "t_draft × "
+        "draft passes + t_target × target passes, against the time that they took (prompts, messages and "
+        "waiting "
+        "aside). On the line the two agree; points above it took longer. A pass that rows of two shards "
+        "share "
+        "counts for the older shard, and its time for both: points of short shards scatter.",
+        figure=_scatter(shown) if shown else None,
+        alt="Predicted against measured seconds of every shard",
+        content=content,
+    )
+
+
+def _scatter(runs: Sequence[ReportedRun]) -> Figure:
+    figure, axes = one_plot("predicted, seconds", "measured, seconds", 3.6)
+    smallest, largest = math.inf, 0.0
+    for index, run in enumerate(runs):
+        costs = time_per_pass(run)
+        assert costs is not None
+        points = np.array(
+            [
+                (
+                    costs.t_draft_s * stats.num_draft_passes + costs.t_target_s * stats.num_target_passes,
+                    (stats.target_ns.verify + stats.draft_ns.draft) / NS_PER_S,
+                )
+                for stats in run.shards.values()
+            ]
+        )
+        smallest, largest = min(smallest, float(points.min())), max(largest, float(points.max()))
+        size = 7 if len(points) <= 40 else 3
+        axes.plot(
+            *points.T,
+            RUN_MARKERS[index],
+            color=RUN_COLOURS[index],
+            markersize=size,
+            alpha=0.8,
+            label=run.label if len(runs) > 1 else "a shard",
+        )
+    limits = (0.9 * smallest, 1.05 * largest)
+    axes.plot(limits, limits, ":", color=GREY, label="predicted = measured")
+    axes.set_xlim(limits)
+    axes.set_ylim(limits)
+    legend_below(figure)
+    return figure
+
+
+def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
+    rows = []
+    for name, label in REGRESSIONS.items():
+        fit = run.summary["costs"][name]
+        cells = (
+            [NOTHING] * 3
+            if fit is None
+            else [duration(fit["t_draft_s"]), duration(fit["t_target_s"]), number(fit["r_squared"], 3)]
+        )
+        rows.append([label, *cells])
+    parts = [table(["time per pass", "t_draft", "t_target", "R²"], rows, caption=_caption(run, runs))]
+    used = time_per_pass(run)
+    if used is not None:
+        parts.append(paragraph(f"The picture takes the times “{used.source}”."))
+    if any(run.summary["costs"][name] is None for name in REGRESSIONS):
+        parts.append(
+            paragraph(
+                f"{NOTHING}: too few observations, or draft and target passes in the same proportion "
+                "everywhere "
+                "(as with a fixed length), which leaves their two times open."
+            )
+        )
+    return tag("div", *parts)
+
+
+def theory(runs: Sequence[ReportedRun]) -> Panel:
+    content: list[Html] = []
+    for run in runs:
+        groups = (
+            ("The papers' formulas", run.predictions.theory, THEORY),
+            ("Costs frozen at the start", run.predictions.drift, DRIFT),
+            ("Operations per token, as SPRINTER counts them", run.operations, OPERATIONS),
+        )
+        for title, figures, labels in groups:
+            if figures:
+                caption = f"{run.label}: {title}" if len(runs) > 1 else title
+                content.append(_comparisons(caption, figures, labels))
+        if run.predictions.best_num_draft_tokens is not None:
+            content.append(
+                paragraph(
+                    f"{run.label}: " if len(runs) > 1 else "",
+                    f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
+                    f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed "
+                    "length, "
+                    f"drafting in turns, is {run.predictions.best_num_draft_tokens}.",
+                )
+            )
+    if any(run.operations for run in runs):
+        content.append(
+            paragraph(
+                "SPRINTER's authors count operations of a round as if all of its tokens were kept "
+                "(predicted); a run "
+                "pays for the rejected ones too (measured). Attention and prompts are left out."
+            )
+        )
+    return Panel(
+        name="theory",
+        title="Theory beside practice",
+        help="What the formulas say of a run with this acceptance α, and what was measured. A ratio far "
+        "from 1 in "
+        "the first table says that tokens are not independent of one another, or that time went into what "
+        "the "
+        "formulas leave out: the host, messages, waiting. The wall-time factor is the speed-up over the "
+        "target "
+        "alone if its passes took as long as this run's.",
+        content=content,
+    )
+
+
+def _comparisons(
+    caption: str, figures: Mapping[str, Comparison], labels: Mapping[str, tuple[str, str]]
+) -> Html:
+    rows = []
+    for name, figure in figures.items():
+        label, style = labels[name]
+        shown = [_shown(value, style) for value in (figure.predicted, figure.measured)]
+        rows.append([label, *shown, number(figure.ratio)])
+    return table(["", "predicted", "measured", "ratio"], rows, caption=caption)
+
+
+def _shown(value: float | None, style: str) -> str:
+    if value is None:
+        return NOTHING
+    return words(value) if style.endswith("g}") else style.format(value)
+
+
+def _caption(run: ReportedRun, runs: Sequence[ReportedRun]) -> str:
+    return run.label if len(runs) > 1 else ""

@@ -1,0 +1,135 @@
+"""The drafted tokens of a run with ``--trace``: how often they were accepted, and the blocks that they made.
+
+C traced tokens, B blocks, D tokens of the longest block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data import RunFolder
+
+COLUMNS = (
+    "depth", "entropy", "draft_probability", "top_probability", "is_judged", "is_accepted",
+)  # fmt: skip
+# About three million tokens: more would make the figures no better.
+MAX_BYTES_READ = 160_000_000
+NUM_INTERVALS = 10
+Z_95 = 1.96
+
+
+@dataclass(frozen=True)
+class TracedTokens:
+    """Columns [C] of the trace, of ``num_shards_read`` of ``num_shards`` files spread over the run."""
+
+    columns: pa.Table
+    num_shards: int
+    num_shards_read: int
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.columns.num_rows)
+
+    @property
+    def num_judged(self) -> int:
+        """By the target."""
+        return int(self.column("is_judged").sum())
+
+    def column(self, name: str) -> np.ndarray:
+        """[C]."""
+        values: np.ndarray = self.columns[name].to_numpy()
+        return values
+
+
+@dataclass(frozen=True)
+class Share:
+    """How often something came true among tokens whose feature lies between ``low`` and ``high``."""
+
+    low: float
+    high: float
+    num_tokens: int
+    num_true: int
+
+    @property
+    def value(self) -> float:
+        return self.num_true / self.num_tokens
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of the 95% interval (Wilson)."""
+        num, share, z2 = self.num_tokens, self.value, Z_95**2
+        middle = (share + z2 / (2 * num)) / (1 + z2 / num)
+        half = Z_95 / (1 + z2 / num) * float(np.sqrt(share * (1 - share) / num + z2 / (4 * num**2)))
+        return middle - half, middle + half
+
+
+def read_traced_tokens(folder: RunFolder, shards: Iterable[int]) -> TracedTokens | None:
+    """None where no shard has a trace, or none of them a token."""
+    paths = [path for shard in shards if (path := folder.trace_path(shard)).is_file()]
+    if not paths:
+        return None
+    stride = -(-sum(path.stat().st_size for path in paths) // MAX_BYTES_READ)
+    read = paths[:: max(1, stride)]
+    columns = pa.concat_tables(_read(path) for path in read)
+    return TracedTokens(columns, len(paths), len(read)) if columns.num_rows else None
+
+
+def _read(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        names = pa.ipc.open_file(source).schema.names
+        options = pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in COLUMNS])
+        return pa.ipc.open_file(source, options=options).read_all()
+
+
+def entropy_edges(traces: Sequence[TracedTokens], num_intervals: int = NUM_INTERVALS) -> np.ndarray:
+    """Equal intervals for all of these; the last one also takes the rare entropies beyond it."""
+    last = max((float(np.quantile(trace.column("entropy"), 0.99)) for trace in traces), default=0.0)
+    return np.linspace(0, last or 1.0, num_intervals + 1)
+
+
+def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]:
+    """Of the tokens that the target has judged, for each interval."""
+    is_judged_C = trace.column("is_judged").astype(bool)
+    entropies_C = trace.column("entropy")[is_judged_C]
+    is_accepted_C = trace.column("is_accepted").astype(bool)[is_judged_C]
+    num_intervals = len(edges) - 1
+    places_C = np.clip(np.searchsorted(edges, entropies_C, side="right") - 1, 0, num_intervals - 1)
+    counts = np.bincount(places_C, minlength=num_intervals)
+    accepted = np.bincount(places_C, weights=is_accepted_C, minlength=num_intervals)
+    return [
+        Share(float(edges[index]), float(edges[index + 1]), int(counts[index]), int(accepted[index]))
+        for index in range(num_intervals)
+    ]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks as they were drafted: tokens of each, how many the target accepted, and the draft's features."""
+
+    num_drafted_B: np.ndarray
+    num_accepted_B: np.ndarray
+    features_3BD: np.ndarray
+
+
+def blocks_of(trace: TracedTokens) -> Blocks:
+    """Features are entropies, probabilities of the drawn tokens and of the likeliest ones; NaN behind a
+    block's end. A token is of the block of the token before it unless its depth is 0."""
+    depths_C = trace.column("depth")
+    block_C = np.cumsum(depths_C == 0) - 1
+    num_blocks = int(block_C[-1]) + 1
+    num_drafted_B = np.bincount(block_C, minlength=num_blocks)
+    is_accepted_C = trace.column("is_accepted").astype(bool)
+    features_3BD = np.full((3, num_blocks, int(num_drafted_B.max())), np.nan)
+    for index, name in enumerate(("entropy", "draft_probability", "top_probability")):
+        features_3BD[index, block_C, depths_C] = trace.column(name)
+    return Blocks(
+        num_drafted_B=num_drafted_B,
+        num_accepted_B=np.bincount(block_C, weights=is_accepted_C, minlength=num_blocks).astype(np.int64),
+        features_3BD=features_3BD,
+    )

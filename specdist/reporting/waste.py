@@ -1,0 +1,165 @@
+"""The plane of SpecDec++'s Figure 3: how often the target is asked, and how much is drafted in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specdist.policy_options import TARGET_ONLY
+from specdist.replay.fronts import pareto_front
+from specdist.reporting.formats import number
+from specdist.reporting.markup import Html, table, tag
+from specdist.reporting.panel import Panel, left_out, paragraph
+from specdist.reporting.rates import Setting, Settings, Tuned, formula_settings, oracle_of, replay_blocks
+from specdist.reporting.runs import ReportedRun
+from specdist.reporting.style import BLACK, GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
+
+# Of replayed policies; runs have thick markers of the same colours.
+POLICY_MARKERS = "o^svDPXp<>"
+POLICY_COLOURS = (*RUN_COLOURS, "#882255", "#44aa99", "#999933", GREY)
+HELP = (
+    "How often the target is asked for a row (left is better) and how many drafted tokens come to nothing "
+    "(down is "
+    "better), both per token of the completions. A longer draft goes left and up. No policy gets below or "
+    "left of "
+    "the oracle, which drafts exactly as far as the target will accept."
+)
+
+AHEAD = " What a draft that works ahead has drafted in vain, in branches too, counts as lost."
+
+
+def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
+    replayed, remark = _replayed(runs, tuned)
+    oracles = _oracles(runs, tuned)
+    figure = _figure(runs, replayed, oracles)
+    content = [_points(runs, oracles)]
+    if replayed:
+        content.append(_nearest(runs[0], replayed))
+    content.append(remark)
+    if oracles and (tuned is None or tuned.oracle is None):
+        is_greedy = all(run.config.get("temperature") == 0 for run in runs)
+        content.append(
+            paragraph(
+                "The oracle is worked out with the measured α (SpecDec++, Theorem 4.1"
+                + (")." if is_greedy else "; of random draws it is a bound in expectation).")
+            )
+        )
+    return Panel(
+        name="rates",
+        title="Verification rate against discard rate",
+        help=HELP + (AHEAD if any(run.total.works_ahead for run in runs) else ""),
+        figure=figure,
+        alt="Verification rate against discard rate",
+        content=content,
+    )
+
+
+def _oracles(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[tuple[str, Setting]]:
+    """By label; a lossy run may well beat what bounds the exact ones."""
+    if tuned is not None and tuned.oracle:
+        return [("oracle", tuned.oracle)]
+    found = [(run.label, oracle_of(run.total)) for run in runs if run.is_exact]
+    return [
+        ("oracle" if len(runs) == 1 else f"oracle of {label}", oracle) for label, oracle in found if oracle
+    ]
+
+
+def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Settings, Html]:
+    """Policies to draw beside the runs, and where they come from."""
+    if tuned is not None:
+        settings = {name: found for name, found in tuned.settings.items() if name != TARGET_ONLY}
+        differences = list(chain.from_iterable(tuned.differences(run) for run in runs))
+        told = f"Policies: replayed by jobs/tune.py on its own prompts ({tuned.path})."
+        if differences:
+            told += " Not like this run: " + "; ".join(dict.fromkeys(differences)) + "."
+        return settings, paragraph(told)
+    if len(runs) == 1:
+        estimated = replay_blocks(runs[0])
+        if estimated is not None:
+            told = (
+                "Policies: estimated from this run's own blocks, none longer than its own. "
+                "python jobs/tune.py replays every policy exactly; give its folder with --tune."
+            )
+            return estimated, paragraph(told)
+    told = (
+        "Other policies are left out. Give the folder of jobs/tune.py with --tune; or generate with "
+        "--trace and "
+        "--policy fixed, in turns, for an estimate from the run's own blocks."
+    )
+    return {}, left_out(told)
+
+
+def _figure(
+    runs: Sequence[ReportedRun], replayed: Settings, oracles: Sequence[tuple[str, Setting]]
+) -> Figure:
+    figure, axes = one_plot(
+        "verification rate: target passes per token", "discard rate: lost tokens per token", 4.4
+    )
+    for index, (policy, settings) in enumerate(sorted(replayed.items())):
+        _draw_policy(axes, policy, settings, POLICY_MARKERS[index], POLICY_COLOURS[index])
+    for index, run in enumerate(runs):
+        formula = formula_settings(run.total) if run.is_exact else []
+        if formula and not replayed:
+            label = "fixed K = 1 to 10 by formula" + (f", {run.label}" if len(runs) > 1 else "")
+            points = [(item.verification_rate, item.discard_rate) for item in formula]
+            axes.plot(*zip(*points, strict=True), ".:", color=RUN_COLOURS[index], label=label, linewidth=1.2)
+    for index, run in enumerate(runs):
+        colour = RUN_COLOURS[index] if len(runs) > 1 else BLACK
+        label = run.label if len(runs) > 1 else "this run"
+        axes.plot(
+            run.total.verification_rate or 0.0, run.total.discard_rate or 0.0, linestyle="none", color=colour,
+            marker=RUN_MARKERS[index], markersize=11, markeredgecolor="white", label=label, zorder=5,
+        )  # fmt: skip
+    for index, (label, oracle) in enumerate(oracles):
+        axes.plot(
+            oracle.verification_rate, oracle.discard_rate, "*", markersize=15, linestyle="none", label=label,
+            color=RUN_COLOURS[index] if len(oracles) > 1 else BLACK, clip_on=False, zorder=6,
+        )  # fmt: skip
+    axes.margins(0.08)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    # Long fixed lengths waste so much that the others could not be told apart.
+    most = max(run.total.discard_rate or 0.0 for run in runs)
+    axes.set_ylim(top=min(axes.get_ylim()[1], max(0.6, 3 * most)))
+    legend_below(figure)
+    return figure
+
+
+def _draw_policy(axes: Axes, policy: str, settings: Sequence[Setting], marker: str, colour: str) -> None:
+    points = [(item.verification_rate, item.discard_rate) for item in settings]
+    axes.plot(*zip(*points, strict=True), marker, color=colour, alpha=0.25, markersize=4, linestyle="none")
+    front = pareto_front(points)
+    axes.plot(
+        *zip(*front, strict=True), marker=marker, color=colour, markersize=5, linewidth=1.3, label=policy
+    )
+
+
+def _points(runs: Sequence[ReportedRun], oracles: Sequence[tuple[str, Setting]]) -> Html:
+    rows = [
+        [
+            run.label if len(runs) > 1 else "this run",
+            number(run.total.verification_rate, 3),
+            number(run.total.discard_rate, 3),
+        ]
+        for run in runs
+    ]
+    rows += [
+        [label, number(oracle.verification_rate, 3), number(oracle.discard_rate, 3)]
+        for label, oracle in oracles
+    ]
+    return table(["", "verification rate", "discard rate"], rows)
+
+
+def _nearest(run: ReportedRun, replayed: Mapping[str, Sequence[Setting]]) -> Html:
+    """Of each policy the setting that verifies about as often as the run."""
+    rate = run.total.verification_rate or 0.0
+    rows = []
+    for policy, settings in sorted(replayed.items()):
+        nearest = min(settings, key=lambda item: abs(item.verification_rate - rate))
+        shown = tag("span", policy, tag("small", nearest.label if nearest.label != policy else ""))
+        rows.append([shown, number(nearest.verification_rate, 3), number(nearest.discard_rate, 3)])
+    caption = "Of each policy the setting nearest in verification rate"
+    return table(["policy", "verification rate", "discard rate"], rows, caption=caption)

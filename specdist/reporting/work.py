@@ -1,0 +1,122 @@
+"""Where the time of each role went."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from specdist.regression import NS_PER_S
+from specdist.reporting.formats import NOTHING, duration, percent, size
+from specdist.reporting.markup import Content, Html, table, tag
+from specdist.reporting.panel import Panel, paragraph, table_by_run
+from specdist.reporting.runs import ReportedRun
+from specdist.reporting.style import LIGHT_COLOURS, WORK_COLOURS, new_figure
+
+MEANINGS = {
+    "verify": "target passes over drafted tokens",
+    "draft": "draft steps",
+    "prefill": "passes over prompts",
+    "transfer": "messages between ranks",
+    "host": "scheduling, committing, bookkeeping",
+    "idle": "waiting for the other role",
+}
+ROLES = ("target", "draft")
+# The smallest share of a bar that has room for its label.
+LABELLED_SHARE = 0.075
+
+
+def times_by_role(run: ReportedRun) -> Mapping[str, Mapping[str, int]]:
+    """Nanoseconds by kind of work, of each role that the run has."""
+    roles = {
+        "target": dataclasses.asdict(run.total.target_ns),
+        "draft": dataclasses.asdict(run.total.draft_ns),
+    }
+    return {
+        role: {kind: ns for kind in WORK_COLOURS if (ns := times.get(kind, 0))}
+        for role, times in roles.items()
+        if sum(times.values())
+    }
+
+
+def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
+    kinds = [
+        kind for kind in WORK_COLOURS if any(kind in t for run in runs for t in times_by_role(run).values())
+    ]
+    content: list[Html] = [_role_table(role, runs, kinds) for role in ROLES if _runs_with(role, runs)]
+    peaks = [(f"peak memory of a {role} rank", lambda run, role=role: _peak(run, role)) for role in ROLES]
+    content.append(table_by_run("memory", runs, peaks))
+    if any(run.is_colocated and run.has_drafts for run in runs):
+        content.append(
+            paragraph("Where both models share one process, the target's idle time is the draft's work.")
+        )
+    return Panel(
+        name="time-per-role",
+        title="Where the time went",
+        help="What the target's lead rank and the draft's rank did, as shares of the time of all shards. "
+        "Grey is waiting: much of it on the target's side means that drafting takes long.",
+        figure=_figure(runs, kinds),
+        alt="Shares of each role's time by kind of work",
+        content=content,
+    )
+
+
+def _figure(runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Figure:
+    bars = [
+        (f"{run.label}\n{role}" if len(runs) > 1 else role, times)
+        for run in runs
+        for role, times in times_by_role(run).items()
+    ]
+    figure = new_figure(1.5 + 0.55 * len(bars))
+    axes = figure.add_subplot()
+    for place, (_, times) in enumerate(bars):
+        left, whole = 0.0, sum(times.values())
+        for kind in kinds:
+            share = times.get(kind, 0) / whole
+            axes.barh(place, share, left=left, height=0.7, color=WORK_COLOURS[kind], edgecolor="white")
+            if share >= LABELLED_SHARE:
+                colour = "black" if WORK_COLOURS[kind] in LIGHT_COLOURS else "white"
+                axes.text(left + share / 2, place, f"{share:.0%}", color=colour, ha="center", va="center")
+            left += share
+    axes.set_yticks(range(len(bars)), labels=[label for label, _ in bars])
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel("share of the time")
+    axes.grid(visible=False)
+    handles = [Patch(color=WORK_COLOURS[kind], label=kind) for kind in kinds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _runs_with(role: str, runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    return [run for run in runs if role in times_by_role(run)]
+
+
+def _role_table(role: str, runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Html:
+    """Of every kind of work that the role does, its time and share in each run."""
+    shown = _runs_with(role, runs)
+    rows = [
+        [
+            tag("span", kind, tag("small", MEANINGS[kind])),
+            *(_cell(times_by_role(run)[role], kind) for run in shown),
+        ]
+        for kind in kinds
+        if any(kind in times_by_role(run)[role] for run in shown)
+    ]
+    header = [role, *([run.label for run in shown] if len(runs) > 1 else ["time and share"])]
+    return table(header, rows)
+
+
+def _cell(times: Mapping[str, int], kind: str) -> Content:
+    spent = times.get(kind, 0)
+    if not spent:
+        return NOTHING
+    return tag("span", duration(spent / NS_PER_S), tag("small", percent(spent / sum(times.values()))))
+
+
+def _peak(run: ReportedRun, role: str) -> str:
+    num_bytes = getattr(run.total.peak_memory_bytes, role)
+    return size(num_bytes) if num_bytes else NOTHING

@@ -1,0 +1,59 @@
+"""Merged files and run folders with the completions that a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.data import Manifest, RowResult, RunFolder, shard_table
+from specdist.evaluation.results import write_arrow
+from tests.data.samples import row_result
+
+FAILED = {
+    "finish_reason": "error",
+    "error": "the prompt has no tokens",
+    "completion_ids": (),
+    "completion": "",
+}
+
+
+def results(completions: Sequence[str | Sequence[str] | dict[str, Any]]) -> list[RowResult]:
+    """A row for each: its completion, those of its samples, or what of a result it changes."""
+    found = []
+    for row_id, given in enumerate(completions):
+        samples = given if isinstance(given, (list, tuple)) else [given]
+        for index, sample in enumerate(samples):
+            changes = sample if isinstance(sample, dict) else {"completion": sample}
+            found.append(row_result(row_id, index, **changes))
+    return found
+
+
+def table(inputs: dict[str, Any], completions: Sequence[Any], *, is_exact: bool = True) -> pa.Table:
+    rows = results(completions)
+    inputs = inputs or {"id": list(range(len(completions)))}
+    num_samples = len(rows) // len(completions)
+    return shard_table(pa.table(inputs), rows, first_row=0, num_samples=num_samples, is_exact=is_exact)
+
+
+def merged_file(path: Path, inputs: dict[str, Any], completions: Sequence[Any], **options: Any) -> Path:
+    write_arrow(path, table(inputs, completions, **options))
+    return path
+
+
+SETTINGS = {
+    "num_rows": 0, "rows_per_shard": 100, "num_samples": 1, "target": "a", "draft": "b", "dtype": "float32",
+    "policy": "fixed", "acceptance": "rejection", "temperature": 0, "top_k": 0, "top_p": 1.0, "seed": 0,
+    "max_new_tokens": 8, "max_seq_len": 128, "stop": None,
+}  # fmt: skip
+
+
+def run_folder(path: Path, inputs: dict[str, Any], completions: Sequence[Any], **settings: Any) -> Path:
+    """A run of one shard, or of none of two where ``completions`` is short of ``num_rows``."""
+    fingerprint = {**SETTINGS, "num_rows": len(completions), **settings}
+    info = {"exact": settings.get("policy") != "sprinter", "world_size": 1, "reproducibility": "tokens"}
+    folder = RunFolder.open(path, Manifest(fingerprint=fingerprint, info=info), "seed: 0\n", False)
+    folder.finish_shard(0, table(inputs, completions, is_exact=info["exact"]), {"num_drafts": 1})
+    return path

@@ -1,0 +1,87 @@
+"""Rows in the format of GSM8K: references score 1, corrupted ones 0; the strict rule is the data set's."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdist.evaluation.gsm8k import score_answer
+from tests.evaluation.evaluating import evaluate, values
+from tests.evaluation.files import FAILED, merged_file
+
+REFERENCES = [
+    "It takes 2/2=<<2/2=1>>1 bolt.\nThat is 2+1=<<2+1=3>>3 bolts.\n#### 3",
+    "The profit is 200,000-130,000=<<200000-130000=70000>>70,000.\n#### 70,000",
+    "It fell by 7-12=-5 degrees.\n#### -5",
+    "Half of it is .5\n#### .5",
+]
+FINAL = ["3", "70000", "-5", ".5"]
+INPUTS = {"reference": REFERENCES, "final_answer": FINAL}
+
+
+@pytest.mark.parametrize("column", [None, "reference"])
+def test_references_score_one_and_corrupted_ones_zero(tmp_path, column) -> None:
+    right = merged_file(tmp_path / "right.arrow", INPUTS, REFERENCES)
+    assert values(right, task="gsm8k", reference_column=column) == {"exact_match": 1, "strict_match": 1}
+    wrong = merged_file(tmp_path / "wrong.arrow", INPUTS, [text + "1" for text in REFERENCES])
+    assert values(wrong, task="gsm8k", reference_column=column) == {"exact_match": 0, "strict_match": 0}
+
+
+@pytest.mark.parametrize(
+    ("completion", "reference", "exact", "strict"),
+    [
+        ("The answer is $3.00.", "3", 1, 0),
+        ("3 apples, then 4 in all.", "3", 0, 0),
+        ("#### 3\n\nQuestion: another one\n#### 9", "3", 1, 1),
+        ("#### $1,000", "1000", 1, 0),
+        ("#### 1,000", "1000", 1, 1),
+        ("#### 3.0", "3", 1, 0),
+        ("#### none, though 3 is in the text", "3", 1, 0),
+        ("#### none\n3", "3", 0, 0),
+        ("from 5-3 to 2", "2", 1, 0),
+        ("no number", "0", 0, 0),
+        ("", "0", 0, 0),
+    ],
+)
+def test_which_number_counts(completion, reference, exact, strict) -> None:
+    found, _ = score_answer(completion, [reference], {})
+    assert found == {"exact_match": exact, "strict_match": strict}
+
+
+def test_the_strict_rule_is_that_of_the_harness() -> None:
+    """lm-evaluation-harness's gsm8k, filter strict-match, with its regular expression and what it ignores."""
+    filters = pytest.importorskip(
+        "lm_eval.filters.extraction", reason="lm-evaluation-harness is not installed"
+    )
+    extract = filters.RegexFilter(r"#### (\-?[0-9\.\,]+)")
+    texts = [*REFERENCES, "#### 3\n#### 4", "3", "#### x", "#### 1,0,0"]
+    found = [
+        answers[0].replace(",", "")
+        for answers in extract.apply([[text] for text in texts], [{}] * len(texts))
+    ]
+    for text, answer in zip(texts, found, strict=True):
+        for right in FINAL:
+            assert score_answer(text, [right], {})[0]["strict_match"] == (answer == right)
+
+
+def test_rows_that_failed_count_as_wrong_and_are_named(tmp_path) -> None:
+    path = merged_file(tmp_path / "run.arrow", INPUTS, [*REFERENCES[:3], FAILED])
+    text, document = evaluate(path, task="gsm8k")
+    assert document["metrics"]["exact_match"]["value"] == 0.75
+    assert document["num_error_rows"] == 1 and document["errors"] == {FAILED["error"]: 1}
+    assert "1 rows ended with an error and count as wrong: 1 x the prompt has no tokens" in text
+
+
+def test_every_prompt_counts_the_same(tmp_path) -> None:
+    """Two samples of four prompts: 1, 1/2, 0 and 0 of them right."""
+    right = list(REFERENCES)
+    samples = [[right[0], right[0]], [right[1], "1"], ["1", "2"], ["3", "4"]]
+    path = merged_file(tmp_path / "run.arrow", INPUTS, samples)
+    document = evaluate(path, task="gsm8k")[1]
+    assert document["metrics"]["exact_match"]["value"] == 1.5 / 4
+    assert (document["num_rows"], document["metrics"]["exact_match"]["num_prompts"]) == (8, 4)
+
+
+def test_completions_can_be_cut(tmp_path) -> None:
+    path = merged_file(tmp_path / "run.arrow", {"final_answer": ["3"]}, ["It is 3.\nQ: and 4?"])
+    assert values(path, task="gsm8k")["exact_match"] == 0
+    assert values(path, task="gsm8k", cut_at="\nQ:", overwrite=True)["exact_match"] == 1

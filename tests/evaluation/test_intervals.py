@@ -1,0 +1,103 @@
+"""Intervals and tests against what theory and brute force say; every draw is seeded."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from specdist.evaluation.intervals import bootstrap_interval, compare_paired, sign_test
+from specdist.evaluation.scores import Groups, Metric
+
+OPTIONS = {"confidence": 0.95, "num_resamples": 4000, "seed": 1}
+
+
+def test_the_interval_of_a_share_has_its_standard_error() -> None:
+    """Of 400 prompts, 30% right: 0.3 ± 1.96 sqrt(0.3 · 0.7 / 400); the bootstrap adds less than 0.005."""
+    metric = Metric.mean(np.repeat([1.0, 0.0], [120, 280]))
+    found = bootstrap_interval(metric, **OPTIONS)
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 400)
+    assert found is not None
+    assert [found.low, found.high] == pytest.approx([0.3 - half, 0.3 + half], abs=0.006)
+
+
+def test_the_interval_covers_as_often_as_it_says() -> None:
+    """300 data sets with a known mean. Of 300 intervals of 90%, 251 to 287 cover but in 1 of 1,000 cases."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(300):
+        found = bootstrap_interval(
+            Metric.mean(rng.normal(2.0, 1.0, 80)), confidence=0.9, num_resamples=400, seed=seed
+        )
+        assert found is not None
+        covered += found.low <= 2.0 <= found.high
+    assert 251 <= covered <= 287
+
+
+def test_samples_of_a_prompt_are_no_independent_evidence() -> None:
+    """Eight equal samples of each prompt leave the interval that one of each has."""
+    answers = np.repeat([1.0, 0.0], [20, 30])
+    once = Groups.of(list(range(50))).mean(answers)
+    often = Groups.of(list(np.repeat(range(50), 8))).mean(np.repeat(answers, 8))
+    assert bootstrap_interval(once, **OPTIONS) == bootstrap_interval(often, **OPTIONS)
+
+
+def test_a_ratio_is_one_of_sums() -> None:
+    """Log-likelihood per token: long completions weigh more, and prompts without a token nothing."""
+    metric = Metric(np.array([-2.0, -30.0, 0.0]), np.array([1.0, 10.0, 0.0]))
+    assert metric.value == -32 / 11
+    nothing = Metric(np.zeros(2), np.zeros(2))
+    assert nothing.value is None and bootstrap_interval(nothing, **OPTIONS) is None
+    found = compare_paired(nothing, nothing, **OPTIONS)
+    assert (found.difference, found.interval, found.p_value) == (None, None, 1.0)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (1, 0), (5, 1), (8, 8), (3, 12)])
+def test_the_sign_test_is_that_of_a_fair_coin(better, worse) -> None:
+    total = better + worse
+    far = abs(better - worse)
+    outcomes = [abs(2 * sum(coins) - total) >= far for coins in itertools.product((0, 1), repeat=total)]
+    assert sign_test(better, worse) == pytest.approx(sum(outcomes) / len(outcomes))
+
+
+def test_right_and_wrong_answers_get_the_exact_test() -> None:
+    first, second = np.array([1.0, 1, 1, 1, 1, 0, 0]), np.array([0.0, 0, 0, 0, 0, 0, 1])
+    found = compare_paired(Metric.mean(first), Metric.mean(second), **OPTIONS)
+    assert (found.num_better, found.num_worse, found.test) == (5, 1, "exact sign test (McNemar)")
+    assert found.p_value == pytest.approx(2 * (1 + 6) / 64)
+    assert found.difference == pytest.approx(4 / 7)
+
+
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_the_permutation_test_is_that_of_all_swaps(has_weights) -> None:
+    """Against all 2^10 swaps; the spread of 10,000 draws is below 0.005."""
+    rng = np.random.default_rng(3)
+    weights = rng.integers(1, 9, (2, 10)).astype(float) if has_weights else np.ones((2, 10))
+    sums = rng.normal(0.0, 1.0, (2, 10)) * weights
+    sums[0] += 0.4 * weights[0]
+    runs = [Metric(sums[index], weights[index]) for index in (0, 1)]
+    found = compare_paired(*runs, **OPTIONS)
+    assert found.difference is not None and found.test == "10,000 permutations"
+    num_extreme = 0
+    for swaps in itertools.product((False, True), repeat=10):
+        one = Metric(np.where(swaps, sums[1], sums[0]), np.where(swaps, weights[1], weights[0]))
+        two = Metric(np.where(swaps, sums[0], sums[1]), np.where(swaps, weights[0], weights[1]))
+        num_extreme += abs(one.value - two.value) >= abs(found.difference) * (1 - 1e-9)
+    assert 0.02 < found.p_value < 0.9
+    assert found.p_value == pytest.approx(num_extreme / 2**10, abs=0.02)
+
+
+def test_the_paired_interval_is_narrower_than_its_parts() -> None:
+    """Two runs that are right and wrong on the same prompts but for a few."""
+    rng = np.random.default_rng(5)
+    first = (rng.random(500) < 0.5).astype(float)
+    second = first.copy()
+    second[:10] = 1 - second[:10]
+    found = compare_paired(Metric.mean(first), Metric.mean(second), **OPTIONS)
+    alone = bootstrap_interval(Metric.mean(first), **OPTIONS)
+    assert found.interval is not None and alone is not None
+    assert found.interval.high - found.interval.low < 0.4 * (alone.high - alone.low)
+    same = compare_paired(Metric.mean(first), Metric.mean(first), **OPTIONS)
+    assert (same.difference, same.p_value, same.num_better) == (0.0, 1.0, 0)

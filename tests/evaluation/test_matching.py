@@ -1,0 +1,163 @@
+"""Exact match, multiple choice, plug-ins and ROUGE."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from specdist.errors import UserError
+from specdist.evaluation.matching import chosen_letter, right_letter
+from tests.evaluation.evaluating import evaluate, values
+from tests.evaluation.files import FAILED, merged_file
+
+
+def test_exact_match_of_one_or_several_references(tmp_path) -> None:
+    inputs = {"reference": [["Paris", "paris, France"], ["Rome"], ["Bonn", None], ["Oslo"]]}
+    path = merged_file(tmp_path / "run.arrow", inputs, [" Paris\n", "rome", "Bonn.", FAILED])
+    assert values(path, task="exact_match") == {"exact_match": 0.25}
+    assert values(path, task="exact_match", ignore_case=True, overwrite=True) == {"exact_match": 0.5}
+    options = {"ignore_case": True, "ignore_punctuation": True, "overwrite": True}
+    assert values(path, task="exact_match", **options) == {"exact_match": 0.75}
+
+
+def test_rows_without_a_reference_are_left_out(tmp_path) -> None:
+    path = merged_file(tmp_path / "run.arrow", {"answer": [7, None, 9]}, ["7", "8", "8"])
+    text, document = evaluate(path, task="exact_match", reference_column="answer")
+    assert document["metrics"]["exact_match"]["value"] == 0.5
+    assert "1 rows have no reference, and are left out" in text
+
+
+@pytest.mark.parametrize(
+    ("completion", "letter"),
+    [
+        ("B", "B"),
+        (" (C) because of A", "C"),
+        ("**B.** Water", "B"),
+        ("The answer is D.", "D"),
+        ("A dog and a cat. Answer: (B)", "B"),
+        ("I think it is C, not a problem", "C"),
+        ("The answer is a river", None),
+        ("A river", None),
+        ("blue.", "B"),
+        ("", None),
+        ("Z", None),
+    ],
+)
+def test_which_letter_is_chosen(completion, letter) -> None:
+    assert chosen_letter(completion, ["red", "blue", "green", "grey"]) == letter
+
+
+def test_references_of_choices() -> None:
+    choices = ["red", "blue", "3"]
+    found = [right_letter(text, choices, 0) for text in ("b", "(B)", "blue", "1", "3")]
+    assert found == ["B", "B", "B", "B", "C"]
+    assert right_letter("C.", [], 0) == "C"
+    for text, given in (("D", choices), ("7", choices), ("blue", [])):
+        with pytest.raises(UserError, match="row 5: the reference"):
+            right_letter(text, given, 5)
+
+
+def test_multiple_choice(tmp_path) -> None:
+    inputs = {"answer": [0, 1, 2, 1], "options": [["red", "blue", "green"]] * 4}
+    path = merged_file(tmp_path / "run.arrow", inputs, ["A", "(C)", "The answer is C", "blue"])
+    options = {"reference_column": "answer", "choices_column": "options"}
+    assert values(path, task="multiple_choice", **options) == {"accuracy": 0.75}
+
+
+PLUGIN = """
+def words(row):
+    return {"num_words": len(row["completion"].split()), "is_first": row["row_id"] == 0}
+def number(row):
+    return len(row["completion"])
+def uneven(row):
+    return {f"score_{row['row_id']}": 1.0}
+def broken(row):
+    return row["no such column"]
+def infinite(row):
+    return float("inf")
+not_callable = 3
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch) -> str:
+    """The name of a module in the working folder."""
+    (tmp_path / "specdist_test_scores.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "specdist_test_scores"
+    sys.modules.pop("specdist_test_scores", None)
+
+
+def test_a_function_of_the_users(tmp_path, plugin) -> None:
+    path = merged_file(tmp_path / "run.arrow", {}, ["one two", "three", FAILED])
+    assert values(path, task=f"{plugin}:words") == {"num_words": 1.0, "is_first": pytest.approx(1 / 3)}
+    assert values(path, task=f"{plugin}:number") == {"score": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("uneven", "row 1 has the scores"),
+        ("broken", "row 0, sample 0: the function raises KeyError"),
+        ("infinite", "score is inf, but must be a finite number"),
+        ("absent", "cannot be loaded"),
+        ("not_callable", "is no function"),
+    ],
+)
+def test_what_a_function_may_not_do(tmp_path, plugin, function, message) -> None:
+    path = merged_file(tmp_path / "run.arrow", {}, ["one two", "three"])
+    with pytest.raises(UserError, match=message):
+        evaluate(path, task=f"{plugin}:{function}")
+    assert not (tmp_path / "run-evaluation").exists()
+
+
+def test_rouge(tmp_path) -> None:
+    """By hand: 'the cat sat' against 'the cat lay' shares 2 of 3 words, 1 of 2 pairs, and 2 in order."""
+    pytest.importorskip("rouge_score", reason="the extra 'evaluate' is not installed")
+    inputs = {"reference": ["the cat lay", "a b c d", "x y"]}
+    path = merged_file(tmp_path / "run.arrow", inputs, ["the cat sat", "a b c d", FAILED])
+    document = evaluate(path, task="rouge")[1]
+    found = {name: metric["value"] for name, metric in document["metrics"].items()}
+    assert found == pytest.approx({"rouge1": (2 / 3 + 1) / 3, "rouge2": 1.5 / 3, "rougeL": (2 / 3 + 1) / 3})
+    several = merged_file(
+        tmp_path / "several.arrow", {"reference": [["zzz", "the cat sat"]]}, ["the cat sat"]
+    )
+    assert values(several, task="rouge") == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
+    stems = merged_file(tmp_path / "stems.arrow", {"reference": ["running dogs"]}, ["run dog"])
+    assert values(stems, task="rouge")["rouge1"] == 0
+    assert values(stems, task="rouge", use_stemmer=True, overwrite=True)["rouge1"] == 1
+
+
+def test_rouge_without_its_package_says_what_to_install(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    path = merged_file(tmp_path / "run.arrow", {"reference": ["a"]}, ["a"])
+    with pytest.raises(UserError, match=r"pip install 'specdist\[evaluate\]'"):
+        evaluate(path, task="rouge")
+
+
+def test_results_are_json_and_rows(tmp_path) -> None:
+    """results.json is the printed document, and rows.arrow has every row."""
+    import pyarrow as pa
+
+    path = merged_file(tmp_path / "run.arrow", {"final_answer": ["1", "2"]}, ["1", "3"])
+    document = evaluate(path, task="gsm8k")[1]
+    folder = tmp_path / "run-evaluation" / "gsm8k"
+    assert document.pop("output") == str(folder)
+    assert document["options"] == {"reference_column": None, "cut_at": None}
+    assert json.loads((folder / "results.json").read_text()) == document
+    rows = pa.ipc.open_file(pa.memory_map(str(folder / "rows.arrow"))).read_all()
+    assert rows.to_pydict() == {
+        "row_id": [0, 1],
+        "sample_index": [0, 0],
+        "finish_reason": ["stop", "stop"],
+        "answer": ["1", "3"],
+        "exact_match": [1.0, 0.0],
+        "strict_match": [0.0, 0.0],
+    }
+    before = (folder / "results.json").read_bytes()
+    with pytest.raises(UserError, match=r"holds results.json already: .*--overwrite"):
+        evaluate(path, task="gsm8k")
+    assert (folder / "results.json").read_bytes() == before

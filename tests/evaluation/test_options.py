@@ -1,0 +1,85 @@
+"""What the options refuse, before anything is read or run."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdist.arguments import parse_arguments
+from specdist.errors import UserError
+from specdist.evaluation.config import OPTIONS_OF_TASKS, TASKS, EvaluateConfig
+from specdist.evaluation.tasks import SCORERS
+from tests.evaluation.evaluating import evaluate
+from tests.evaluation.files import merged_file
+
+
+def parse(*arguments: str) -> EvaluateConfig:
+    return parse_arguments(EvaluateConfig, list(arguments), positional="run")
+
+
+def test_every_task_has_a_scorer_and_every_option_a_task() -> None:
+    assert set(SCORERS) == {*TASKS, "plug-in"}
+    assert all(set(tasks) <= set(SCORERS) for tasks in OPTIONS_OF_TASKS.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--task gsm8k", "no run to evaluate"),
+        ("run", "--task is missing"),
+        ("run --task gsm9k", "--task gsm9k must be one of gsm8k, .*, or a function as module:function"),
+        ("run --task a.b:c:d", "must be one of"),
+        ("run --task gsm8k --use_stemmer", "--use_stemmer True has no effect with --task gsm8k"),
+        ("run --against other --cut_at x", "has no effect without --task"),
+        ("run --task likelihood", "needs --model"),
+        ("run --task gsm8k --confidence 1", "--confidence 1.0 must be between 0 and 1"),
+        ("run --task gsm8k --num_resamples 9", "must be at least 100"),
+        ("run --task humaneval --allow_code_execution --k 0", "must be at least 1"),
+        ("run --task humaneval --allow_code_execution --memory_limit_mib 1", "must be at least 64"),
+        ("run --task gsm8k --lm_eval_limit 3", "has no effect without --lm_eval_export"),
+        ("run --lm_eval_export a --output a.arrow", "--run run has no effect with --lm_eval_export"),
+        ("--lm_eval_export a --output a.parquet", "needs --output, the .arrow file"),
+    ],
+)
+def test_refusals(arguments, message) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(*arguments.split())
+
+
+def test_the_run_may_stand_first_or_be_named() -> None:
+    assert parse("a", "--task", "gsm8k") == parse("--run", "a", "--task", "gsm8k")
+
+
+def test_paths_that_are_no_runs(tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("x")
+    (tmp_path / "broken.arrow").write_bytes(b"ARROW1")
+    (tmp_path / "folder").mkdir()
+    found = {
+        "absent": "no such file or folder",
+        "folder": "is not the folder of a run",
+        "text.txt": "ends in one of",
+        "broken.arrow": "cannot be read",
+    }
+    for name, message in found.items():
+        with pytest.raises(UserError, match=message):
+            evaluate(tmp_path / name, task="gsm8k")
+
+
+def test_parquet_is_read_as_arrow_is(tmp_path) -> None:
+    import pyarrow.parquet
+
+    from tests.evaluation.files import table
+
+    rows = table({"final_answer": ["1", "2"]}, ["1", "3"])
+    pyarrow.parquet.write_table(rows, tmp_path / "run.parquet")
+    assert evaluate(tmp_path / "run.parquet", task="gsm8k")[1]["metrics"]["exact_match"]["value"] == 0.5
+    pyarrow.parquet.write_table(rows.drop_columns(["completion"]), tmp_path / "less.parquet")
+    with pytest.raises(UserError, match="it lacks the columns completion"):
+        evaluate(tmp_path / "less.parquet", task="gsm8k")
+
+
+def test_columns_that_are_missing_are_named_with_those_there_are(tmp_path) -> None:
+    path = merged_file(tmp_path / "run.arrow", {"label": ["1"], "n": [3]}, ["1"])
+    with pytest.raises(UserError, match=r"column reference, .* it has label \(string\), n \(int64\)"):
+        evaluate(path, task="exact_match")
+    with pytest.raises(UserError, match="column right"):
+        evaluate(path, task="gsm8k", reference_column="right")

@@ -1,0 +1,81 @@
+"""Every command of the README's section runs as it stands there, on a run of the tiny pair."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from specdist.arguments import parse_arguments
+from specdist.evaluation.config import EvaluateConfig
+from specdist.evaluation.run import run_evaluation
+from specdist.job.generate import main as generate
+from tests.ranks import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+SECTION = README.partition("\n## Evaluation\n")[2].partition("\n## ")[0]
+BLOCKS = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
+COMMANDS = [line for block in BLOCKS[:-1] for line in block.splitlines()]
+HARNESS_COMMANDS = BLOCKS[-1].splitlines()
+FUNCTION = "def my_function(row):\n    return len(row['completion']) > 0\n"
+PACKAGES = {"rouge": "rouge_score"}
+
+
+def test_the_section_has_its_commands() -> None:
+    assert len(COMMANDS) == 9 and len(HARNESS_COMMANDS) == 3
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command, generated, monkeypatch) -> None:
+    for task, package in PACKAGES.items():
+        if f"--task {task}" in command:
+            pytest.importorskip(package, reason="the extra 'evaluate' is not installed")
+    (generated.folder / "my_module.py").write_text(FUNCTION)
+    monkeypatch.chdir(generated.folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    arguments = shlex.split(command.replace("TARGET", str(generated.pair.target)))
+    assert arguments[:2] == ["python", "jobs/evaluate.py"]
+    config = parse_arguments(EvaluateConfig, [*arguments[2:], "--overwrite"], positional="run")
+    text, document = run_evaluation(config)
+    assert document["num_rows"] == 12 and document["num_prompts"] == 6
+    assert str(generated.mine.relative_to(generated.folder)) in text
+    if config.task is not None:
+        assert all(name in text and found["interval"] for name, found in document["metrics"].items())
+    if config.against is not None:
+        # Greedy: the first sample of every prompt is that of the run without a draft.
+        assert document["identity"]["num_rows"] == document["identity"]["num_identical"] == 6
+        assert document["identity"]["expectation"].startswith("the same tokens")
+
+
+def test_the_harness_and_back(generated, tasks, monkeypatch) -> None:
+    """The three commands in their order, on a task of this machine."""
+    monkeypatch.chdir(tasks.parent)
+    words = {"TASK": "toy_sums", "TASKS": str(tasks), "TARGET": str(generated.pair.target)}
+    commands = [[words.get(word, word) for word in shlex.split(line)] for line in HARNESS_COMMANDS]
+    assert [command[1] for command in commands] == [
+        "jobs/evaluate.py", "jobs/generate.py", "jobs/evaluate.py"
+    ]  # fmt: skip
+    run_evaluation(parse_arguments(EvaluateConfig, commands[0][2:], positional="run"))
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert generate([*commands[1][2:], "--device", "cpu"]) == 0
+    document = run_evaluation(parse_arguments(EvaluateConfig, commands[2][2:], positional="run"))[1]
+    assert list(document["metrics"]) == ["toy_sums: exact_match, number"]
+    assert document["metrics"]["toy_sums: exact_match, number"]["num_prompts"] == 3
+
+
+def test_the_job_itself(generated, monkeypatch, capsys) -> None:
+    """Its last line on stdout is the document, and a wrong option ends it with a message."""
+    job = str(REPOSITORY / "jobs" / "evaluate.py")
+    options = ["--task", "exact_match", "--output", str(generated.folder / "scores")]
+    monkeypatch.setattr(sys, "argv", [job, str(generated.mine), *options])
+    runpy.run_path(job, run_name="__main__")
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["metrics"]["exact_match"]["num_prompts"] == 6
+    with pytest.raises(SystemExit, match=r"error: --output .* holds results.json already"):
+        runpy.run_path(job, run_name="__main__")

@@ -1,0 +1,34 @@
+"""A job in a process of its own, whose words, the interpreter's last ones included, go into a file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from specdist.job.generate import main
+from tests.forked import fork
+from tests.job.launching import arguments
+
+# A damaged length must not take the machine's memory.
+MAX_ADDRESS_BYTES = 32 * 2**30
+
+
+def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int | None, str]:
+    """The exit code (None: it had to be ended) and what it said."""
+    process = fork(_run, arguments(**options), told)
+    process.start()
+    process.join(timeout_s)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    return code, told.read_text(errors="replace") if told.exists() else ""
+
+
+def _run(words: list[str], told: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
+    with told.open("wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(main(words))

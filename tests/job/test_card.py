@@ -1,0 +1,121 @@
+"""The card of a run's folder: what it says, and that libraries understand it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pytest
+import yaml
+
+import specdist
+from specdist.data import RunFolder, output_schema
+from specdist.job.card import card_text, write_card
+from specdist.schema import COLUMNS
+from tests.finished_runs import manifest_with, write_run
+from tests.job.launching import Ended, run_here
+
+INPUTS = pa.schema({"reference": pa.string(), "odd | `name`\n# x": pa.int64()})
+
+
+def text(is_exact: bool = True, **changes: Any) -> str:
+    return card_text(manifest_with(**changes), output_schema(INPUTS, is_exact=is_exact))
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    _, matter, _ = card.split("---\n", 2)
+    return yaml.safe_load(matter)
+
+
+def test_the_demo_of_a_card(tmp_path: Path) -> None:
+    card = text()
+    assert "# Completions by large of data/prompts.arrow" in card
+    assert "14 completions of 7 prompts, generated with specdist by speculative decoding." in card
+    assert "The completions are exact" in card and "The same options and seed give the same tokens" in card
+    for row in ("| target | `large` |", "| draft | `lab/small` |", "| policy | `svip` |", "| top_p | `0.9` |",
+                "| stop_root_entropy | `0.3` |", "| max_draft_tokens | `20` |"):  # fmt: skip
+        assert row in card
+    assert "| top_k" not in card and "num_draft_tokens |" not in card.split("## Columns")[0]
+    for name in COLUMNS:
+        assert f"| `{name}` | " in card
+    assert "| `reference` | string | a column of the prompts, unchanged |" in card
+    assert "2411.18462" in card and "2302.01318" in card and "2502.04557" not in card
+    assert "/models" not in card, "whose folders these were is nobody's business"
+
+
+def test_a_lossy_run_warns() -> None:
+    card = text(is_exact=False, policy="sprinter", info={"exact": False})
+    assert "do not follow the target's own distribution" in card and "are exact" not in card
+    assert "2502.04557" in card
+
+
+def test_a_target_alone_drafts_nothing() -> None:
+    card = text(policy="none", info={"draft": None})
+    assert "by the target alone" in card and "| policy | `none` |" in card
+    assert "## Methods" not in card and "| draft |" not in card and "acceptance |" not in card
+
+
+def test_a_run_up_to_the_law_says_so() -> None:
+    assert "give the same distribution" in text(info={"reproducibility": "law"})
+
+
+@pytest.mark.parametrize("name", ["---\nx: y", "a: b # c", "<script>", "`|`", "**", "é中😀"])
+def test_strange_names_break_nothing(name: str) -> None:
+    card = text(stop=[name], info={"target": name, "prompts": name})
+    assert front_matter(card)["configs"][0]["config_name"] == "default"
+    assert " ".join(name.split()) in front_matter(card)["pretty_name"]
+    lines = card.splitlines()
+    assert "<script>" not in "".join(line for line in lines if line.startswith("# "))
+    assert lines.count("---") == 2 and len([line for line in lines if line.startswith("# ")]) == 1
+    rows = [line for line in lines if line.startswith("| ")]
+    assert all(line.endswith(" |") for line in rows) and any("odd " in row and "# x" in row for row in rows)
+
+
+@pytest.mark.parametrize(("num_rows", "size"), [(7, "n<1K"), (500, "1K<n<10K"), (10**6, "n>1M")])
+def test_the_size_is_that_of_the_hub(num_rows: int, size: str) -> None:
+    assert front_matter(text(num_rows=num_rows))["size_categories"] == [size]
+
+
+def test_a_card_is_written_once_and_deleted_with_its_run(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    write_card(folder)
+    first = folder.card_path.read_bytes()
+    other = write_run(tmp_path / "other")
+    write_card(other)
+    assert other.card_path.read_bytes() == first
+    folder.card_path.write_bytes(first + b"my own words")
+    write_card(folder)
+    assert folder.card_path.read_bytes() == first + b"my own words"
+    RunFolder.open(folder.path, manifest_with(seed=1), "", True)
+    assert not folder.card_path.exists()
+    other.card_path.write_bytes(b"mine alone")
+    RunFolder.open(other.path, manifest_with(seed=1), "", True)
+    assert other.card_path.read_bytes() == b"mine alone"
+
+
+def test_libraries_read_the_folder_of_a_run(
+    greedy: tuple[Path, Ended], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """What the job leaves is a data set by itself; who relaunches a complete run gets the same card."""
+    output = tmp_path / "run"
+    shutil.copytree(greedy[0], output)
+    rows = datasets.load_dataset(str(output), split="train", cache_dir=str(tmp_path / "cache"))
+    run = specdist.load_run(output)
+    assert rows.to_list() == run.dataset.to_list() and len(rows) == 24
+    assert rows.column_names == [*COLUMNS, "reference"]
+    # The last line that the job printed; the folder has another name here.
+    assert {**run.statistics, "output": None} == {**greedy[1].totals, "output": None}
+    card = (output / "README.md").read_bytes()
+    (output / "README.md").unlink()
+    assert run_here(**options, output=output).code == 0
+    assert (output / "README.md").read_bytes() == card
+
+
+def test_a_trace_is_a_configuration_of_its_own(options: dict[str, Any], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    assert run_here(**(options | {"limit": 2, "max_new_tokens": 8}), trace=True, output=output).code == 0
+    trace = datasets.load_dataset(str(output), "trace", split="train", cache_dir=str(tmp_path / "cache"))
+    assert {"round", "depth", "is_accepted"} <= set(trace.column_names) and len(trace) > 0

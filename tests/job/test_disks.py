@@ -1,0 +1,166 @@
+"""Disks that fill up, cannot be written, or lose files under the job: told, and nothing finished is lost."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.job import replica
+from specdist.job.logs import RunLog, add_run_log
+from specdist.job.recording import Recorder
+from tests.job.launching import Ended, refused, run_here, shard_bytes
+from tests.job.pair import Pair
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small file system takes root, and a kernel that lets it")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
+
+
+def test_a_disk_that_is_full_at_any_moment_costs_no_row(
+    options: dict[str, Any], greedy: tuple[Path, Ended], small_disk: Path
+) -> None:
+    """Whichever file it is that finds no room: the job says so, and goes on when there is some."""
+    output = small_disk / "run"
+    refusals = []
+    for num_kib in range(4, 400, 24):
+        remount(small_disk, f"size={num_kib}k")
+        before = shard_bytes(output)
+        ended = run_here(**options, output=output)
+        assert before.items() <= shard_bytes(output).items()
+        if ended.code == 0:
+            break
+        refusals.append(refused(ended, "cannot be written", "No space left"))
+    assert ended.code == 0, ended.stderr
+    assert len(refusals) >= 3 and len(set(refusals)) >= 3
+    assert shard_bytes(output) == shard_bytes(greedy[0])
+
+
+@pytest.mark.parametrize("moment", [0, 7, 14, 19, 24])
+def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
+    options: dict[str, Any],
+    greedy: tuple[Path, Ended],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: int,
+) -> None:
+    """As above for those who may not mount: from some moment on the disk syncs nothing."""
+    real, num_calls = os.fsync, 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > moment:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        refused(run_here(**options, output=tmp_path / "run"), "cannot be written", "quota exceeded")
+    assert run_here(**options, output=tmp_path / "run").code == 0
+    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_models_are_loaded(
+    options: dict[str, Any], greedy: tuple[Path, Ended], no_models: None, small_disk: Path
+) -> None:
+    """A new folder, and one that has a run."""
+    remount(small_disk, "size=4m")
+    shutil.copytree(greedy[0], small_disk / "run")
+    remount(small_disk, "ro")
+    for name in ("run", "new"):
+        output = small_disk / name
+        refused(run_here(**options, output=output), f"--output {output} cannot be written", "Read-only")
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results have files of their own; nobody wants to lose a night to a log, or read a traceback a line."""
+    (tmp_path / "rank.log").symlink_to("/dev/full")
+    handler = RunLog(tmp_path / "rank.log")
+    for _ in range(3):
+        handler.emit(logging.LogRecord("job", logging.INFO, "", 1, "text", (), None))
+    handler.close()
+    assert capsys.readouterr().err.count("\n") == 1 and not capsys.readouterr().out
+    num_handlers = len(logging.getLogger().handlers)
+    add_run_log(tmp_path / "gone" / "rank.log", "draft")
+    assert len(logging.getLogger().handlers) == num_handlers
+
+
+@pytest.mark.parametrize("change", ["deleted", "truncated", "other", "touched"])
+def test_prompts_that_change_while_the_job_runs(
+    pair: Pair,
+    options: dict[str, Any],
+    greedy: tuple[Path, Ended],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    """Behind the first shard. What is finished stays, and the job goes on when they are back."""
+    prompts, output = tmp_path / "prompts.arrow", tmp_path / "run"
+    content = pair.prompts.read_bytes()
+    prompts.write_bytes(content)
+
+    def disturb(recorder: Recorder, completion: Any) -> None:
+        real(recorder, completion)
+        if change == "deleted":
+            prompts.unlink(missing_ok=True)
+        elif change == "truncated":
+            prompts.write_bytes(content[:1000])
+        elif change == "other":
+            prompts.write_bytes(content.replace(b"reference 3", b"reference 4"))
+        else:
+            prompts.touch()
+
+    real = Recorder.record
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "record", disturb)
+        ended = run_here(**(options | {"prompts": prompts}), output=output)
+    if change == "touched":
+        assert ended.code == 0
+    else:
+        refused(ended, f"{prompts} was deleted or changed", "put it back", "every row")
+        assert len(shard_bytes(output)) < 3
+        assert run_here(**(options | {"prompts": prompts}), output=output).code == 2
+        prompts.write_bytes(content)
+        assert run_here(**(options | {"prompts": prompts}), output=output).code == 0
+    assert shard_bytes(output) == shard_bytes(greedy[0])
+
+
+def test_a_model_file_that_vanishes_before_it_is_read_is_named(
+    pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the checks and the loading, as when somebody cleans up a cache."""
+    target = tmp_path / "target"
+    shutil.copytree(pair.target, target)
+    load = replica.load_whole
+
+    def late(checkpoint: Any, **kwargs: Any) -> Any:
+        (target / "model-00002-of-00003.safetensors").unlink(missing_ok=True)
+        return load(checkpoint, **kwargs)
+
+    monkeypatch.setattr(replica, "load_whole", late)
+    ended = run_here(**(options | {"target": target}), output=tmp_path / "run")
+    refused(ended, f"--target {target}", "has changed since the job began", "put it back")

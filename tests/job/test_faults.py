@@ -1,0 +1,190 @@
+"""Ranks that die, hang or lack memory: their replica ends in seconds or goes on, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdist.engine.faults import NUM_SUSPECT_ROWS
+from specdist.job.restart import LONE_ROW, NUM_RESTARTS, REPLICA
+from specdist.models.runner import ModelRunner
+from tests.job import small_device
+from tests.job.killing import wait_until
+from tests.job.launching import (
+    TIMEOUT_S,
+    Ended,
+    command,
+    logged_rows,
+    read_output,
+    run_here,
+    shard_bytes,
+    shard_stats,
+)
+from tests.job.pair import TEXT, some_texts, write_arrow
+from tests.job.ranks import started_ranks
+from tests.ranks import REPOSITORY
+
+# What the project promises; it takes about one second.
+SOON_S = 30
+NUM_RANKS, LEAD = 3, 0
+ROLES = ["target 1/2", "target 2/2", "draft"]
+
+
+def logs_of(output: Path) -> dict[int, str]:
+    """By rank."""
+    return {int(path.stem[-1]): path.read_text() for path in (output / "logs").iterdir()}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [(0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGKILL), (1, signal.SIGSTOP)],
+    ids=["lead", "other target", "draft", "hanging target"],
+)
+def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
+    options: dict[str, Any], tmp_path: Path, rank: int, number: signal.Signals
+) -> None:
+    output = tmp_path / "run"
+    changes = {"max_batch_rows": 2, "max_new_tokens": 60, "tp_size": 2, "rank_timeout": 3}
+    with started_ranks(NUM_RANKS, **(options | changes), output=output) as world:
+        processes = world.processes
+        wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 2, processes[LEAD].is_alive)
+        rows = logged_rows(output, 0)
+        os.kill(processes[rank].pid or 0, number)
+        begin = time.monotonic()
+        for process in processes:
+            process.join(SOON_S)
+        assert time.monotonic() - begin < SOON_S
+        codes = [process.exitcode for process in processes]
+    assert codes == [-signal.SIGKILL if index == rank else 1 for index in range(NUM_RANKS)]
+    what = "is gone without a word" if number == signal.SIGKILL else "has been silent for 3 s"
+    for other, log in logs_of(output).items():
+        if other != rank:
+            assert f"this replica ends: rank {rank} ({ROLES[rank]}): process " in log
+            assert what in log
+    assert logged_rows(output, 0).startswith(rows)
+    (claim,) = (output / "claims").glob("shard-*")
+    # A lead that is left gives its shard back; one that was killed is seen to be dead.
+    assert (json.loads(claim.read_text())["replica"] is None) == (rank != LEAD)
+    if rank == LEAD:
+        assert run_here(**(options | changes | {"tp_size": 1}), output=output).totals["num_rows"] == 24
+
+
+@pytest.mark.ranks
+def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The ranks keep their processes; all other rows are those of a replica that has the memory."""
+    texts = [*some_texts(3), TEXT, *some_texts(3, seed=1)]
+    changes: dict[str, Any] = {
+        "prompts": write_arrow(tmp_path / "prompts.arrow", {"prompt": texts}),
+        "rows_per_shard": 4,
+        "max_new_tokens": 8,
+        # Less than a block cannot be run: nothing is left to be halved.
+        "max_batch_tokens": 6,
+    }
+    assert run_here(**(options | changes), output=tmp_path / "undisturbed").code == 0
+    expected = read_output(tmp_path / "undisturbed").to_pylist()
+    lengths = [row["num_prompt_tokens"] for row in expected]
+    assert lengths[3] > max(lengths[:3] + lengths[4:]) + 20
+    output = tmp_path / "run"
+    ended = subprocess.run(
+        command(3, Path(small_device.__file__), **(options | changes), tp_size=2, output=output),
+        cwd=REPOSITORY,
+        env={**os.environ, small_device.LONGEST: str(lengths[3] - 2), small_device.SMALL_RANK: "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for log in logs_of(output).values():
+        assert "this replica ends: rank 1 (target 2/2): OutOfMemoryError: CUDA out of memory." in log
+        assert "starting over" in log
+    assert "with row 3 alone, which ends as an error: from here on at most 1 rows" in ended.stderr
+    rows = read_output(output).to_pylist()
+    error = rows.pop(3)
+    del expected[3]
+    assert error["finish_reason"] == "error" and "not even alone" in error["error"]
+    assert [row["completion_ids"] for row in rows] == [row["completion_ids"] for row in expected]
+    assert json.loads((output / "manifest.json").read_text())["info"]["rows_too_large"] == [[3, 0]]
+    # The replica has kept its name.
+    assert len(list((output / "logs").iterdir())) == NUM_RANKS
+
+
+def test_a_replica_that_has_started_over_halves_the_batch_of_its_run(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For this replica and those that come later; what it had finished stays, --overwrite or not."""
+    output = tmp_path / "run"
+    shutil.copytree(greedy[0], output)
+    for path in (output / "shards").glob("shard-00001*"):
+        path.unlink()
+    first = output / "shards" / "shard-00000.arrow"
+    modified = first.stat().st_mtime_ns
+    monkeypatch.setenv(NUM_RESTARTS, "1")
+    monkeypatch.setenv(REPLICA, "host-1-abcd")
+    monkeypatch.delenv(LONE_ROW, raising=False)
+    ended = run_here(**options, overwrite=True, output=output)
+    assert ended.totals["complete"] is True
+    assert "out of memory: from here on at most 16 rows and 1024 tokens at a time" in ended.stderr
+    assert "1 of 3 shards to do, up to 16 rows at a time" in ended.stderr
+    assert json.loads((output / "manifest.json").read_text())["info"]["num_batch_halvings"] == 1
+    assert shard_bytes(output) == shard_bytes(greedy[0]) and first.stat().st_mtime_ns == modified
+    assert (output / "logs" / "host-1-abcd-rank-0.log").exists()
+    monkeypatch.delenv(NUM_RESTARTS)
+    first.with_suffix(".json").unlink()
+    first.unlink()
+    assert "up to 16 rows at a time" in run_here(**options, output=output).stderr
+
+
+def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"temperature": 1, "max_batch_rows": 8}
+    assert run_here(**(options | changes), output=tmp_path / "undisturbed").code == 0
+    forward = ModelRunner.forward
+
+    def limited(runner: ModelRunner, batch: Any, logits_index: Any) -> torch.Tensor:
+        if len(batch) > 30:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return forward(runner, batch, logits_index)
+
+    monkeypatch.setattr(ModelRunner, "forward", limited)
+    ended = run_here(**(options | changes), max_batch_tokens=64, output=tmp_path / "run")
+    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "undisturbed")
+    assert "at a time" in ended.stderr
+    counted = sum(shard["num_out_of_memory"] for shard in shard_stats(tmp_path / "run"))
+    assert ended.totals["num_out_of_memory"] == counted > 0
+
+
+def test_a_target_of_nans_is_refused_and_single_rows_of_them_are_errors(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = ModelRunner.forward
+    is_spoiled = [True] * NUM_SUSPECT_ROWS
+
+    def spoiled(runner: ModelRunner, batch: Any, logits_index: Any) -> torch.Tensor:
+        logits_NV = forward(runner, batch, logits_index)
+        return logits_NV * torch.nan if is_spoiled else logits_NV
+
+    monkeypatch.setattr(ModelRunner, "forward", spoiled)
+    output = tmp_path / "run"
+    ended = run_here(**options, output=output)
+    assert ended.code == 2
+    assert "error: the target's logits are not finite" in ended.stderr and "--dtype float32" in ended.stderr
+    assert logged_rows(output, 0) == b""
+    # As many as cannot be told from accidents.
+    few = run_here(**options, limit=NUM_SUSPECT_ROWS - 1, output=tmp_path / "few")
+    assert few.totals["num_error_rows"] == NUM_SUSPECT_ROWS - 1
+    assert all("not finite" in row["error"] for row in read_output(tmp_path / "few").to_pylist())
+    is_spoiled.clear()
+    assert run_here(**options, output=output).totals["num_error_rows"] == 0

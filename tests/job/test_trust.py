@@ -1,0 +1,170 @@
+"""What comes with a model runs, or is unpickled, with the user's word alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import dynamic_module_utils
+
+from specdist.errors import UserError
+from specdist.models.checkpoint import open_checkpoint
+from specdist.planning.models import open_model
+from tests.job.launching import Ended, refused, run_here, run_process, shard_bytes
+from tests.job.pair import Pair
+
+# A family of its own, that is Llama; whoever imports it leaves a mark.
+CODE = """
+import os, pathlib
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pathlib.Path({mark!r}).mkdir(exist_ok=True)
+pathlib.Path({mark!r}, str(os.getpid())).touch()
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own_llama"
+
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers copies a model's code to where it can be imported: not to the user's folder."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def own(pair: Pair, tmp_path: Path, modules_cache: None) -> Path:
+    """The target as a family that transformers does not know."""
+    folder = tmp_path / "own"
+    shutil.copytree(pair.target, folder)
+    (folder / "own_code.py").write_text(CODE.format(mark=str(tmp_path / "imported")))
+    auto_map = {"AutoConfig": "own_code.OwnConfig", "AutoModelForCausalLM": "own_code.OwnModel"}
+    change_json(folder / "config.json", auto_map=auto_map, model_type="own_llama", architectures=["OwnModel"])
+    return folder
+
+
+def pickle_weights(folder: Path) -> None:
+    """As models of some years ago were published: pickled, in several files with an index."""
+    weight_map = {}
+    for number, path in enumerate(sorted(folder.glob("*.safetensors")), 1):
+        tensors = load_file(path)
+        path.unlink()
+        name = f"pytorch_model-{number:05d}-of-00003.bin"
+        torch.save(tensors, folder / name)
+        weight_map |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    (folder / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
+
+
+class Trap:
+    """What a pickle can do to its reader."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_code_of_a_model_is_not_run_unasked(
+    options: dict[str, Any], own: Path, no_models: None, tmp_path: Path
+) -> None:
+    """Refused before anything of it is imported, as a target and as a draft."""
+    for role in ("target", "draft"):
+        ended = run_here(**(options | {role: own}), output=tmp_path / "run")
+        refused(ended, f"--{role} {own}", "config.json", "auto_map", "--trust_remote_code")
+    with pytest.raises(UserError, match="--target"):
+        open_model("--target", str(own), "auto")
+    assert not (tmp_path / "imported").exists()
+
+
+def test_code_of_a_tokenizer_is_not_run_unasked(pair: Pair, tmp_path: Path) -> None:
+    """Also in the folder of a family that transformers knows."""
+    shutil.copytree(pair.target, tmp_path / "model")
+    change_json(tmp_path / "model" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["x.X", None]})
+    with pytest.raises(
+        UserError, match=r"tokenizer_config\.json names it under auto_map.*--trust_remote_code"
+    ):
+        open_checkpoint("--target", str(tmp_path / "model"))
+
+
+def test_code_of_a_model_runs_with_the_users_word(
+    options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
+) -> None:
+    """The same weights give the same rows; a run without it is another run."""
+    output = tmp_path / "run"
+    ended = run_here(**(options | {"target": own}), trust_remote_code=True, output=output)
+    assert ended.code == 0, ended.stderr
+    assert (tmp_path / "imported").exists()
+    assert shard_bytes(output) == shard_bytes(greedy[0])
+    fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]
+    assert fingerprint["trust_remote_code"] is True
+    # The code decides the rows as the weights do.
+    with (own / "own_code.py").open("a") as file:
+        file.write("# changed\n")
+    ended = run_here(**(options | {"target": own}), trust_remote_code=True, output=output)
+    assert "\n  target: " in ended.stderr and ended.code == 2
+
+
+def test_pickled_weights_are_read_when_asked_for(
+    pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """And give the same rows."""
+    draft = tmp_path / "draft"
+    shutil.copytree(pair.draft, draft)
+    pickle_weights(draft)
+    changed = options | {"draft": draft}
+    refused(run_here(**changed, output=tmp_path / "run"), f"--draft {draft}", "*.bin", "--allow_pickle")
+    assert run_here(**changed, allow_pickle=True, output=tmp_path / "run").code == 0
+    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])
+
+
+@pytest.mark.parametrize("damage", ["trap", "cut", "list"])
+def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
+    pair: Pair, options: dict[str, Any], no_models: None, tmp_path: Path, damage: str
+) -> None:
+    """Reading is all that was allowed; its code does not run."""
+    target = tmp_path / "target"
+    shutil.copytree(pair.target, target)
+    pickle_weights(target)
+    path = target / "pytorch_model-00002-of-00003.bin"
+    if damage == "trap":
+        torch.save({"weight": Trap(tmp_path / "sprung")}, path)
+    elif damage == "list":
+        torch.save([torch.zeros(1)], path)
+    else:
+        path.write_bytes(path.read_bytes()[:-100])
+    ended = run_here(**(options | {"target": target}), allow_pickle=True, output=tmp_path / "run")
+    refused(ended, f"--target {target}", path.name, "no whole PyTorch file", "fetch it again")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.ranks
+def test_ranks_read_pickled_slices_of_a_model_with_code_of_its_own(
+    options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
+) -> None:
+    """Each target rank builds the model by its code, and cuts its slices out of the pickled files."""
+    pickle_weights(own)
+    changes = {"target": own, "tp_size": 2, "trust_remote_code": True, "allow_pickle": True}
+    ended = run_process(3, **(options | changes), output=tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    assert len(list((tmp_path / "imported").iterdir())) == 3
+    assert shard_bytes(tmp_path / "run") == shard_bytes(greedy[0])

@@ -1,0 +1,209 @@
+"""Every command and every piece of Python in the README is run, on models that are tiny.
+
+A folder has all the names that the README uses: ``TARGET``, ``data/prompts.parquet``, a finished
+``runs/mine``. A command runs there as it is typed, in this process, with options behind it that make it
+short. What cannot be run here is named below, with the test that runs it.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+import yaml
+
+from specdist.collecting.run import main as collect
+from specdist.config import parse_generate_config
+from specdist.job.generate import main as generate
+from tests.job.launching import run_here
+from tests.job.pair import build_pair
+from tests.ranks import REPOSITORY
+from tests.readme import Command, blocks, commands, workspace_of
+
+# These end their process, so their functions are called.
+MAINS = {"jobs/generate.py": generate, "jobs/collect.py": collect}
+ON_CPU = ["--device", "cpu"]
+SHORT = {
+    "jobs/tune.py": [*ON_CPU, "--num_prompts", "2", "--max_new_tokens", "6", "--max_draft_tokens", "2"],
+    "jobs/collect.py": [*ON_CPU, "--tp_size", "1", "--limit", "8", "--max_new_tokens", "6"],
+    "jobs/train_head.py": [*ON_CPU, "--epochs", "1", "--depth", "0"],
+}
+# What is in a command that is not run here: why, and the tests that run it or its parts.
+ELSEWHERE = {
+    "jobs/demo.sh": (
+        "installs, and trains for minutes",
+        ["tests/demo/test_pair.py::test_models_load_and_share_one_tokenizer",
+         "tests/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
+         "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
+    ),
+    "tests/run.sh": (
+        "runs this test",
+        ["tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
+    ),
+    "slurm/run.sh": (
+        "needs a cluster, of which the tests start a small one",
+        ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
+         "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
+    ),
+    "jobs/evaluate.py": (
+        "wants prompts with answers",
+        ["tests/evaluation/test_readme.py::test_commands_run",
+         "tests/evaluation/test_readme.py::test_the_harness_and_back"],
+    ),
+}  # fmt: skip
+COMMANDS = commands()
+RUN_HERE = [command for command in COMMANDS if not any(part in command.line for part in ELSEWHERE)]
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a finished run of four shards, ``runs/finished`` and ``runs/mine``."""
+    pair = build_pair(tmp_path_factory.mktemp("pair"))
+    path = workspace_of(tmp_path_factory.mktemp("readme"))
+    rows = pa.ipc.open_file(pair.prompts).read_all()
+    for name in ("prompts", "train"):
+        pa.parquet.write_table(rows, path / "data" / f"{name}.parquet")
+    shutil.copy(pair.prompts, path / "prompts.arrow")
+    # Those that lm-evaluation-harness would leave beside its prompts.
+    (path / "prompts.yaml").write_text(yaml.safe_dump({"device": "cpu", "max_new_tokens": 4, "limit": 2}))
+    (path / "TARGET").symlink_to(pair.target)
+    (path / "DRAFT").symlink_to(pair.draft)
+    (path / "runs" / "demo").mkdir()
+    (path / "runs" / "demo" / "pair").symlink_to(pair.folder)
+    options: dict[str, Any] = {
+        "prompts": str(path / "data" / "prompts.parquet"),
+        "target": str(pair.target),
+        "draft": str(pair.draft),
+        "device": "cpu",
+        "temperature": 0.7,
+        "max_new_tokens": 8,
+        "limit": 8,
+        "rows_per_shard": 2,
+    }
+    (path / "jobs" / "configs" / "llama-70b.yaml").write_text(yaml.safe_dump(options))
+    assert run_here(**options, output=path / "runs" / "finished").code == 0
+    shutil.copytree(path / "runs" / "finished", path / "runs" / "mine")
+    return path
+
+
+@pytest.fixture
+def here(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(workspace)
+    return workspace
+
+
+def output_of(command: Command) -> str | None:
+    """What it makes."""
+    words = command.arguments
+    return next((words[place + 1] for place, word in enumerate(words) if word == "--output"), None)
+
+
+def provide(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command reads: made by that command of the README which makes it, or else a finished run. What
+    it makes itself is not there.
+    """
+    made = output_of(command)
+    if made is not None and (here / made).is_dir():
+        shutil.rmtree(here / made)
+    for word in command.arguments:
+        if not word.startswith("runs/") or word == made or (here / word).exists():
+            continue
+        makers = [other for other in COMMANDS if f"{word}/".startswith(f"{output_of(other)}/")]
+        if makers and makers[0].script != "jobs/generate.py":
+            run(makers[0], here, monkeypatch)
+        else:
+            shutil.copytree(here / "runs" / "finished", here / word)
+
+
+def run(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is typed, with options behind it that make it short."""
+    script = REPOSITORY / command.script
+    assert script.is_file(), f"{command.line}: no such script; name it in ELSEWHERE?"
+    assert command.launcher == ("python",) or launches(command)
+    provide(here, command, monkeypatch)
+    arguments = [*command.arguments, *SHORT.get(command.script, [])]
+    code: Any = 0
+    try:
+        if command.script in MAINS:
+            code = MAINS[command.script](arguments)
+        else:
+            monkeypatch.setattr(sys, "argv", [command.script, *arguments])
+            runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    assert code in (0, None), f"{command.line}: {code}"
+
+
+@pytest.mark.parametrize("command", RUN_HERE, ids=lambda command: command.line[:70])
+def test_a_command_runs(
+    command: Command, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(command, here, monkeypatch)
+    assert capsys.readouterr().out
+
+
+def launches(command: Command) -> bool:
+    """Whether ``accelerate launch`` understands what stands before the script, and finds its file."""
+    from accelerate.commands.launch import launch_command_parser
+
+    if command.launcher[:2] != ("accelerate", "launch"):
+        return False
+    arguments = [*command.launcher[2:], command.script, *command.arguments]
+    parsed = launch_command_parser().parse_args(arguments)
+    return parsed.training_script == command.script and (REPOSITORY / parsed.config_file).is_file()
+
+
+@pytest.mark.parametrize("part", ELSEWHERE)
+def test_what_is_run_elsewhere_is_there(part: str) -> None:
+    """Each exception names tests that exist; and nothing is excepted that the README does not have."""
+    assert any(part in command.line for command in COMMANDS)
+    reason, tests = ELSEWHERE[part]
+    assert reason and tests
+    for test in tests:
+        path, name = test.split("::")
+        functions = ast.parse((REPOSITORY / path).read_text()).body
+        assert name in {node.name for node in functions if isinstance(node, ast.FunctionDef)}, test
+
+
+@pytest.mark.parametrize(
+    "command", [command for command in COMMANDS if command.script == "slurm/run.sh"], ids=lambda c: c.line
+)
+def test_a_job_of_replicas_is_what_the_script_takes(command: Command) -> None:
+    """Settings that it reads, a configuration, and options of the main job behind it."""
+    script = (REPOSITORY / command.script).read_text()
+    assert all(f'{name}="${{{name}:-' in script for name in command.environment)
+    assert command.launcher[0] == "sbatch" and all(option.startswith("--") for option in command.launcher[1:])
+    config, *options = command.arguments
+    shipped = REPOSITORY / ("jobs/configs/llama-70b.yaml" if config == "CONFIG" else config)
+    parse_generate_config(["--config", str(shipped), *options])
+
+
+def imports(block: str) -> list[str]:
+    return sorted(set(re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: ", ".join(imports(block)))
+def test_python_of_the_readme_runs(block: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = [name for name in imports(block) if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", here / "cache")
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_a_command_that_nobody_runs_is_noticed() -> None:
+    """The blocks are found at all, and few commands are excepted."""
+    assert len(COMMANDS) > 10 and len(RUN_HERE) > 8 and len(blocks("python")) >= 5
+    assert os.environ["HF_HUB_OFFLINE"] == "1", "no command of the README may need a network here"
