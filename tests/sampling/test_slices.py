@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdist.sampling.coupling import next_token_laws, waiting_times
 from specdist.sampling.distributions import (
+    NOT_FINITE,
     Dense,
     OneHot,
     SamplingSettings,
@@ -141,3 +142,26 @@ def test_slices_tile_the_vocabulary(vocab_size: int, num_slices: int) -> None:
 def test_a_slice_without_ids_is_refused() -> None:
     with pytest.raises(ValueError, match="4 token ids cannot be cut into 5"):
         vocabulary_slices(4, 5)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("is_coupled", [False, True])
+def test_a_row_that_is_not_finite_in_one_slice_has_no_winner(value: float, is_coupled: bool) -> None:
+    """Wherever it is, and although the other slices know nothing of it; nor do the other rows."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NV = torch.randn(12, 11, generator=generator)
+    keys_N, positions_N = torch.arange(12), torch.arange(12) + 5
+    settings = SamplingSettings(temperature=float(is_coupled), is_coupled=is_coupled)
+    undisturbed = next_token_laws(logits_NV, settings, keys_N, positions_N)
+    assert isinstance(undisturbed, OneHot)
+    for token_id in range(11):
+        logits_NV[token_id, token_id] = value
+    packed = []
+    for ids in vocabulary_slices(11, 3):
+        part_Nv = logits_NV[:, ids.start : ids.stop]
+        winners = race_winners(part_Nv, ids, keys_N, positions_N) if is_coupled else likeliest(part_Nv, ids)
+        packed.append(winners.packed())
+    expected = [NOT_FINITE] * 11 + undisturbed.token_ids_N.tolist()[11:]
+    assert merge_winners(torch.stack(packed)).token_ids_N.tolist() == expected
+    whole = next_token_laws(logits_NV, settings, keys_N, positions_N)
+    assert isinstance(whole, OneHot) and whole.token_ids_N.tolist() == expected
