@@ -140,6 +140,7 @@ TOTALS = {
     "peak_memory_bytes": "most bytes held by one rank, by role",
     "predictions": "what could have been known beside what was measured",
     "operations": "operations and target calls per token, beside how SPRINTER's authors count them",
+    "verifier": "a traced verifier's blocks and calls, beside SPRINTER's theorems; empty without one",
 }
 ARROW_TYPES = {"double": "float64", "float": "float32"}
 JSON_TYPES = {int: "int", list[int]: "list of int", dict[int, int]: "object of int"}
@@ -174,7 +175,7 @@ def totals_fields() -> list[Field]:
     """The values in the last line that a run prints, which are ``load_run(...).statistics``."""
     types = {"output": "string", "exact": "bool", "complete": "bool"}
     types |= {name: _value_type(value) for name, value in Stats().summary().items()}
-    types |= {"predictions": "object", "operations": "object"}
+    types |= {"predictions": "object", "operations": "object", "verifier": "object"}
     return [Field(name, type_, TOTALS[name]) for name, type_ in types.items()]
 
 

@@ -27,7 +27,7 @@ LAYERS = [
     {"stats"},
     {"calibration", "costs", "theory"},
     {"predictions"},
-    {"operations"},
+    {"operations", "verifier"},
     {"data", "sampling", "policies", "cache"},
     {"models", "schema"},
     {"heads"},
@@ -41,7 +41,7 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "errors", "json_values", "arguments", "policy_options", "config", "regression", "stats", "calibration",
-    "costs", "theory", "predictions", "operations", "data", "policies", "cache", "sampling.keys",
+    "costs", "theory", "predictions", "operations", "verifier", "data", "policies", "cache", "sampling.keys",
     "engine.sequence", "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
     "job.status", "job.card", "runs", "schema",
     "markdown", "references", "planning.hardware", "planning.simulate", "planning.events",

@@ -36,7 +36,7 @@ def test_statistics_are_described() -> None:
 
 
 def test_totals_are_described() -> None:
-    written = ["output", "exact", "complete", *Stats().summary(), "predictions", "operations"]
+    written = ["output", "exact", "complete", *Stats().summary(), "predictions", "operations", "verifier"]
     assert list(TOTALS) == written
 
 

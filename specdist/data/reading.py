@@ -1,6 +1,9 @@
-"""The files of a finished shard, for those who only read them: whole as they were recorded, or refused."""
+"""The files of finished shards, for those who only read them: whole as they were recorded, or refused."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -28,6 +31,19 @@ def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
     if table.num_rows != record.num_rows:
         raise damaged(paths)
     return table
+
+
+def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
+    """These columns of an Arrow file, in the file's order; the others are not read."""
+    with pa.memory_map(str(path)) as source:
+        known = pa.ipc.open_file(source).schema.names
+        options = pa.ipc.IpcReadOptions(included_fields=[known.index(name) for name in names])
+        return pa.ipc.open_file(source, options=options).read_all()
+
+
+def spread_out(paths: Sequence[Path], max_bytes: int) -> Sequence[Path]:
+    """All of these files, or about so many bytes of them, spread evenly."""
+    return paths[:: max(1, -(-sum(path.stat().st_size for path in paths) // max_bytes))]
 
 
 def damaged(paths: ShardPaths) -> UserError:

@@ -238,8 +238,16 @@ class RunFolder:
 
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in the order of the shards."""
+        return [self.read_stats(shard) for shard in self._complete_shards()]
+
+    def trace_paths(self) -> list[Path]:
+        """The traces of all complete shards that have one, in the order of the shards."""
+        paths = [self.trace_path(shard) for shard in self._complete_shards()]
+        return [path for path in paths if path.is_file()]
+
+    def _complete_shards(self) -> list[int]:
         shards = sorted({shard for _, shard in self._shard_files()})
-        return [self.read_stats(shard) for shard in shards if self.is_complete(shard)]
+        return [shard for shard in shards if self.is_complete(shard)]
 
     def read_stats(self, shard: int) -> dict[str, Any]:
         """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""

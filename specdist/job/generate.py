@@ -20,8 +20,6 @@ from specdist.job.replica import Replica
 from specdist.job.report import (
     comparison_lines,
     frozen_costs,
-    run_operations,
-    run_predictions,
     total_stats,
     totals_document,
 )
@@ -169,8 +167,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     _log_exactness(config)
     folder = run.folder
     total = total_stats(folder)
-    operations = run_operations(folder, total)
-    for line in comparison_lines(run_predictions(folder, total), total.costs(), operations):
+    for line in comparison_lines(folder, total):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from specdist.costs import CostModel
 from specdist.data import RunFolder
+from specdist.data.reading import read_columns, spread_out
 from specdist.errors import UserError
 from specdist.json_values import from_fields
 from specdist.operations import TokenFlops, operations_of
 from specdist.predictions import Comparison, Predictions, predictions_of
 from specdist.stats import Stats
+from specdist.verifier import verifier_figures, verifier_rates
 
 # Label and format, by name.
 THEORY = {
@@ -26,6 +30,15 @@ OPERATIONS = {
     "target_calls_per_token": ("target passes of a row per token", "{:.3f}"),
     "target_flops_per_token": ("operations of the target", "{:.3g}"),
     "flops_per_token": ("operations of all models", "{:.3g}"),
+}
+# Of a traced verifier's tokens, and about how many bytes of traces are read: more would change no figure.
+VERIFIER_COLUMNS = ("acceptance_probability", "head_probability")
+MAX_TRACE_BYTES = 160_000_000
+VERIFIER = {
+    "block_length": ("tokens of a block", "{:.2f}"),
+    "tokens_per_call": ("tokens per speculative step", "{:.2f}"),
+    "calls_over_verifying_all": ("target passes over --verify all", "{:.3f}"),
+    "distance": ("distance from the target's law", "{:.3f}"),
 }
 DRIFT = {
     "target_pass_s": ("seconds of a target pass", "{:.5f}"),
@@ -66,8 +79,13 @@ def totals_document(
         "complete": is_complete,
         **total.summary(num_devices),
         "predictions": run_predictions(folder, total).to_json(),
-        "operations": {name: figure.to_json() for name, figure in run_operations(folder, total).items()},
+        "operations": _to_json(run_operations(folder, total)),
+        "verifier": _to_json(run_verifier(folder, total)),
     }
+
+
+def _to_json(figures: Mapping[str, Comparison]) -> dict[str, Any]:
+    return {name: figure.to_json() for name, figure in figures.items()}
 
 
 def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
@@ -86,6 +104,30 @@ def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
     return operations_of(total, known, is_exact=info.get("exact") is True) if known else {}
 
 
+def run_verifier(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
+    """What a traced run's verifier makes of the run; nothing of runs without a verifier or a trace."""
+    settings, head = folder.manifest.fingerprint, folder.manifest.info.get("head")
+    if settings.get("policy") != "sprinter" or not isinstance(head, Mapping) or not total.num_drafts:
+        return {}
+    paths = spread_out(folder.trace_paths(), MAX_TRACE_BYTES)
+    if not paths:
+        return {}
+    table = pa.concat_tables(read_columns(path, VERIFIER_COLUMNS) for path in paths).drop_null()
+    rates = verifier_rates(
+        *(table[name].to_numpy() for name in VERIFIER_COLUMNS),
+        max_ratio=head["max_ratio"],
+        threshold=settings["verifier_threshold"],
+    )
+    if rates is None:
+        return {}
+    return verifier_figures(
+        rates,
+        total,
+        max_draft_tokens=settings["max_draft_tokens"],
+        is_exact=folder.manifest.info["exact"],
+    )
+
+
 def check_results(folder: RunFolder) -> None:
     """Raises :class:`UserError` if the totals could not be told in the end, for something that is damaged."""
     total = total_stats(folder)
@@ -100,13 +142,10 @@ def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
     )
 
 
-def comparison_lines(
-    predictions: Predictions, costs: Mapping[str, Any], operations: Mapping[str, Comparison]
-) -> list[str]:
-    """A table of what was predicted and measured; nothing where nothing was drafted.
-
-    ``costs``: those of :meth:`specdist.stats.Stats.costs`.
-    """
+def comparison_lines(folder: RunFolder, total: Stats) -> list[str]:
+    """A table of what was predicted and measured; nothing where nothing was drafted."""
+    predictions, costs = run_predictions(folder, total), total.costs()
+    operations, verifier = run_operations(folder, total), run_verifier(folder, total)
     lines = []
     if predictions.theory:
         lines += _table("theory beside practice", predictions.theory, THEORY)
@@ -119,6 +158,8 @@ def comparison_lines(
         lines.append(f"  target passes of measured sizes, {share} of the time of all")
     if operations:
         lines += _table("work per token, as SPRINTER counts it", operations, OPERATIONS)
+    if verifier:
+        lines += _table("a verifier by SPRINTER's theorems", verifier, VERIFIER)
     if predictions.theory:
         lines += [_regression(label, costs.get(name)) for name, label in REGRESSIONS.items()]
     return lines

@@ -137,9 +137,8 @@ class Watchdog:
                 return
 
     def _look(self) -> Failure | None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the store went with the launcher; processes are seen without
+        # The store may have gone with the launcher; processes are seen without it.
+        with contextlib.suppress(RuntimeError):
             self._store.add(f"beats/{self._topology.rank}", 1)
         return self._known() or self._dead_peer() or self._silent_peer() or self._stall()
 

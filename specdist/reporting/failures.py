@@ -12,6 +12,7 @@ import pyarrow.compute
 import pyarrow.ipc
 
 from specdist.data import RunFolder
+from specdist.data.reading import read_columns
 from specdist.job.status import error_kind
 
 COLUMNS = ("row_id", "sample_index", "prompt", "error")
@@ -57,8 +58,5 @@ def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
 
 
 def _failed(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        names = pa.ipc.open_file(source).schema.names
-        options = pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in COLUMNS])
-        table = pa.ipc.open_file(source, options=options).read_all()
-        return table.filter(pa.compute.is_valid(table["error"]))
+    table = read_columns(path, COLUMNS)
+    return table.filter(pa.compute.is_valid(table["error"]))

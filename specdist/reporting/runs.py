@@ -12,7 +12,7 @@ import yaml
 
 from specdist.data import RunFolder
 from specdist.errors import UserError
-from specdist.job.report import run_operations, run_predictions
+from specdist.job.report import run_operations, run_predictions, run_verifier
 from specdist.job.status import RunStatus, StatusReader
 from specdist.policy_options import POLICY_OPTIONS
 from specdist.predictions import Comparison, Predictions
@@ -86,6 +86,10 @@ class ReportedRun:
     @cached_property
     def operations(self) -> Mapping[str, Comparison]:
         return run_operations(self.folder, self.total)
+
+    @cached_property
+    def verifier(self) -> Mapping[str, Comparison]:
+        return run_verifier(self.folder, self.total)
 
     @property
     def span_s(self) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from specdist.job.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY
+from specdist.job.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY, VERIFIER
 from specdist.predictions import Comparison
 from specdist.regression import NS_PER_S
 from specdist.reporting.formats import NOTHING, duration, number, percent, words
@@ -130,6 +130,7 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
             ("The papers' formulas", run.predictions.theory, THEORY),
             ("Costs frozen at the start", run.predictions.drift, DRIFT),
             ("Operations per token, as SPRINTER counts them", run.operations, OPERATIONS),
+            ("The verifier, by SPRINTER's theorems", run.verifier, VERIFIER),
         )
         for title, figures, labels in groups:
             if figures:

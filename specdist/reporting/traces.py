@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 
 from specdist.data import RunFolder
+from specdist.data.reading import read_columns, spread_out
 
 COLUMNS = (
     "depth", "entropy", "draft_probability", "top_probability", "is_judged", "is_accepted",
@@ -74,17 +73,9 @@ def read_traced_tokens(folder: RunFolder, shards: Iterable[int]) -> TracedTokens
     paths = [path for shard in shards if (path := folder.trace_path(shard)).is_file()]
     if not paths:
         return None
-    stride = -(-sum(path.stat().st_size for path in paths) // MAX_BYTES_READ)
-    read = paths[:: max(1, stride)]
-    columns = pa.concat_tables(_read(path) for path in read)
+    read = spread_out(paths, MAX_BYTES_READ)
+    columns = pa.concat_tables(read_columns(path, COLUMNS) for path in read)
     return TracedTokens(columns, len(paths), len(read)) if columns.num_rows else None
-
-
-def _read(path: Path) -> pa.Table:
-    with pa.memory_map(str(path)) as source:
-        names = pa.ipc.open_file(source).schema.names
-        options = pa.ipc.IpcReadOptions(included_fields=[names.index(name) for name in COLUMNS])
-        return pa.ipc.open_file(source, options=options).read_all()
 
 
 def entropy_edges(traces: Sequence[TracedTokens], num_intervals: int = NUM_INTERVALS) -> np.ndarray:

@@ -96,6 +96,17 @@ def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
     assert rows.num_rows == read_output(output).num_rows
 
 
+def test_a_traced_verifier_stands_beside_its_theorems(lossy: dict[str, Any], tmp_path: Path) -> None:
+    """A run of few tokens whose verifier was trained on less: the figures are there, and of their size."""
+    ended = run_here(**lossy, trace=True, output=tmp_path / "run")
+    figures = ended.totals["verifier"]
+    for name in ("block_length", "tokens_per_call"):
+        assert 0.7 < figures[name]["ratio"] < 1.4, name
+    assert 0 < figures["calls_over_verifying_all"]["predicted"] <= 1
+    assert 0 <= figures["distance"]["predicted"] <= 1
+    assert "a verifier by SPRINTER's theorems" in ended.stderr
+
+
 def test_an_exact_run_says_so_too(options: dict[str, Any], greedy: tuple[Path, Ended]) -> None:
     output, ended = greedy
     assert ended.totals["exact"] is True and "NOT exact" not in ended.stderr
