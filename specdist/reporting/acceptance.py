@@ -88,9 +88,8 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
         name="acceptance-by-position",
         title="Acceptance by place in the block",
         help="Of the tokens that the draft put at each place of a block, how many became part of a "
-        "completion. "
-        "A token counts only if all before it were accepted. The dotted line is α to the power of the place: "
-        "what it would be if every token had the same chance, whatever its place.",
+        "completion. A token counts only if all before it were accepted. The dotted line is α to the "
+        "power of the place: what it would be if every token had the same chance, whatever its place.",
         figure=figure,
         alt="Share of accepted tokens by place in the block",
         content=content,
@@ -156,8 +155,7 @@ def lengths(runs: Sequence[ReportedRun]) -> Panel:
         name="block-lengths",
         title="Drafted and accepted lengths",
         help="How long the blocks were that the draft proposed, and how much of them the target kept. "
-        "Whatever is "
-        "accepted, every pass adds one token of the target's own.",
+        "Whatever is accepted, every pass adds one token of the target's own.",
         figure=figure,
         alt="Histograms of drafted and accepted lengths",
         content=[table_by_run("per block", runs, rows)],
@@ -195,10 +193,8 @@ def by_entropy(runs: Sequence[ReportedRun]) -> Panel:
         name="acceptance-by-entropy",
         title="Acceptance by the draft's entropy",
         help="How sure the draft was of a token (0 nats: certain; larger: undecided), and how often the "
-        "target "
-        "then accepted it. Bars through the points are 95% intervals. The steeper the fall, the more a "
-        "policy "
-        "gains that stops where the entropy is high, such as svip.",
+        "target then accepted it. Bars through the points are 95% intervals. The steeper the fall, the "
+        "more a policy gains that stops where the entropy is high, such as svip.",
         figure=_entropy_figure(shares) if shares else None,
         alt="Share of accepted tokens by entropy of the draft",
         content=content,

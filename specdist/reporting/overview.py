@@ -37,10 +37,9 @@ def banners(runs: Sequence[ReportedRun]) -> Html:
                     "div",
                     tag("b", f"{run.label} is NOT exact. "),
                     "Its policy sprinter commits tokens that its verifier does not doubt without asking "
-                    "the target: "
-                    f"{count(run.total.num_trusted_tokens)} tokens were taken on trust, and the "
-                    "completions do "
-                    "not follow the target's distribution. (“exact: false” in the manifest.)",
+                    f"the target: {count(run.total.num_trusted_tokens)} tokens were taken on trust, and "
+                    "the completions do not follow the target's distribution. (“exact: false” in the "
+                    "manifest.)",
                     class_="banner lossy",
                     role="alert",
                 )
@@ -52,10 +51,9 @@ def banners(runs: Sequence[ReportedRun]) -> Html:
                     "div",
                     tag("b", f"{run.label} is not finished. "),
                     f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
-                    f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are running, "
-                    f"{len(status.failed)} failed, {status.num_waiting} wait. All figures below are of "
-                    "finished "
-                    "shards. Start the run's command again to go on.",
+                    f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are "
+                    f"running, {len(status.failed)} failed, {status.num_waiting} wait. All figures below "
+                    "are of finished shards. Start the run's command again to go on.",
                     class_="banner unfinished",
                     role="status",
                 )

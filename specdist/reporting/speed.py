@@ -101,8 +101,7 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
         title="Speed over time",
         help="Completion tokens per second by the clock, all replicas together, and per "
         f"{_devices(runs)} that was at work. Each shard's tokens are spread evenly over the time in which "
-        "it was "
-        "worked on; dotted lines are means.",
+        "it was worked on; dotted lines are means.",
         figure=_time_figure(timed) if timed else None,
         alt="Tokens per second over time",
         content=content,
@@ -170,8 +169,7 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
         name="speed-by-shard",
         title="Speed by shard, and the slowest shards",
         help="Each shard's completion tokens over the time that its replica spent on it. The dotted line "
-        "is the "
-        "median; a shard far below it had longer prompts, worse drafts, or a slower machine.",
+        "is the median; a shard far below it had longer prompts, worse drafts, or a slower machine.",
         figure=figure,
         alt="Tokens per second of every shard",
         content=content,

@@ -53,12 +53,10 @@ def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
         name="predicted-time",
         title="Predicted against measured time",
         help="Each point is a shard: the time that its target and draft passes should have taken, T = "
-        "t_draft × "
-        "draft passes + t_target × target passes, against the time that they took (prompts, messages and "
-        "waiting "
-        "aside). On the line the two agree; points above it took longer. A pass that rows of two shards "
-        "share "
-        "counts for the older shard, and its time for both: points of short shards scatter.",
+        "t_draft × draft passes + t_target × target passes, against the time that they took (prompts, "
+        "messages and waiting aside). On the line the two agree; points above it took longer. A pass that "
+        "rows of two shards share counts for the older shard, and its time for both: points of short "
+        "shards scatter.",
         figure=_scatter(shown) if shown else None,
         alt="Predicted against measured seconds of every shard",
         content=content,
@@ -116,8 +114,7 @@ def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
         parts.append(
             paragraph(
                 f"{NOTHING}: too few observations, or draft and target passes in the same proportion "
-                "everywhere "
-                "(as with a fixed length), which leaves their two times open."
+                "everywhere (as with a fixed length), which leaves their two times open."
             )
         )
     return tag("div", *parts)
@@ -142,28 +139,32 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
                     f"{run.label}: " if len(runs) > 1 else "",
                     f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
                     f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed "
-                    "length, "
-                    f"drafting in turns, is {run.predictions.best_num_draft_tokens}.",
+                    f"length, drafting in turns, is {run.predictions.best_num_draft_tokens}.",
                 )
             )
     if any(run.operations for run in runs):
         content.append(
             paragraph(
                 "SPRINTER's authors count operations of a round as if all of its tokens were kept "
-                "(predicted); a run "
-                "pays for the rejected ones too (measured). Attention and prompts are left out."
+                "(predicted); a run pays for the rejected ones too (measured). Attention and prompts are "
+                "left out."
+            )
+        )
+    if any(run.verifier for run in runs):
+        content.append(
+            paragraph(
+                "The verifier's figures follow from how often it let acceptable and other tokens pass, as the "
+                "trace has it. The distance of a lossy run's law from the target's is f TV(P, Q): the chance "
+                "that a token which should not have passed did, times how far the two models are apart."
             )
         )
     return Panel(
         name="theory",
         title="Theory beside practice",
         help="What the formulas say of a run with this acceptance α, and what was measured. A ratio far "
-        "from 1 in "
-        "the first table says that tokens are not independent of one another, or that time went into what "
-        "the "
-        "formulas leave out: the host, messages, waiting. The wall-time factor is the speed-up over the "
-        "target "
-        "alone if its passes took as long as this run's.",
+        "from 1 in the first table says that tokens are not independent of one another, or that time went "
+        "into what the formulas leave out: the host, messages, waiting. The wall-time factor is the "
+        "speed-up over the target alone if its passes took as long as this run's.",
         content=content,
     )
 

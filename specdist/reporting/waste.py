@@ -22,10 +22,8 @@ POLICY_MARKERS = "o^svDPXp<>"
 POLICY_COLOURS = (*RUN_COLOURS, "#882255", "#44aa99", "#999933", GREY)
 HELP = (
     "How often the target is asked for a row (left is better) and how many drafted tokens come to nothing "
-    "(down is "
-    "better), both per token of the completions. A longer draft goes left and up. No policy gets below or "
-    "left of "
-    "the oracle, which drafts exactly as far as the target will accept."
+    "(down is better), both per token of the completions. A longer draft goes left and up. No policy gets "
+    "below or left of the oracle, which drafts exactly as far as the target will accept."
 )
 
 AHEAD = " What a draft that works ahead has drafted in vain, in branches too, counts as lost."
@@ -86,8 +84,7 @@ def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Setting
             return estimated, paragraph(told)
     told = (
         "Other policies are left out. Give the folder of jobs/tune.py with --tune; or generate with "
-        "--trace and "
-        "--policy fixed, in turns, for an estimate from the run's own blocks."
+        "--trace and --policy fixed, in turns, for an estimate from the run's own blocks."
     )
     return {}, left_out(told)
 
