@@ -153,9 +153,10 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
     if any(run.verifier for run in runs):
         content.append(
             paragraph(
-                "The verifier's figures follow from how often it let acceptable and other tokens pass, as the "
-                "trace has it. The distance of a lossy run's law from the target's is f TV(P, Q): the chance "
-                "that a token which should not have passed did, times how far the two models are apart."
+                "The verifier's figures follow from how often it let acceptable and other tokens pass, as "
+                "the trace has it. The distance of a lossy run's law from the target's is f TV(P, Q): the "
+                "chance that a token which should not have passed did, times how far the two models are "
+                "apart."
             )
         )
     return Panel(
