@@ -61,6 +61,8 @@ def test_killed_between_two_runs(setting: Setting) -> None:
 def test_what_the_process_refuses_is_shown(setting: Setting) -> None:
     source = DraftSource(
         checkpoint=str(setting.pair.draft_checkpoint.folder.parent),
+        trust_remote_code=False,
+        allow_pickle=False,
         dtype="float32",
         device=setting.device,
         num_threads=1,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.engine import engine as engine_module
+from specdist.engine import blocks
 from specdist.sampling import distributions
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from specdist.sampling.random import Purpose, uniforms
@@ -153,7 +153,7 @@ RIGHT_RESIDUAL = Dense.residual
     [
         (distributions.Dense, "residual", no_residual),
         (distributions.Dense, "residual", residual_of_the_wrong_row),
-        (engine_module, "uniforms", one_number_for_two_purposes),
+        (blocks, "uniforms", one_number_for_two_purposes),
     ],
     ids=["no residual", "another row's residual", "one random number for draft and acceptance"],
 )
