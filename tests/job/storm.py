@@ -10,6 +10,7 @@ suite runs a short version.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -97,9 +98,10 @@ def storm(
             index = rng.randrange(len(processes))
             victim = processes[index]
             if victim.exitcode is None and rng.random() < PAUSED_SHARE:
-                os.kill(victim.pid or 0, signal.SIGSTOP)
-                time.sleep(rng.random() * 2 * options["claim_timeout"])
-                os.kill(victim.pid or 0, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(victim.pid or 0, signal.SIGSTOP)
+                    time.sleep(rng.random() * 2 * options["claim_timeout"])
+                    os.kill(victim.pid or 0, signal.SIGCONT)
                 continue
             victim.kill()
             victim.join()
