@@ -10,7 +10,6 @@ suite runs a short version.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
 import signal
@@ -18,7 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,7 @@ def storm(
             index = rng.randrange(len(processes))
             victim = processes[index]
             if victim.exitcode is None and rng.random() < PAUSED_SHARE:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                with suppress(ProcessLookupError):  # it has just ended by itself
                     os.kill(victim.pid or 0, signal.SIGSTOP)
                     time.sleep(rng.random() * 2 * options["claim_timeout"])
                     os.kill(victim.pid or 0, signal.SIGCONT)
