@@ -15,6 +15,7 @@ import random
 import signal
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.job.killing import fork_quietly
 from tests.job.launching import (
     TIMEOUT_S,
     logged_rows,
@@ -33,6 +33,7 @@ from tests.job.launching import (
     shard_stats,
 )
 from tests.job.pair import build_pair
+from tests.job.telling import fork_telling
 
 NUM_ROWS = 24
 NUM_SHARDS = 8
@@ -49,10 +50,21 @@ MAX_LIFE_S = 1.0
 PAUSED_SHARE = 0.2
 
 
+def start_replica(**options: Any) -> BaseProcess:
+    """What it says is kept beside the run's folder."""
+    words = words_folder(options["output"])
+    words.mkdir(exist_ok=True)
+    return fork_telling(words / uuid.uuid4().hex, **options)
+
+
+def words_folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}-words")
+
+
 @contextmanager
 def replicas(num: int, **options: Any) -> Iterator[list[BaseProcess]]:
     """The list may be changed; whoever is in it at the end is ended."""
-    processes = [fork_quietly(**options) for _ in range(num)]
+    processes = [start_replica(**options) for _ in range(num)]
     try:
         yield processes
     finally:
@@ -107,11 +119,13 @@ def storm(
             if victim.exitcode != -signal.SIGKILL:
                 break
             num_killed += 1
-            processes[index] = fork_quietly(**options, output=output)
+            processes[index] = start_replica(**options, output=output)
             now = {path: path.stat().st_mtime_ns for path in shard_files(output)}
             assert finished.items() <= now.items(), "a finished shard was written again"
             finished = now
-        assert join_all(processes) == [0] * num_replicas
+        codes = join_all(processes)
+        words = "\n---\n".join(path.read_text() for path in words_folder(output).iterdir())
+        assert codes == [0] * num_replicas, f"exit codes {codes}\n{words}"
     return num_killed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.job.generate import main
@@ -15,10 +16,16 @@ from tests.job.launching import arguments
 MAX_ADDRESS_BYTES = 32 * 2**30
 
 
-def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int | None, str]:
-    """The exit code (None: it had to be ended) and what it said."""
+def fork_telling(told: Path, **options: object) -> BaseProcess:
+    """The job, started."""
     process = fork(_run, arguments(**options), told)
     process.start()
+    return process
+
+
+def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int | None, str]:
+    """The exit code (None: it had to be ended) and what it said."""
+    process = fork_telling(told, **options)
     process.join(timeout_s)
     code = process.exitcode
     process.kill()
