@@ -205,6 +205,11 @@ class RunFolder:
     ) -> bool:
         try:
             attempt.write(table, stats, trace)
+        except FileNotFoundError:
+            attempt.discard()
+            if not self.data_path(shard).parent.is_dir():
+                raise
+            return False  # whoever has completed the shard meanwhile has swept this attempt away
         except OSError:
             attempt.discard()
             raise

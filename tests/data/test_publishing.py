@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from specdist.data import Manifest, RunFolder, publishing, shard_table
 from specdist.data import files as files_module
 from specdist.data.publishing import Attempt
+from specdist.errors import UserError
 from tests.data.folders import INPUTS, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result
 
@@ -183,6 +185,45 @@ def test_two_that_finish_a_shard_leave_one_whole_result(tmp_path, monkeypatch, w
     assert is_first == comes_first
     if is_first:
         assert contents(folder.path) == whole
+
+
+@pytest.mark.parametrize("name", ["write_durably", "sha256_of", "fsync_folder"])
+@pytest.mark.parametrize("call", [0, 1])
+def test_who_is_paused_while_it_writes_leaves_the_shard_to_whoever_completed_it(
+    tmp_path, monkeypatch, name, call
+):
+    """Its files have been swept away under its hands."""
+    folder = open_(tmp_path / "run")
+    real, num_calls, answers = getattr(publishing, name), 0, []
+
+    def paused(*arguments):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == call + 1:
+            monkeypatch.setattr(publishing, name, real)
+            answers.append(RunFolder(folder.path).finish_shard(0, OTHER_TABLE, OTHER_STATS, TRACE))
+        return real(*arguments)
+
+    monkeypatch.setattr(publishing, name, paused)
+    answers.append(folder.finish_shard(0, TABLE, STATS, TRACE))
+    # The digest is taken once in writing; a second call is behind it.
+    assert answers == ([True, False] if num_calls > call else [True])
+    assert folder.is_complete(0)
+    assert folder.shard_stats() == [OTHER_STATS if num_calls > call else STATS]
+    assert not list(folder.path.rglob("*.tmp"))
+
+
+def test_a_folder_that_is_gone_is_told(tmp_path, monkeypatch):
+    folder = open_(tmp_path / "run")
+    real = publishing.sha256_of
+
+    def gone(path):
+        shutil.rmtree(folder.path)
+        return real(path)
+
+    monkeypatch.setattr(publishing, "sha256_of", gone)
+    with pytest.raises(UserError, match="cannot be written"):
+        folder.finish_shard(0, TABLE, STATS, TRACE)
 
 
 def test_who_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
