@@ -79,8 +79,22 @@ class Attempt:
         self._paths = paths
         self._tag = tag
 
-    def write(self, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None) -> None:
-        """The same tables and statistics give the same bytes."""
+    def write(self, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None) -> bool:
+        """The same tables and statistics give the same bytes.
+
+        False if its files are gone before all are written: whoever has completed the shard has swept them
+        away. What the disk does not take is left as no file, and raises OSError.
+        """
+        try:
+            self._write(table, stats, trace)
+        except OSError as error:
+            self.discard()
+            if isinstance(error, FileNotFoundError) and self._paths.data.parent.is_dir():
+                return False
+            raise
+        return True
+
+    def _write(self, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None) -> None:
         paths = self._paths
         self._write_table(paths.data, table)
         write_durably(self._own(paths.stats), lambda file: file.write(json_bytes(sealed(stats))))

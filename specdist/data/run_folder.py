@@ -203,18 +203,9 @@ class RunFolder:
         trace: pa.Table | None,
         is_held: Callable[[], bool],
     ) -> bool:
-        try:
-            attempt.write(table, stats, trace)
-        except FileNotFoundError:
-            attempt.discard()
-            if not self.data_path(shard).parent.is_dir():
-                raise
-            return False  # whoever has completed the shard meanwhile has swept this attempt away
-        except OSError:
-            attempt.discard()
-            raise
+        is_written = attempt.write(table, stats, trace)
         # Asked behind the writing: who deletes this run deletes these files too, or is noticed here.
-        if not is_held():
+        if not is_written or not is_held():
             attempt.discard()
             return False
         if not attempt.publish_data():
