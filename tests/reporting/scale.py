@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data import RunFolder
+from specdist.data.files import json_bytes, sealed, unsealed
 from tests.ranks import REPOSITORY
 from tests.reporting.synthetic import SyntheticRun, write_run
 
@@ -41,12 +42,12 @@ def write_large_run(path: Path) -> None:
         # The rows' numbers are those of the source, which a report does not look at.
         for one, other in zip(source.all(), target.all(), strict=True):
             shutil.copyfile(one, other)
-        stats = json.loads(target.stats.read_bytes())
+        stats = unsealed(json.loads(target.stats.read_bytes()))
         stats["replica"] = f"replica-{shard % 8}"
         begin_ns = stats["work_span"]["begin_unix_ns"] + shard // 8 * HOUR_NS // 10
         stats["work_span"] = {"begin_unix_ns": begin_ns, "end_unix_ns": begin_ns + HOUR_NS // 9}
         stats["wall_ns"] = int(stats["wall_ns"] * (0.8 + shard % 37 / 90))
-        target.stats.write_text(json.dumps(stats))
+        target.stats.write_bytes(json_bytes(sealed(stats)))
 
 
 def main() -> None:
