@@ -15,13 +15,14 @@ from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.methods import Generated
 from specdist.benchmark.placements import SpecdistColocated
 from specdist.benchmark.readme import BEGIN, END, update_readme
-from specdist.benchmark.results import BenchmarkResult, MethodResult
+from specdist.benchmark.results import KIND, BenchmarkResult, MethodResult
 from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.setting import Setting
 from specdist.benchmark.tables import console_report, summary
 from specdist.costs import CostModel, Curve
 from specdist.policy_options import HEAD_KINDS, PolicyChoice
 from tests.job.heads import write_head
+from tests.ranks import REPOSITORY
 
 SVIP = "svip stop_root_entropy=1"
 POLICIES = ["fixed", "gammatune", SVIP.replace(" ", ":"), "goodput"]
@@ -244,9 +245,11 @@ def test_a_run_that_is_interrupted_leaves_the_repeats_before(
 
 def test_results_of_another_time_are_still_read(tmp_path: Path) -> None:
     """Those that the README's tables were made from."""
-    for path in sorted((Path(__file__).parents[2] / "jobs" / "benchmarks").glob("*.json")):
-        if not path.name.startswith(("profile", "heads", "replay")):
-            assert console_report(BenchmarkResult.read(path)).count("tokens/s") > 0
+    paths = sorted((REPOSITORY / "jobs" / "benchmarks").glob("*.json"))
+    results = [path for path in paths if json.loads(path.read_text()).get("kind") == KIND]
+    assert len(results) >= 6
+    for path in results:
+        assert console_report(BenchmarkResult.read(path)).count("tokens/s") > 0
 
 
 def test_overhead_is_measured_with_the_draft_in_this_process_alone(
