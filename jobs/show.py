@@ -14,7 +14,7 @@ from datasets.utils.logging import disable_progress_bar
 
 from specdist.data import RunFolder
 from specdist.errors import UserError
-from specdist.job.report import comparison_lines, total_stats
+from specdist.job.report import comparison_lines, run_figures, total_stats
 from specdist.schema import SECTIONS
 
 WIDTH = 100
@@ -36,7 +36,7 @@ def print_totals(folder: RunFolder) -> None:
         print(f"{label:<32} {'-' if value is None else style.format(value)}")
     if not folder.manifest.info["exact"]:
         print("NOT exact: tokens that the verifier did not doubt were never judged by the target")
-    lines = comparison_lines(folder, total)
+    lines = comparison_lines(run_figures(folder, total))
     if lines:
         print("", *lines, sep="\n")
 

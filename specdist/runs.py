@@ -24,7 +24,7 @@ from specdist.data import Manifest, RunFolder
 from specdist.data.publishing import ShardRecord
 from specdist.data.reading import damaged, open_shard
 from specdist.errors import UserError
-from specdist.job.report import totals_document
+from specdist.job.report import run_figures, totals_document
 from specdist.stats import Stats
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Run:
         """The totals of all finished shards: the document in the last line that the run prints."""
         return totals_document(
             self._folder,
-            self.stats,
+            run_figures(self._folder, self.stats),
             num_devices=int(self.manifest.info["world_size"]),
             is_complete=self.is_complete,
         )

@@ -20,6 +20,7 @@ from specdist.job.replica import Replica
 from specdist.job.report import (
     comparison_lines,
     frozen_costs,
+    run_figures,
     total_stats,
     totals_document,
 )
@@ -166,11 +167,11 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     """Say what the finished shards add up to; a complete run gets its card."""
     _log_exactness(config)
     folder = run.folder
-    total = total_stats(folder)
-    for line in comparison_lines(folder, total):
+    figures = run_figures(folder, total_stats(folder))
+    for line in comparison_lines(figures):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:
         write_card(folder)
-    document = totals_document(folder, total, num_devices=topology.world_size, is_complete=is_complete)
+    document = totals_document(folder, figures, num_devices=topology.world_size, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)

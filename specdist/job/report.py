@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -52,6 +53,26 @@ REGRESSIONS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """What a run's finished shards add up to, beside what was predicted of them."""
+
+    total: Stats
+    predictions: Predictions
+    operations: Mapping[str, Comparison]
+    verifier: Mapping[str, Comparison]
+
+
+def run_figures(folder: RunFolder, total: Stats) -> RunFigures:
+    """Beside the run's total. Raises :class:`UserError` for a manifest that is damaged."""
+    return RunFigures(
+        total=total,
+        predictions=run_predictions(folder, total),
+        operations=run_operations(folder, total),
+        verifier=run_verifier(folder, total),
+    )
+
+
 def total_stats(folder: RunFolder) -> Stats:
     """The statistics of all complete shards. Raises :class:`UserError` for damaged ones."""
     total = Stats()
@@ -70,17 +91,17 @@ def frozen_costs(folder: RunFolder) -> CostModel | None:
 
 
 def totals_document(
-    folder: RunFolder, total: Stats, *, num_devices: int, is_complete: bool
+    folder: RunFolder, figures: RunFigures, *, num_devices: int, is_complete: bool
 ) -> dict[str, Any]:
     """What a run prints in its last line: its total's figures, beside what was predicted of them."""
     return {
         "output": str(folder.path),
         "exact": folder.manifest.info["exact"],
         "complete": is_complete,
-        **total.summary(num_devices),
-        "predictions": run_predictions(folder, total).to_json(),
-        "operations": _to_json(run_operations(folder, total)),
-        "verifier": _to_json(run_verifier(folder, total)),
+        **figures.total.summary(num_devices),
+        "predictions": figures.predictions.to_json(),
+        "operations": _to_json(figures.operations),
+        "verifier": _to_json(figures.verifier),
     }
 
 
@@ -142,10 +163,10 @@ def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
     )
 
 
-def comparison_lines(folder: RunFolder, total: Stats) -> list[str]:
+def comparison_lines(figures: RunFigures) -> list[str]:
     """A table of what was predicted and measured; nothing where nothing was drafted."""
-    predictions, costs = run_predictions(folder, total), total.costs()
-    operations, verifier = run_operations(folder, total), run_verifier(folder, total)
+    predictions, costs = figures.predictions, figures.total.costs()
+    operations, verifier = figures.operations, figures.verifier
     lines = []
     if predictions.theory:
         lines += _table("theory beside practice", predictions.theory, THEORY)

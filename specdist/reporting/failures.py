@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.ipc
 
 from specdist.data import RunFolder
 from specdist.data.reading import read_columns

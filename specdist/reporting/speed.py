@@ -92,10 +92,11 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
     if len(timed) < len(runs):
         missing = names([run for run in runs if not run.span_s])
         content.append(
-            left_out(f"Left out: {missing}. Its statistics do not say when its shards were worked on: an "
-            "older "
-                     "version wrote them.")
-        )  # fmt: skip
+            left_out(
+                f"Left out: {missing}. Its statistics do not say when its shards were worked on: an older "
+                "version wrote them."
+            )
+        )
     return Panel(
         name="speed-over-time",
         title="Speed over time",

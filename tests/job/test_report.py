@@ -13,7 +13,7 @@ import pytest
 
 from specdist.costs import CostModel, Curve
 from specdist.data import RunFolder
-from specdist.job.report import OPERATIONS, comparison_lines, total_stats
+from specdist.job.report import OPERATIONS, comparison_lines, run_figures, total_stats
 from specdist.predictions import predictions_of
 from specdist.reporting import write_report
 from tests.job.launching import Ended, run_here
@@ -80,7 +80,7 @@ def test_without_frozen_costs_nothing_drifts(greedy: tuple[Path, Ended]) -> None
     # A noisy copy of its target, of which tokens are accepted about alike everywhere.
     figure = predictions["theory"]["tokens_per_row_pass"]
     assert figure["measured"] > 1.5 and 0.7 < figure["ratio"] < 1.3
-    lines = comparison_lines(RunFolder(output), total_stats(RunFolder(output)))
+    lines = comparison_lines(run_figures(RunFolder(output), total_stats(RunFolder(output))))
     assert not any("frozen" in line for line in lines)
     # A table's columns are below one another.
     rows = [line for line in lines if line.startswith("  ") and ":" not in line]
