@@ -36,6 +36,13 @@ TARGET, DRAFT = 0, 1
 GREEDY = SamplingSettings(temperature=0.0)
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
 GUMBEL = SamplingSettings(temperature=1.0, is_coupled=True)
+# Block lengths follow each row's history.
+WITH_HISTORY: dict[str, Any] = {
+    "max_new_tokens": 20,
+    "policy": GammaTune(
+        num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0, length_rate=0.5
+    ),
+}
 # What torch really says, on a GPU and on a CPU.
 COMPLAINTS = [
     torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -77,15 +84,12 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     """Also with a policy whose block lengths follow each row's history: a block that is repeated is observed
     once. A draft that was wrong about that would draft other lengths, and draw other tokens."""
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
-    common: dict[str, Any] = {
+    common = WITH_HISTORY | {
         "settings": settings,
         "eos": [7],
-        "max_new_tokens": 20,
-        "policy": GammaTune(num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0,
-                            length_rate=0.5),
         "num_ahead_tokens": num_ahead_tokens,
         "num_branches": num_branches,
-    }  # fmt: skip
+    }
     expected = Replica(*models, **common).generate(requests)
     # In the middle of the run, at any place of a round: before prompts, between the steps of a burst, ...
     for complaint, first in zip(COMPLAINTS, (3, 6, 8) if model == TARGET else (5, 12, 18), strict=True):
@@ -130,14 +134,11 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
         remote, "wire_from", lambda rank: Wire(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60)))
     )
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
-    common: dict[str, Any] = {
+    common = WITH_HISTORY | {
         "settings": SAMPLED,
-        "max_new_tokens": 20,
-        "policy": GammaTune(num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0,
-                            length_rate=0.5),
         "num_ahead_tokens": num_ahead_tokens,
         "num_branches": num_branches,
-    }  # fmt: skip
+    }
     expected = Replica(*models, **common).generate(requests)
     for first in (5, 12, 18):
         replica = OverAWire(*models, **common)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import runpy
 import shlex
 import sys
@@ -17,10 +16,9 @@ from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.run import run_evaluation
 from specdist.job.generate import main as generate
 from tests.ranks import REPOSITORY
+from tests.readme import blocks
 
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-SECTION = README.partition("\n## Evaluation\n")[2].partition("\n## ")[0]
-BLOCKS = re.findall(r"```bash\n(.*?)```", SECTION, re.DOTALL)
+BLOCKS = [block for block in blocks("bash") if "jobs/evaluate.py" in block]
 COMMANDS = [line for block in BLOCKS[:-1] for line in block.splitlines()]
 HARNESS_COMMANDS = BLOCKS[-1].splitlines()
 FUNCTION = "def my_function(row):\n    return len(row['completion']) > 0\n"

@@ -16,7 +16,7 @@ from tests.job.launching import TIMEOUT_S, Main, arguments
 POLL_S = 0.001
 
 
-def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool]) -> None:
+def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool] = lambda: True) -> None:
     """Until the moment comes, or the job ends by itself."""
     deadline = time.monotonic() + TIMEOUT_S
     while not reached() and is_running():

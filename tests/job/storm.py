@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -77,13 +77,6 @@ def join_all(processes: list[BaseProcess]) -> list[int | None]:
     for process in processes:
         process.join(TIMEOUT_S)
     return [process.exitcode for process in processes]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not reached():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.002)
 
 
 def num_safe_rows(output: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.job.killing import wait_until
 from tests.job.launching import TIMEOUT_S, read_output, run_here, shard_bytes
 from tests.job.storm import (
     NUM_ROWS,
@@ -24,7 +25,6 @@ from tests.job.storm import (
     num_safe_rows,
     replicas,
     storms,
-    wait_until,
 )
 
 # Kills of the short version; `python -m tests.job.storm` is the long one.

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import psutil
 import pytest
 
 from specdist.job.signals import EXIT_STOPPED
+from tests.job.killing import wait_until
 from tests.job.launching import (
     TIMEOUT_S,
     command,
@@ -52,13 +52,6 @@ def slow(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> t
     output = tmp_path_factory.mktemp("slow") / "run"
     assert run_here(**(options | SLOW), output=output).code == 0
     return options | SLOW, output
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not reached():
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.005)
 
 
 def start(num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
