@@ -87,16 +87,25 @@ def load_slice(
     slice_head(engine.module, head_name, head, ids)
     sliced: PreTrainedModel = engine.module.to_empty(device=device)
     for name, buffer in computed.items():
-        sliced.get_buffer(name).copy_(buffer)
+        # Assigned, not copied into the buffer there: DeepSpeed has converted that one to the model's dtype, and
+        # rotary frequencies in bfloat16 are wrong by radians after a thousand tokens.
+        owner, _, leaf = name.rpartition(".")
+        sliced.get_submodule(owner)._buffers[leaf] = buffer.to(device)
     _read_weights(sliced, checkpoint, names, dtype)
     return sliced.eval()
 
 
 def join_slicing() -> None:
-    """DeepSpeed broadcasts rank 0's random state over the whole world while it shards: receive it."""
-    import deepspeed.comm
+    """DeepSpeed broadcasts rank 0's random state over the whole world while it shards: receive it.
 
-    deepspeed.comm.broadcast(torch.get_rng_state(), 0)
+    It is the accelerator's state, on the accelerator: a tensor on another device would go to another backend,
+    and all ranks would wait for ever.
+    """
+    import deepspeed.comm
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    deepspeed.comm.broadcast(accelerator.get_rng_state().to(accelerator.current_device_name()), 0)
 
 
 class ModelParallelUnit:
