@@ -5,8 +5,8 @@ python jobs/merge.py runs/mine --output mine.parquet
 
 import argparse
 import sys
-from pathlib import Path
 
+from specdist.arguments import local_path
 from specdist.data import RunFolder
 from specdist.data.merging import merge_run
 from specdist.errors import UserError
@@ -14,8 +14,8 @@ from specdist.errors import UserError
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("run", type=Path, help="folder of the run")
-    parser.add_argument("--output", type=Path, required=True, help="file to write: .arrow or .parquet")
+    parser.add_argument("run", type=local_path, help="folder of the run")
+    parser.add_argument("--output", type=local_path, required=True, help="file to write: .arrow or .parquet")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     arguments = parser.parse_args()
     try:

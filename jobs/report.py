@@ -10,17 +10,19 @@ The last line on stdout is a JSON document.
 import argparse
 import json
 import sys
-from pathlib import Path
 
+from specdist.arguments import local_path
 from specdist.errors import UserError
 from specdist.reporting import write_report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("outputs", type=Path, nargs="+", metavar="OUTPUT", help="folder of a run")
-    parser.add_argument("--folder", type=Path, help="where to (default: report/ in the folder of the run)")
-    parser.add_argument("--tune", type=Path, help="what jobs/tune.py has left for this pair")
+    parser.add_argument("outputs", type=local_path, nargs="+", metavar="OUTPUT", help="folder of a run")
+    parser.add_argument(
+        "--folder", type=local_path, help="where to (default: report/ in the folder of the run)"
+    )
+    parser.add_argument("--tune", type=local_path, help="what jobs/tune.py has left for this pair")
     arguments = parser.parse_args()
     try:
         report = write_report(arguments.outputs, folder=arguments.folder, tune=arguments.tune)

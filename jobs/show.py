@@ -12,6 +12,7 @@ from pathlib import Path
 from datasets import load_dataset
 from datasets.utils.logging import disable_progress_bar
 
+from specdist.arguments import local_path
 from specdist.data import RunFolder
 from specdist.errors import UserError
 from specdist.job.report import comparison_lines, run_figures, total_stats
@@ -64,7 +65,7 @@ def print_schema() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("output", type=Path, nargs="?", help="folder of the run")
+    parser.add_argument("output", type=local_path, nargs="?", help="folder of the run")
     parser.add_argument("--schema", action="store_true", help="say what columns and statistics mean, and end")
     parser.add_argument(
         "--rows", type=int, default=2, help="prompts to print, spread over the run (default: 2)"

@@ -11,8 +11,8 @@ import argparse
 import json
 import sys
 import time
-from pathlib import Path
 
+from specdist.arguments import local_path
 from specdist.errors import UserError
 from specdist.job.status import StatusReader
 
@@ -21,7 +21,7 @@ INTERVAL_S = 5.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("output", type=Path, help="folder of the run")
+    parser.add_argument("output", type=local_path, help="folder of the run")
     parser.add_argument(
         "--watch",
         type=float,

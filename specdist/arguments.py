@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 import reprlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,40 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
+PATH_OPTIONS = frozenset(
+    ["against", "config", "data", "draft", "eval_data", "folder", "head", "lm_eval_include", "model",
+     "output", "output_config", "outputs", "profile", "prompts", "results", "run", "synthetic_folder",
+     "target", "trace", "tune", "update_readme"]
+)  # fmt: skip
+MODEL_OPTIONS = frozenset({"target", "draft", "model"})
+
+
+def check_paths(values: Mapping[str, Any]) -> None:
+    """Refuse URLs where a path is expected: ``Path`` would make ``s3://bucket`` the folder ``s3:/bucket``.
+
+    ``values`` are options by name; those that are not paths may hold anything. Raises :class:`UserError`.
+    """
+    for name in PATH_OPTIONS.intersection(values):
+        value = values[name]
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, str) and URL.match(item):
+                instead = "a folder or a hub id (owner/name)" if name in MODEL_OPTIONS else "a path"
+                raise UserError(
+                    f"--{name} {item} is a URL, but specdist reads and writes local files only: give "
+                    f"{instead} instead, after mounting the storage or copying its files to this machine"
+                )
+
+
+def local_path(text: str) -> Path:
+    """A path given on the command line, for ``argparse``. Raises ``argparse.ArgumentTypeError`` for a URL."""
+    try:
+        check_paths({"folder": text})
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--folder ")) from error
+    return Path(text)
 
 
 def option(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
@@ -68,7 +103,9 @@ def parse_arguments(
     if positional is not None and arguments and not arguments[0].startswith("-"):
         arguments[0] = f"--{positional}={arguments[0]}"
     config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    config_parser.add_argument("--config", type=Path, help="YAML file of options; the command line wins")
+    config_parser.add_argument(
+        "--config", type=local_path, help="YAML file of options; the command line wins"
+    )
     chosen, options = config_parser.parse_known_args(arguments)
     if chosen.config is not None:
         overridden = {item[2:].split("=")[0] for item in options if item.startswith("--")}
@@ -77,4 +114,5 @@ def parse_arguments(
     parser = HfArgumentParser(config_class, allow_abbrev=False, parents=[config_parser])
     namespace = vars(parser.parse_args(options))
     del namespace["config"]
+    check_paths(namespace)
     return config_class(**namespace)

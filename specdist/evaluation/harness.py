@@ -209,7 +209,7 @@ def _require_package() -> None:
     except ImportError as error:
         raise UserError(
             f"the package lm-eval (lm-evaluation-harness) cannot be imported: "
-            f"pip install 'specdist[harness]' ({error})"
+            f"pip install -e '.[harness]' in specdist's folder ({error})"
         ) from error
 
 

@@ -35,6 +35,6 @@ def _scorer_class() -> Any:
         from rouge_score.rouge_scorer import RougeScorer  # an extra of the project
     except ImportError as error:
         raise UserError(
-            "--task rouge needs the package rouge-score: pip install 'specdist[evaluate]'"
+            "--task rouge needs the package rouge-score: pip install -e '.[evaluate]' in specdist's folder"
         ) from error
     return RougeScorer

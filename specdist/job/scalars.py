@@ -26,8 +26,9 @@ def check_tensorboard() -> None:
     """Raises :class:`UserError` if what writes the files is not installed."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise UserError(
-            f"--tensorboard needs the package {PACKAGE}, which is not installed: pip install "
-            f"{PACKAGE}, or leave --tensorboard out; stats/ has the same figures for every shard"
+            f"--tensorboard needs the package {PACKAGE}, which is not installed: "
+            "pip install -e '.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ has "
+            "the same figures for every shard"
         )
 
 

@@ -75,5 +75,5 @@ def test_without_the_package_it_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     write_arrow(tmp_path / "run.arrow", pa.table({"a": [1]}))
     path = merged_file(tmp_path / "run.arrow", {}, ["1"])
-    with pytest.raises(UserError, match=r"pip install 'specdist\[harness\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[harness\]'"):
         evaluate(path, task="lm_eval")

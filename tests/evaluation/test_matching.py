@@ -134,7 +134,7 @@ def test_rouge(tmp_path) -> None:
 def test_rouge_without_its_package_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     path = merged_file(tmp_path / "run.arrow", {"reference": ["a"]}, ["a"])
-    with pytest.raises(UserError, match=r"pip install 'specdist\[evaluate\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[evaluate\]'"):
         evaluate(path, task="rouge")
 
 

@@ -1,0 +1,116 @@
+"""Paths are local: every option of every job refuses a URL, and extras are installed from the checkout."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.arguments import PATH_OPTIONS, local_path, parse_arguments
+from specdist.benchmark.config import BenchmarkConfig, SyntheticConfig
+from specdist.collecting.config import CollectConfig
+from specdist.config import GenerateConfig, parse_generate_config
+from specdist.demo import PairConfig
+from specdist.errors import UserError
+from specdist.evaluation.config import EvaluateConfig
+from specdist.planning.options import PlanConfig
+from specdist.training.config import TrainConfig
+from specdist.tuning import TuneConfig
+from tests.ranks import REPOSITORY
+
+CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, EvaluateConfig, GenerateConfig, PairConfig, PlanConfig,
+                      SyntheticConfig, TrainConfig, TuneConfig]  # fmt: skip
+# Not a path itself, though its help speaks of files.
+NOT_PATHS = {"lm_eval_export"}
+RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
+
+
+def names_of(config: Any) -> set[str]:
+    """Options of text; the job's own --trace is a switch."""
+    return {field.name for field in dataclasses.fields(config) if "str" in str(field.type)}
+
+
+def speaks_of_a_path(field: dataclasses.Field) -> bool:
+    """An option of text, or of several texts, whose help says that it names a file, a folder or a model."""
+    help_text = field.metadata["help"]
+    return "str" in str(field.type) and bool(re.search(r"\b(folders?|files?|hub id)\b", help_text))
+
+
+def test_every_option_that_names_a_path_is_known_as_one() -> None:
+    for config in CONFIGS:
+        found = {field.name for field in dataclasses.fields(config) if speaks_of_a_path(field)}
+        unknown = found - PATH_OPTIONS - NOT_PATHS
+        assert not unknown, f"add to specdist.arguments.PATH_OPTIONS: {unknown} of {config.__name__}"
+    # The others belong to jobs with a parser of their own.
+    assert PATH_OPTIONS - set().union(*map(names_of, CONFIGS)) == {"config", "folder", "outputs", "tune"}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_url_is_refused_by_name_in_every_path_option(config: Any) -> None:
+    required = {field.name for field in dataclasses.fields(config) if field.default is dataclasses.MISSING}
+    for option in sorted(PATH_OPTIONS & names_of(config)):
+        others = [f"--{name}=acceptance" for name in required - {option}]
+        with pytest.raises(UserError, match=f"--{option} s3://bucket/x is a URL, but .*: give .* instead"):
+            parse_arguments(config, [*others, f"--{option}=s3://bucket/x"])
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/out", "gs://b", "file:///tmp/x", "hdfs://node:9000/x", "https://x/y"]
+)
+def test_nothing_is_created_for_a_url(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=rf"--output {url} is a URL"):
+        parse_generate_config([*RUN, "--output", url])
+    file = tmp_path / "c.yaml"
+    file.write_text(f"prompts: {url}\n")
+    with pytest.raises(UserError, match=rf"--prompts {url} is a URL"):
+        parse_generate_config(["--config", str(file), "--output", "out", "--target", "m"])
+    assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_not_a_url_is_a_path() -> None:
+    config = parse_generate_config([*RUN, "--stop", "http://", "--output", "runs/s3:/odd", "--target", "a/b"])
+    assert (config.stop, config.output, config.target) == (["http://"], "runs/s3:/odd", "a/b")
+    assert local_path("a:b//c") == Path("a:b//c")
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments"),
+    [
+        ("merge.py", ["run", "--output", "s3://b/x.arrow"]),
+        ("merge.py", ["s3://b", "--output", "x.arrow"]),
+        ("show.py", ["s3://b"]),
+        ("report.py", ["s3://b"]),
+        ("report.py", ["run", "--tune", "s3://b"]),
+        ("report.py", ["run", "--folder", "s3://b"]),
+        ("status.py", ["s3://b"]),
+    ],
+)
+def test_jobs_with_a_parser_of_their_own_refuse_urls_too(
+    job: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [job, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(REPOSITORY / "jobs" / job), run_name="__main__")
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "s3://b" in told and "is a URL, but specdist reads and writes local files only" in told
+
+
+def test_extras_are_installed_from_the_checkout() -> None:
+    """The public index has another package of this name. pip finds a project's own extras in the checkout."""
+    files = [
+        path
+        for folder in ("jobs", "specdist", "slurm")
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".sh", ".yaml")
+    ]
+    assert len(files) > 100
+    for path in [*files, REPOSITORY / "README.md"]:
+        found = re.findall(r"pip install '?specdist.*|\bspecdist\[.*", path.read_text(encoding="utf-8"))
+        assert not found, f"{path}: {found}"
