@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.json_prompts import PromptColumn
 from specdist.data.jsonl import read_jsonl
 from specdist.data.text import check_layout
 from specdist.errors import UserError
@@ -44,17 +46,18 @@ def find_files(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class InputRows:
-    """All rows; ``ends`` as in :class:`specdist.data.Prompts`, None where the rows are in memory."""
+    """All rows; ``ends`` and ``unusable`` as in :class:`specdist.data.Prompts`."""
 
     rows: pa.Table
     ends: tuple[int, ...] | None = None
+    unusable: Mapping[int, str] = field(default_factory=dict)
 
 
-def read_table(files: list[Path]) -> InputRows:
+def read_table(files: list[Path], prompts: PromptColumn) -> InputRows:
     """All rows of files of one type, Arrow ones memory-mapped. Raises :class:`UserError` with the file."""
     kind = _kind(files[0])
     if kind == "JSONL":
-        return InputRows(read_jsonl(files))
+        return InputRows(read_jsonl(files, prompts), unusable=prompts.reasons)
     tables = [_read_binary(file, kind) for file in files]
     for file, table in zip(files, tables, strict=True):
         if not table.schema.equals(tables[0].schema, check_metadata=False):

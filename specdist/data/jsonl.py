@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
+from specdist.data.json_prompts import PromptColumn
 from specdist.data.text import bytes_as_text
 from specdist.errors import UserError
 
@@ -33,18 +34,22 @@ class _Chunk:
     lines: list[int] = field(default_factory=list)
 
 
-def read_jsonl(files: list[Path]) -> pa.Table:
+def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
     """The rows of the files, which must have the same keys and types that go together.
 
     Integers become floats, and nulls anything, where other rows need it; a key that a row lacks is null. Text
-    that has no UTF-8 is kept as bytes that are none, for its row to be refused later. Raises
-    :class:`UserError` with the file and the line.
+    that has no UTF-8 is kept as bytes that are none, for its row to be refused later. A prompt of a wrong type
+    becomes null, and ``prompts`` knows why. Raises :class:`UserError` with the file and the line.
     """
     known = pa.schema([])
+    num_rows = 0
     tables: list[pa.Table] = []
     names_of_file: dict[Path, set[str]] = {}
     for path in files:
         for chunk in _chunks(path):
+            for values in chunk.rows:
+                prompts.clean(num_rows, values)
+                num_rows += 1
             try:
                 table, known = _convert(chunk.rows, known)
             except CONVERSION_ERRORS as error:

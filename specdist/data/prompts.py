@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.inputs import describe_columns, find_files, read_table
+from specdist.data.json_prompts import PromptColumn
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT
 from specdist.data.watching import WatchedFiles
@@ -36,7 +38,10 @@ class Prompts:
     column: str
     watched: WatchedFiles
     ends: tuple[int, ...] | None
-    """The row behind the last one of each file, where rows are read from the files as they are needed."""
+    """The row after the last one of each file, where rows are read from the files as they are needed; None
+    where they are in memory."""
+    unusable: Mapping[int, str]
+    """Why a row has no prompt, for rows of a JSONL file whose prompt is of a wrong type."""
 
     @property
     def num_rows(self) -> int:
@@ -87,6 +92,8 @@ class Prompts:
         Raises :class:`RowError` for a bad row, and :class:`UserError` if its file has changed.
         """
         self._check_files(row, row + 1)
+        if row in self.unusable:
+            raise RowError(self.unusable[row])
         try:
             value = self.rows.column(self.column)[row].as_py()
         except UnicodeDecodeError as error:
@@ -126,19 +133,21 @@ def open_prompts(
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
     watched = WatchedFiles(files)
-    found = read_table(files)
+    assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
+    column = PromptColumn(messages_column or prompt_column or "", is_chat=messages_column is not None)
+    found = read_table(files, column)
     rows = found.rows
     if rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
     twice = [name for name, count in Counter(rows.column_names).items() if count > 1]
     if twice:
         raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
+    column.check(path)
     if messages_column is not None:
         field = _field(path, rows.schema, "--messages_column", messages_column)
         _check_messages_type(field)
     else:
-        assert prompt_column is not None, "the configuration names one of the two columns"
-        field = _field(path, rows.schema, "--prompt_column", prompt_column)
+        field = _field(path, rows.schema, "--prompt_column", column.name)
         if field.type not in BYTES_OF_TEXT:
             raise UserError(
                 f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
@@ -151,6 +160,7 @@ def open_prompts(
         column=field.name,
         watched=watched,
         ends=found.ends,
+        unusable=found.unusable,
     )
 
 
