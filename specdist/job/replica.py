@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from transformers.utils import logging as transformers_logging
 
 from specdist.cache.pages import PageTable
 from specdist.config import GenerateConfig
@@ -30,9 +26,11 @@ from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
+from specdist.job.activity import Activity
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan, batch_limits
+from specdist.job.quiet import quiet_libraries
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, init_deepspeed, told_by_lead
 from specdist.models.checkpoint import Checkpoint
@@ -44,8 +42,6 @@ from specdist.sampling.distributions import SamplingSettings
 
 PAGE_SIZE = 16
 TARGET_GROUP = 0
-
-logger = logging.getLogger(__name__)
 
 
 def _own_costs(costs: CostModel) -> CostModel:
@@ -67,6 +63,7 @@ class Replica:
         num_context_tokens: int = 0,
         num_spare_branches: int = 0,
         num_halvings: int = 0,
+        activity: Activity | None = None,
     ) -> None:
         """
         Args:
@@ -76,7 +73,9 @@ class Replica:
                 of passes depend; the same on every rank.
             num_halvings: of the batch, since memory did not suffice before.
             num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
+            activity: is told of every phase of the loading, and of its steps.
         """
+        self._activity = activity or Activity()
         self._config = config
         self._models = models
         self._topology = topology
@@ -95,8 +94,9 @@ class Replica:
         self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
-        with _quiet_libraries():
+        with quiet_libraries(self._activity.step):
             self._load_everywhere()
+        self._activity.begin("sizing the cache")
         self.num_pages = self._allocate()
         self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
         self._policy = make_policy(config, self.costs)
@@ -180,6 +180,7 @@ class Replica:
             self._load()
         except UserError as error:
             message = str(error)
+        self._activity.begin("waiting until every rank has loaded")
         messages = [message] * self._topology.world_size
         if dist.is_initialized():
             dist.all_gather_object(messages, message)
@@ -190,17 +191,26 @@ class Replica:
     def _load(self) -> None:
         topology = self._topology
         if topology.world_size > 1 and topology.tp_size > 1:
+            self._activity.begin("joining DeepSpeed")
             init_deepspeed(topology)
             self._group = dist.new_group(list(range(topology.tp_size)))
         if topology.holds_target:
-            self._target = ModelRunner(self._load_target(), topology.device)
+            self._activity.begin("loading the target")
+            self._target = ModelRunner(self._load_target(), topology.device, on_pass=self._activity.step)
         elif topology.tp_size > 1:
+            self._activity.begin("waiting for the target to be sharded")
             join_slicing()
         draft = self._models.draft
         if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
+            self._activity.begin("loading the draft")
             model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
             head = self._models.head
-            self._draft = ModelRunner(model, topology.device, head=head.network if head else None)
+            self._draft = ModelRunner(
+                model,
+                topology.device,
+                head=head.network if head else None,
+                on_pass=self._activity.step,
+            )
 
     def _load_target(self) -> torch.nn.Module:
         target, device = self._models.target, self._topology.device
@@ -212,6 +222,7 @@ class Replica:
             device=device,
             group=self._group,
             vocab_size=self._models.vocab_size,
+            on_tensor=self._activity.step,
         )
 
     def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:
@@ -272,6 +283,7 @@ class Replica:
         At the same time they would slow each other down where they share a memory, more than they do in a
         run: the smallest passes are the ones that wait for it.
         """
+        self._activity.begin("measuring what passes cost")
         settings, vocab_size = self.settings, self._models.vocab_size
         num_block_tokens = self._scheduling.max_draft_tokens + 1
         room = max(0, self._models.max_seq_len - num_block_tokens)
@@ -338,12 +350,3 @@ class Replica:
             is_traced=self._config.is_traced,
             clock=clock,
         )
-
-
-@contextlib.contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Libraries print and draw bars while they load; stdout is for the job's result."""
-    transformers_logging.disable_progress_bar()
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        yield
-    logger.debug("printed while loading: %s", printed.getvalue())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -20,6 +20,10 @@ from specdist.models.checkpoint import Checkpoint
 from specdist.models.head import SlicedHead, find_head, slice_head
 from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.sampling.slices import vocabulary_slices
+
+
+def _nothing() -> None:
+    """Nobody asks how far the loading is."""
 
 
 def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -48,6 +52,7 @@ def load_slice(
     device: torch.device,
     group: dist.ProcessGroup,
     vocab_size: int,
+    on_tensor: Callable[[], None] = _nothing,
 ) -> PreTrainedModel:
     """This rank's slice. DeepSpeed shards the model while it has no memory; then each weight is read from its
     file, cut as DeepSpeed's layer cuts it, and kept: a rank holds its slice and at most one file.
@@ -56,6 +61,7 @@ def load_slice(
     :func:`specdist.sampling.slices.vocabulary_slices`.
 
     Every rank of the world that is not in the group must call :func:`join_slicing` at the same time.
+    ``on_tensor`` is called whenever a tensor has been read: slow storage is told from storage that hangs.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
     list (Gemma's) without weights, and fails where a layer's weight and bias are in different files.
@@ -91,7 +97,7 @@ def load_slice(
         # rotary frequencies in bfloat16 are wrong by radians after a thousand tokens.
         owner, _, leaf = name.rpartition(".")
         sliced.get_submodule(owner)._buffers[leaf] = buffer.to(device)
-    _read_weights(sliced, checkpoint, names, dtype)
+    _read_weights(sliced, checkpoint, names, dtype, on_tensor)
     return sliced.eval()
 
 
@@ -141,7 +147,11 @@ class WeightNames:
 
 @torch.no_grad()
 def _read_weights(
-    model: PreTrainedModel, checkpoint: Checkpoint, names: WeightNames, dtype: torch.dtype
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    names: WeightNames,
+    dtype: torch.dtype,
+    on_tensor: Callable[[], None],
 ) -> None:
     """Fill every parameter. Raises :class:`UserError` if the files do not hold them all."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -158,6 +168,7 @@ def _read_weights(
                     # The head is cut here, and would be if DeepSpeed had cut nothing.
                     num_sliced += local.shape != whole.shape and not isinstance(layer, SlicedHead)
                     missing.discard(name)
+                on_tensor()
     _refuse_missing(checkpoint, missing)
     if not num_sliced:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")

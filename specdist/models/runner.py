@@ -9,7 +9,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,10 +79,12 @@ class ModelRunner:
         acceleration: Acceleration | None = None,
         *,
         head: HiddenStateHead | None = None,
+        on_pass: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
             acceleration: by default what pays on the device.
+            on_pass: called when the model has run, also while a graph is recorded, not when one is replayed.
             head: reads the last hidden states of every pass; it takes the model's precision.
         """
         self.model = model.eval()
@@ -90,6 +92,7 @@ class ModelRunner:
         self.dtype = next(model.parameters()).dtype
         self._head = None if head is None else head.to(device=device, dtype=self.dtype).eval()
         self._acceleration = acceleration or Acceleration.of(device)
+        self._on_pass = on_pass
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._shapes = LayerShapes()
         # A dry run of one token tells every layer's local shape, whatever the family and its sharding.
@@ -287,6 +290,8 @@ class ModelRunner:
                 logits_to_keep=logits_index_N,
                 paged_attention=attention,
             )
+        if self._on_pass is not None:
+            self._on_pass()
         logits: Tensor = output.logits[0]
         if self._head is None or caught is None:
             return logits
