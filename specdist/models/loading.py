@@ -93,8 +93,8 @@ def load_slice(
     slice_head(engine.module, head_name, head, ids)
     sliced: PreTrainedModel = engine.module.to_empty(device=device)
     for name, buffer in computed.items():
-        # Assigned, not copied into the buffer there: DeepSpeed has converted that one to the model's dtype, and
-        # rotary frequencies in bfloat16 are wrong by radians after a thousand tokens.
+        # Assigned, not copied into the buffer there: DeepSpeed has converted that one to the model's dtype,
+        # and rotary frequencies in bfloat16 are wrong by radians after a thousand tokens.
         owner, _, leaf = name.rpartition(".")
         sliced.get_submodule(owner)._buffers[leaf] = buffer.to(device)
     _read_weights(sliced, checkpoint, names, dtype, on_tensor)
