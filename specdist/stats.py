@@ -189,10 +189,14 @@ class Stats:
         for position in range(num_accepted):
             _add_to(self.num_accepted_tokens_per_pos, position, 1)
 
-    def observe_target_pass(self, *, num_tokens: int, time_ns: int) -> None:
-        """The target has run a pass."""
+    def observe_target_pass(self, *, num_tokens: int, time_ns: int = 0) -> None:
+        """The target has run a pass; ``time_ns`` is what is known of its time already."""
         self.num_target_passes += 1
         _count(self.num_target_passes_per_size, num_tokens, 1)
+        self.add_pass_time(num_tokens=num_tokens, time_ns=time_ns)
+
+    def add_pass_time(self, *, num_tokens: int, time_ns: int) -> None:
+        """The time of a pass that was counted before: a device's is known a little later."""
         _count(self.target_pass_ns_per_size, num_tokens, time_ns)
 
     def observe_draft_passes(self, sizes: Iterable[int]) -> None:

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from specdist.benchmark.drafts import DraftOrder, DraftTerms
 from specdist.costs import Curve
 from specdist.engine.collectives import LEAD_RANK
+from specdist.engine.device_clock import clock_of
 from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Span, Timeline
@@ -188,7 +189,7 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
             if isinstance(order, _StepTimes):
                 pipe.send(server.measure(order))
                 continue
-            clock = Timeline("transfer", keeps_spans=order.keeps_spans)
+            clock = Timeline("transfer", clock=clock_of(source.device), keeps_spans=order.keeps_spans)
             terms = source.terms
             draft = terms.model(server.runner_for(order.num_slots), terms.policy(order), order, clock)
             pipe.send(None)

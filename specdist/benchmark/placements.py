@@ -11,9 +11,10 @@ from specdist.benchmark.methods import Generated
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.timing import torch_threads
 from specdist.benchmark.workload import Row
+from specdist.engine.device_clock import clock_of
 from specdist.engine.proposals import Proposer
 from specdist.engine.sequence import Request
-from specdist.engine.timeline import Timeline
+from specdist.engine.timeline import Kind, Timeline
 from specdist.policies import LengthPolicy
 from specdist.stats import Stats
 
@@ -34,8 +35,10 @@ class SpecdistColocated:
 
     def generate(self, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Generated:
         """``policy``: instead of a new one of the order's."""
-        clock = Timeline("host", keeps_spans=self.order.keeps_spans)
-        draft_clock = Timeline("idle", keeps_spans=self.order.keeps_spans)
+        clock, draft_clock = (
+            _timeline(self._paged, "host", self.order),
+            _timeline(self._paged, "idle", self.order),
+        )
         proposer = self._paged.proposer(self.order, draft_clock, policy)
         completions, stats = _run(self._paged, self.order, rows, proposer, clock)
         return Generated(completions, stats, clock.spans, draft_clock.spans)
@@ -57,10 +60,14 @@ class SpecdistSeparate:
         self._rank.build(self.order)
 
     def generate(self, rows: Sequence[Row]) -> Generated:
-        clock = Timeline("host", keeps_spans=self.order.keeps_spans)
+        clock = _timeline(self._paged, "host", self.order)
         with torch_threads(self._rank.num_threads), self._rank.serving() as proposer:
             completions, stats = _run(self._paged, self.order, rows, proposer, clock)
         return Generated(completions, stats, clock.spans, self._rank.spans())
+
+
+def _timeline(paged: PagedPair, rest: Kind, order: DraftOrder) -> Timeline:
+    return Timeline(rest, clock=clock_of(paged.pair.device), keeps_spans=order.keeps_spans)
 
 
 def _run(

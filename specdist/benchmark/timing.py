@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+
+from specdist.engine.device_clock import settled_ns
+from specdist.regression import NS_PER_S
 
 Result = TypeVar("Result")
 
 
 def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Result]:
     """Seconds that ``action`` took, whatever it left running on the device included; and what it returned."""
-    _synchronize(device)
-    begin = time.perf_counter()
+    begin_ns = settled_ns(device)
     result = action()
-    _synchronize(device)
-    return time.perf_counter() - begin, result
+    return (settled_ns(device) - begin_ns) / NS_PER_S, result
 
 
 @contextlib.contextmanager
@@ -30,8 +30,3 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from specdist.engine.branches import NO_BRANCHES, BranchBook, Branches
 from specdist.engine.chains import NOWHERE, NUM_FEATURES, ChainRows
+from specdist.engine.device_clock import clock_of
 from specdist.engine.drafting import Burst, Drafter
 from specdist.engine.histories import Histories
 from specdist.engine.proposals import (
@@ -99,7 +100,7 @@ class DraftModel:
         self._num_ahead = np.zeros(num_slots, np.int64)
         self._max_lengths = np.zeros(num_slots, np.int64)
         self._context_lengths = np.zeros(num_slots, np.int64)
-        self._clock = clock or Timeline("idle")
+        self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._before = self._histories.snapshot(), self._rows.stream_keys.copy()
 
     def respond(self, request: ProposalRequest) -> ProposalReply:

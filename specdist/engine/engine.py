@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from specdist.engine.blocks import Block, Judged, block_batch, context_batch, judge
+from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import (
     DraftOutOfMemory,
     Suspicion,
@@ -88,7 +89,7 @@ class Engine:
         self._stop_rules = stop_rules
         self._ledger = ledger
         self._trusts_draft = trusts_draft
-        self._clock = clock or Timeline("host")
+        self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._stream_keys = np.zeros(scheduler.settings.num_slots, np.int64)
         # The target's distributions at the decision positions of the last pass, and each row's place in them.
         self._decisions: Distributions | None = None
@@ -110,7 +111,7 @@ class Engine:
     def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;
         rows that are not finished then are lost. Ends the other ranks' loops when it is done."""
-        self._clock.take()
+        self._clock.restart()
         is_end = False
         while not (is_end or should_stop()):
             plan = self._scheduler.plan()
@@ -173,8 +174,11 @@ class Engine:
         # With nothing to run the page updates are not sent: they are of rows that have just ended.
         num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
         num_pass_tokens = num_block_tokens + len(request.context)
+        pass_time = None
         if num_pass_tokens:
-            with self._clock.mixed_phase({"prefill": len(request.context), "verify": num_block_tokens}):
+            with self._clock.mixed_phase(
+                {"prefill": len(request.context), "verify": num_block_tokens}
+            ) as pass_time:
                 judged = self._verify(plan, request.context, blocks, draft_probabilities_C)
             for block, count, acceptance_K in judged.per_block(blocks):
                 self._commit_block(block, count, acceptance_K, finished)
@@ -184,6 +188,7 @@ class Engine:
             target=TargetTimes(**self._clock.take()),
             reply=reply,
             num_pass_tokens=num_pass_tokens,
+            pass_time=pass_time,
             target_traffic=self._target.traffic - traffic,
             target_peak_bytes=peak_memory_bytes(self._target.device),
         )

@@ -7,12 +7,13 @@ by the number of rows; a pass is counted once, for the shard of its oldest row.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
 from specdist.engine.proposals import ProposalReply, Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
+from specdist.engine.timeline import PhaseTime
 from specdist.stats import Stats, TargetTimes, split_proportionally
 
 
@@ -25,6 +26,15 @@ class _Mark:
     num_target_passes: int
 
 
+@dataclass(frozen=True)
+class _UntimedPass:
+    """A target pass whose end the device had not reached when its round was booked."""
+
+    stats: Stats
+    num_tokens: int
+    time: PhaseTime
+
+
 class Ledger:
     """Statistics per shard."""
 
@@ -32,6 +42,7 @@ class Ledger:
         self._shards: defaultdict[int, Stats] = defaultdict(Stats)
         self._now = _Mark(0, 0, 0)
         self._admitted: dict[int, _Mark] = {}
+        self._untimed: deque[_UntimedPass] = deque()
 
     def shard(self, shard: int) -> Stats:
         """The shard's statistics so far."""
@@ -54,15 +65,25 @@ class Ledger:
         target: TargetTimes,
         reply: ProposalReply,
         num_pass_tokens: int,
+        pass_time: PhaseTime | None,
         target_traffic: Traffic,
         target_peak_bytes: int,
     ) -> None:
-        """Split a finished round over the shards of its rows. Without tokens there was no target pass."""
+        """Split a finished round over the shards of its rows.
+
+        Args:
+            target: what has become known of the target's times since the last round was booked.
+            pass_time: of the round's target pass, if there was one; booked as soon as it is known.
+        """
         sequences = plan.decoding + [chunk.sequence for chunk in plan.chunks]
         rows_per_shard = Counter(sequence.request.shard for sequence in sequences)
         first = self._shards[sequences[0].request.shard]
-        if num_pass_tokens:
-            first.observe_target_pass(num_tokens=num_pass_tokens, time_ns=target.prefill + target.verify)
+        if pass_time is not None:
+            first.observe_target_pass(num_tokens=num_pass_tokens)
+            self._untimed.append(_UntimedPass(first, num_pass_tokens, pass_time))
+        while self._untimed and self._untimed[0].time.is_known:
+            timed = self._untimed.popleft()
+            timed.stats.add_pass_time(num_tokens=timed.num_tokens, time_ns=timed.time.ns)
         first.observe_draft_passes(reply.draft_pass_sizes_P.tolist())
         first.num_head_tokens += reply.num_head_tokens
         first.num_rounds += 1
@@ -74,7 +95,7 @@ class Ledger:
         self._now = _Mark(
             self._now.decoding_ns + target.verify + reply.times.draft,
             self._now.num_draft_passes + len(reply.draft_pass_sizes_P),
-            self._now.num_target_passes + bool(num_pass_tokens),
+            self._now.num_target_passes + (pass_time is not None),
         )
         for shard, part in split_proportionally(target.total, rows_per_shard).items():
             self._shards[shard].wall_ns += part

@@ -77,7 +77,7 @@ def serve_drafts(
     requests, replies = wire_from(lead_rank), wire_to(lead_rank)
     is_open = set(drafts)
     complaints: dict[int, str] = {}
-    clock.take()
+    clock.restart()
     while is_open:
         with clock.phase("idle"):
             arrays = requests.receive()

@@ -1,20 +1,57 @@
 """Where a rank's time goes: a stopwatch that is always running, for one kind of work at a time.
 
-So the times of a rank add up to the time that has passed, to the nanosecond. ``time.perf_counter_ns`` is one
-clock for all processes of a machine, so the spans of its ranks can be laid side by side.
+So the times of a rank add up to the time that has passed, to the nanosecond. A :class:`Clock` says when
+a phase has ended. On a host that is when it is asked. A device is told what to do and does it later, so
+there a phase ends when the device has done all that was queued in it
+(:mod:`specdist.engine.device_clock`): its bounds are marks in the device's queue, which are read once
+they have been reached, and never waited for. What has not been reached at the end of a round is booked
+with the next one.
+
+``time.perf_counter_ns`` is one clock for all processes of a machine, so the spans of its ranks can be
+laid side by side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
 from specdist.stats import split_proportionally
 
 Kind = Literal["prefill", "draft", "verify", "transfer", "idle", "host"]
+
+
+class Clock(Protocol):
+    """Marks moments, and tells the time between two of them once both have come."""
+
+    def mark(self) -> Any:
+        """The moment at which all work asked for so far is done."""
+        ...
+
+    def elapsed_ns(self, begin: Any, end: Any) -> int | None:
+        """Nanoseconds from a mark that has been reached to a later one, or None if that has not been."""
+        ...
+
+    def host_ns(self, mark: Any) -> int:
+        """A mark that was made just now, by ``time.perf_counter_ns``."""
+        ...
+
+
+class HostClock:
+    """Work on a host is done when the call returns, so a mark is the time at which it was made."""
+
+    def mark(self) -> int:
+        return time.perf_counter_ns()
+
+    def elapsed_ns(self, begin: int, end: int) -> int:
+        return end - begin
+
+    def host_ns(self, mark: int) -> int:
+        return mark
 
 
 class Span(NamedTuple):
@@ -25,55 +62,117 @@ class Span(NamedTuple):
     end_ns: int
 
 
-class Timeline:
-    """Books every nanosecond since it was made, or since the last :meth:`take`, to one kind of work."""
+@dataclass
+class PhaseTime:
+    """What one phase has taken, phases inside it aside; ``is_known`` once its end has been reached."""
 
-    def __init__(self, rest: Kind, *, keeps_spans: bool = False) -> None:
+    ns: int = 0
+    is_known: bool = False
+
+
+class _Stretch(NamedTuple):
+    """Time without a change of phase, up to the mark ``end``, which may not have been reached yet."""
+
+    weights: Mapping[Kind, int]
+    phase: PhaseTime
+    end: Any
+    ends_phase: bool
+
+
+class Timeline:
+    """Books every nanosecond since it was made, or since :meth:`restart`, to one kind of work."""
+
+    def __init__(self, rest: Kind, *, clock: Clock | None = None, keeps_spans: bool = False) -> None:
         """``rest`` is the kind of what happens outside of all phases.
 
-        ``keeps_spans``: remember also when, in ``spans``, without end.
+        Args:
+            clock: by default the host's.
+            keeps_spans: remember also when, in ``spans``, without end.
         """
-        self.spans: list[Span] = []
+        self._clock = clock or HostClock()
+        self._spans: list[Span] = []
         self._keeps_spans = keeps_spans
         self._times: Counter[Kind] = Counter()
         self._weights: Mapping[Kind, int] = {rest: 1}
-        self._since = time.perf_counter_ns()
+        self._phase = PhaseTime()
+        # Stretches whose end was not reached when last looked at, the earliest first.
+        self._pending: deque[_Stretch] = deque()
+        self._begin()
+
+    @property
+    def spans(self) -> list[Span]:
+        """What has been done so far, as far as it is known."""
+        self._settle()
+        return self._spans
 
     @contextlib.contextmanager
-    def phase(self, kind: Kind) -> Iterator[None]:
+    def phase(self, kind: Kind) -> Iterator[PhaseTime]:
         """What runs inside is of this kind; the phase around it pauses."""
-        with self.mixed_phase({kind: 1}):
-            yield
+        with self.mixed_phase({kind: 1}) as time_of_it:
+            yield time_of_it
 
     @contextlib.contextmanager
-    def mixed_phase(self, weights: Mapping[Kind, int]) -> Iterator[None]:
+    def mixed_phase(self, weights: Mapping[Kind, int]) -> Iterator[PhaseTime]:
         """What runs inside is of several kinds at once: its time is split in proportion to the weights."""
-        outer = self._weights
-        self._turn_to(weights)
+        outer = self._weights, self._phase
+        inner = PhaseTime()
+        self._turn_to(weights, inner)
         try:
-            yield
+            yield inner
         finally:
-            self._turn_to(outer)
+            self._turn_to(*outer, ends_phase=True)
 
     def take(self) -> dict[Kind, int]:
-        """Nanoseconds per kind since the last call; they add up to the time since then."""
-        self._turn_to(self._weights)
+        """Nanoseconds per kind that have become known since the last call.
+
+        On a host they add up to the time since then. On a device, to the time between the last marks that had
+        been reached at each of the two calls.
+        """
+        self._turn_to(self._weights, self._phase)
+        self._settle()
         times, self._times = self._times, Counter()
         return dict(times)
 
-    def _turn_to(self, weights: Mapping[Kind, int]) -> None:
-        """Book what has passed, and go on with other kinds."""
-        now, begin = time.perf_counter_ns(), self._since
-        for kind, amount in split_proportionally(now - begin, self._weights).items():
+    def restart(self) -> None:
+        """Forget everything up to now."""
+        self._pending.clear()
+        self._times.clear()
+        self._spans.clear()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since = self._clock.mark()
+        self._since_ns = self._clock.host_ns(self._since)
+
+    def _turn_to(self, weights: Mapping[Kind, int], phase: PhaseTime, *, ends_phase: bool = False) -> None:
+        """What follows is of other kinds."""
+        self._pending.append(_Stretch(self._weights, self._phase, self._clock.mark(), ends_phase))
+        self._weights, self._phase = weights, phase
+
+    def _settle(self) -> None:
+        """Book the stretches whose ends have been reached."""
+        while self._pending:
+            stretch = self._pending[0]
+            elapsed_ns = self._clock.elapsed_ns(self._since, stretch.end)
+            if elapsed_ns is None:
+                return
+            self._pending.popleft()
+            self._book(stretch, elapsed_ns)
+
+    def _book(self, stretch: _Stretch, elapsed_ns: int) -> None:
+        begin = self._since_ns
+        for kind, amount in split_proportionally(elapsed_ns, stretch.weights).items():
             self._times[kind] += amount
             if self._keeps_spans and amount:
                 self._keep(Span(kind, begin, begin + amount))
             begin += amount
-        self._since, self._weights = now, weights
+        stretch.phase.ns += elapsed_ns
+        stretch.phase.is_known = stretch.ends_phase
+        self._since, self._since_ns = stretch.end, begin
 
     def _keep(self, span: Span) -> None:
-        last = self.spans[-1] if self.spans else None
+        last = self._spans[-1] if self._spans else None
         if last is not None and (last.kind, last.end_ns) == (span.kind, span.begin_ns):
-            self.spans[-1] = last._replace(end_ns=span.end_ns)
+            self._spans[-1] = last._replace(end_ns=span.end_ns)
         else:
-            self.spans.append(span)
+            self._spans.append(span)

@@ -7,7 +7,6 @@ them from the manifest instead of measuring again, so that it repeats the same r
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specdist.costs import CostModel, Curve
+from specdist.engine.device_clock import settled_ns
 from specdist.engine.proposals import DraftAhead
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -125,15 +125,14 @@ def _pass_ns(
     num_tokens: int,
     num_context_tokens: int,
 ) -> int:
-    """Time of a pass of so many tokens, spread over the rows; what the cache holds there does not matter."""
+    """Time of a pass of so many tokens, spread over the rows, until the device has done it; what the cache
+    holds there does not matter."""
     lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
     batch = FlatBatch(
         np.zeros(num_tokens, np.int64),
         np.repeat(np.arange(num_rows), lengths),
         num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
     )
-    begin = time.perf_counter_ns()
+    begin_ns = settled_ns(runner.device)
     finish(runner.forward(batch, np.arange(len(batch))))
-    if runner.device.type == "cuda":
-        torch.cuda.synchronize(runner.device)
-    return time.perf_counter_ns() - begin
+    return settled_ns(runner.device) - begin_ns

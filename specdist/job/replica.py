@@ -14,6 +14,7 @@ from specdist.cache.pages import PageTable
 from specdist.config import GenerateConfig
 from specdist.costs import CostModel, Curve
 from specdist.engine.collectives import LEAD_RANK
+from specdist.engine.device_clock import clock_of
 from specdist.engine.draft import DraftModel
 from specdist.engine.engine import Engine
 from specdist.engine.ledger import Ledger
@@ -135,7 +136,7 @@ class Replica:
             assert self._target is not None and self._group is not None
             follow_lead(self._target, self._group, settings=self.settings, vocab_size=self._models.vocab_size)
         else:
-            clock = Timeline("transfer")
+            clock = Timeline("transfer", clock=clock_of(self._topology.device))
             serve_drafts(
                 {TARGET_GROUP: self._draft_model(clock)},
                 LEAD_RANK,

@@ -1,7 +1,15 @@
 """The books of a run: they agree with its completions, and no nanosecond is counted twice."""
 
-import dataclasses
+from __future__ import annotations
 
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+
+from specdist.engine import engine as engine_module
+from specdist.engine.device_clock import DeviceClock
 from specdist.engine.sequence import Request
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats
@@ -45,3 +53,50 @@ def test_two_shards_that_share_passes_add_up_to_the_run() -> None:
     assert min(dataclasses.astuple(total.target_ns)) >= 0
     # The draft's clock starts when it is made, a little before the first round.
     assert 0.5 * total.wall_ns < sum(dataclasses.astuple(total.draft_ns)) < 1.5 * total.wall_ns
+
+
+class SlowEvent:
+    """A device's event that is never complete when it is first asked about."""
+
+    def __init__(self) -> None:
+        self.time_ns = 0
+        self.num_queries = 0
+
+    def record(self) -> None:
+        self.time_ns = time.perf_counter_ns()
+
+    def query(self) -> bool:
+        self.num_queries += 1
+        return self.num_queries > 1
+
+    def elapsed_time(self, end_event: SlowEvent) -> float:
+        return (end_event.time_ns - self.time_ns) / 1e6
+
+
+def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark per round is read in vain, so every round's time is known one mark or more later than its end."""
+    clocks: list[Any] = []
+
+    def slow_clock(device: object) -> DeviceClock:
+        del device
+        clocks.append(DeviceClock(SlowEvent))
+        return clocks[-1]
+
+    monkeypatch.setattr(engine_module, "clock_of", slow_clock)
+    target = tiny_model("llama", seed=3)
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=prompt)
+        for row, prompt in enumerate(prompts_of_lengths(5, 23, 40, 2))
+    ]
+    replica = Replica(target, None, max_batch_rows=2)
+    before_ns = time.perf_counter_ns()
+    replica.generate(requests)
+    passed_ns = time.perf_counter_ns() - before_ns
+    stats = replica.ledger.close_shard(0)
+    assert clocks, "the engine has asked for no clock"
+    assert stats.num_target_passes == sum(stats.num_target_passes_per_size.values()) > 30
+    assert sum(dataclasses.astuple(stats.target_ns)) == stats.wall_ns
+    # Every pass's time is that of its phase, and what was not known yet when the run ended is missing in both.
+    timed_ns = sum(stats.target_pass_ns_per_size.values())
+    assert 0 < timed_ns == stats.target_ns.prefill + stats.target_ns.verify < stats.wall_ns <= passed_ns
+    assert stats.target_pass_ns_per_size.keys() == stats.num_target_passes_per_size.keys()

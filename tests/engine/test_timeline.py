@@ -1,13 +1,17 @@
-"""The stopwatch: every nanosecond is booked once, and to what was running."""
+"""The stopwatch: every nanosecond is booked once, and to what was running, on the host or on a device."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import torch
 
 from specdist.engine import timeline
-from specdist.engine.timeline import Span, Timeline
+from specdist.engine.device_clock import DeviceClock, clock_of
+from specdist.engine.timeline import HostClock, Kind, Span, Timeline
 
 
 @pytest.fixture
@@ -52,3 +56,125 @@ def test_an_error_ends_its_phase(ticks: list[int]) -> None:
         raise KeyError
     assert clock.take() == {"idle": 1 + 3, "draft": 2}
     assert clock.spans == []
+
+
+class Device:
+    """A device and its host, whose times are what the test says: work is queued at once and done later."""
+
+    def __init__(self) -> None:
+        self.host_ns = 0
+        self.busy_until_ns = 0
+
+    def host_works(self, ns: int) -> None:
+        self.host_ns += ns
+
+    def queue(self, ns: int) -> None:
+        self.busy_until_ns = max(self.busy_until_ns, self.host_ns) + ns
+
+    def copy_to_host(self) -> None:
+        """The host waits until the device has done everything."""
+        self.host_ns = max(self.host_ns, self.busy_until_ns)
+
+    def event(self) -> Event:
+        return Event(self)
+
+
+class Event:
+    """Like ``torch.cuda.Event``: complete once the device has done what was queued before it."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.reached_ns = -1
+
+    def record(self) -> None:
+        self.reached_ns = max(self.device.host_ns, self.device.busy_until_ns)
+
+    def query(self) -> bool:
+        assert self.reached_ns >= 0, "not recorded"
+        return self.device.host_ns >= self.reached_ns
+
+    def elapsed_time(self, end_event: Event) -> float:
+        assert self.query() and end_event.query(), "torch raises an error here"
+        # Milliseconds as a float32, as the driver returns them.
+        return float(np.float32((end_event.reached_ns - self.reached_ns) / 1e6))
+
+
+def test_a_phase_on_a_device_lasts_until_its_work_is_done() -> None:
+    device = Device()
+    clock = Timeline("host", clock=DeviceClock(device.event))
+    device.host_works(5_000)
+    with clock.phase("draft") as drafting:
+        device.host_works(1_000)
+        device.queue(70_000)
+    # While the device drafts, the host does 10 us of its own, and queues a pass behind the draft.
+    device.host_works(10_000)
+    with clock.mixed_phase({"prefill": 1, "verify": 3}) as verifying:
+        device.queue(40_000)
+        device.copy_to_host()
+    device.host_works(2_000)
+    assert clock.take() == {"host": 5_000 + 2_000, "draft": 71_000, "prefill": 10_000, "verify": 30_000}
+    assert (drafting.ns, verifying.ns) == (71_000, 40_000)
+    assert drafting.is_known and verifying.is_known
+
+
+def test_what_the_device_has_not_done_yet_is_booked_later_and_nobody_waits() -> None:
+    device = Device()
+    clock = Timeline("host", clock=DeviceClock(device.event))
+    with clock.phase("verify") as verifying:
+        device.queue(90_000)
+    device.host_works(1_000)
+    assert clock.take() == {"host": 0}
+    assert device.host_ns == 1_000, "reading the times has waited for the device"
+    assert not verifying.is_known
+    with clock.phase("idle"):
+        device.copy_to_host()
+        device.host_works(4_000)
+    assert clock.take() == {"host": 0, "verify": 90_000, "idle": 4_000}
+    assert verifying.is_known and verifying.ns == 90_000
+
+
+def test_restarting_forgets_what_was_before() -> None:
+    device = Device()
+    clock = Timeline("host", clock=DeviceClock(device.event))
+    with clock.phase("draft"):
+        device.queue(50_000)
+    clock.restart()
+    with clock.phase("verify"):
+        device.queue(7_000)
+        device.copy_to_host()
+    assert clock.take() == {"verify": 7_000, "host": 0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_times_of_a_role_add_up_to_the_devices_time(seed: int) -> None:
+    """Whatever is queued, waited for and nested in whatever order: nothing is lost, nothing counted twice."""
+    choose = random.Random(seed)
+    device = Device()
+    clock = Timeline("host", clock=DeviceClock(device.event), keeps_spans=True)
+    kinds: list[Kind] = ["prefill", "draft", "verify", "transfer", "idle"]
+
+    def work(depth: int) -> None:
+        for _ in range(choose.randrange(4)):
+            action = choose.choice([device.queue, device.host_works])
+            action(1_000 * choose.randrange(200))
+            if choose.random() < 0.3:
+                device.copy_to_host()
+            if depth < 3 and choose.random() < 0.5:
+                with clock.phase(choose.choice(kinds)):
+                    work(depth + 1)
+
+    total = 0
+    for _ in range(10):
+        work(0)
+        total += sum(clock.take().values())
+        assert total <= device.host_ns
+    device.copy_to_host()
+    total += sum(clock.take().values())
+    # The driver's floats lose less than 10 ns of an interval.
+    assert total == pytest.approx(device.host_ns, abs=10 * 200)
+    assert sum(span.end_ns - span.begin_ns for span in clock.spans) == total
+
+
+def test_a_host_is_timed_by_its_own_clock_and_a_gpu_by_events() -> None:
+    assert isinstance(clock_of(torch.device("cpu")), HostClock)
+    assert isinstance(clock_of(torch.device("cuda:0")), DeviceClock)

@@ -1,0 +1,66 @@
+"""Times of a device: marks in its queue of work, and the wait for that queue where one measures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from specdist.engine.timeline import Clock, HostClock
+
+NS_PER_MS = 1_000_000
+
+
+class TimingEvent(Protocol):
+    """What ``torch.cuda.Event(enable_timing=True)`` offers and is used here; none of it waits."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+class DeviceClock:
+    """A mark is an event in the current stream: the moment when the device has done all work before it.
+
+    Between two marks lies the work that was queued between them, and the time in which the device had
+    nothing to do. Marks have to be read in the order in which they were made.
+    """
+
+    def __init__(self, new_event: Callable[[], TimingEvent]) -> None:
+        self._new_event = new_event
+
+    def mark(self) -> TimingEvent:
+        event = self._new_event()
+        event.record()
+        return event
+
+    def elapsed_ns(self, begin: TimingEvent, end: TimingEvent) -> int | None:
+        """The device counts in steps of about half a microsecond."""
+        if not end.query():
+            return None
+        # From mark to mark: a time since the start of the run would not fit in the float of milliseconds.
+        return max(0, round(begin.elapsed_time(end) * NS_PER_MS))
+
+    def host_ns(self, mark: TimingEvent) -> int:
+        """As good as the host's own time where the device has nothing to do, as between runs."""
+        del mark
+        return time.perf_counter_ns()
+
+
+def clock_of(device: torch.device) -> Clock:
+    """What times the work on a device."""
+    if device.type == "cuda":
+        return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
+    return HostClock()
+
+
+def settled_ns(device: torch.device) -> int:
+    """``time.perf_counter_ns`` once the device has done all that was asked of it: where a measurement begins
+    or ends. A round waits for nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter_ns()
