@@ -34,11 +34,14 @@ PAGE_SIZE = 4
 
 
 def paged_runner(
-    model: PreTrainedModel, acceleration: Acceleration | None = None, head: HiddenStateHead | None = None
+    model: PreTrainedModel,
+    acceleration: Acceleration | None = None,
+    head: HiddenStateHead | None = None,
+    device: torch.device = CPU,
 ) -> ModelRunner:
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(model).to(device)
     use_paged_attention(model)
-    return ModelRunner(model, CPU, acceleration, head=head)
+    return ModelRunner(model, device, acceleration, head=copy.deepcopy(head))
 
 
 def decode(token_ids: list[int]) -> str:
@@ -68,6 +71,7 @@ class Replica:
         num_pages: int = 512,
         seed: int = 0,
         acceleration: Acceleration | None = None,
+        device: torch.device = CPU,
         is_traced: bool = False,
         head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
@@ -87,9 +91,9 @@ class Replica:
         self.num_pages = num_pages
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
         self.max_seq_len = max_seq_len
-        self.runners = [paged_runner(target, acceleration)]
+        self.runners = [paged_runner(target, acceleration, device=device)]
         if draft is not None:
-            self.runners.append(paged_runner(draft, acceleration, head))
+            self.runners.append(paged_runner(draft, acceleration, head, device))
         self.trusts_draft = trusts_draft
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:

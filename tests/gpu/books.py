@@ -1,0 +1,113 @@
+"""What a device was asked to do, and by which line of the project."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGE = f"{Path(__file__).parent.parent.parent / 'specdist'}/"
+NUM_LINES = 12
+
+
+def project_line() -> str:
+    """The innermost line of the project that is running, as ``models/graphs.py:57``; "?" if none is."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            return f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Work since the books were opened.
+
+    Attributes:
+        kernels: launches by line, without those of replays.
+        copies: copies between host and device, by (kind, line). A kind is "H2D" or "D2H", "pinned" or
+            "pageable" memory of the host, and "blocking" or "asynchronous", as in "H2D, pageable, blocking".
+        synchronisations: waits of the host for the device by (reason, line); every blocking copy is one.
+        queries: how often the host asked, without waiting, whether an event has been reached, by line.
+        num_replays: of graphs.
+        captured_kernels: number of kernels of every graph that was captured.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    copies: Counter[tuple[str, str]] = field(default_factory=Counter)
+    synchronisations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    queries: Counter[str] = field(default_factory=Counter)
+    num_replays: int = 0
+    captured_kernels: tuple[int, ...] = ()
+
+    @property
+    def num_kernels(self) -> int:
+        return self.kernels.total()
+
+    @property
+    def num_synchronisations(self) -> int:
+        return self.synchronisations.total()
+
+    def num_copies(self, *words: str) -> int:
+        """Copies whose kind has all of these words, such as ``"H2D", "asynchronous"``."""
+        return sum(count for (kind, _), count in self.copies.items() if set(words) <= set(kind.split(", ")))
+
+    def report(self, num_lines: int = NUM_LINES) -> str:
+        """Totals, then the lines of the project that cause most."""
+        totals = (
+            f"{self.num_kernels} kernels, {self.num_replays} graph replays, {self.copies.total()} copies "
+            f"({self.num_copies('asynchronous')} asynchronous), {self.num_synchronisations} synchronisations"
+        )
+        waits = [
+            f"  {count:5} waits    {line:32} {reason}"
+            for (reason, line), count in self.synchronisations.most_common(num_lines)
+        ]
+        kernels = [f"  {count:5} kernels  {line}" for line, count in self.kernels.most_common(num_lines)]
+        return "\n".join([totals, *waits, *kernels])
+
+
+class Books:
+    """Where a device writes down what it does."""
+
+    def __init__(self) -> None:
+        self._counts = Counts()
+        self._num_replays = 0
+        self._captured_kernels: list[int] = []
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self._counts = Counts()
+        self._num_replays = 0
+        self._captured_kernels = []
+
+    def counts(self) -> Counts:
+        """A copy, which stays as it is."""
+        kept = self._counts
+        return Counts(
+            Counter(kept.kernels),
+            Counter(kept.copies),
+            Counter(kept.synchronisations),
+            Counter(kept.queries),
+            self._num_replays,
+            tuple(self._captured_kernels),
+        )
+
+    def book_kernel(self) -> None:
+        self._counts.kernels[project_line()] += 1
+
+    def book_copy(self, kind: str) -> None:
+        self._counts.copies[kind, project_line()] += 1
+
+    def book_synchronisation(self, reason: str) -> None:
+        self._counts.synchronisations[reason, project_line()] += 1
+
+    def book_query(self) -> None:
+        self._counts.queries[project_line()] += 1
+
+    def book_replay(self) -> None:
+        self._num_replays += 1
+
+    def book_capture(self, num_kernels: int) -> None:
+        self._captured_kernels.append(num_kernels)

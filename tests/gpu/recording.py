@@ -1,0 +1,105 @@
+"""What a capture records, and what a replay does with it: the same operators again, on the same memory.
+
+While a stream captures, nothing runs: operators are only written down with the addresses of their tensors. So
+a replay reads what is at those addresses by then, and a number that came from the host is the one of the time
+of the capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tests.gpu.operators import Operator, argument
+
+NOT_PERMITTED = "operation not permitted when stream is capturing"
+INVALIDATED = "operation failed due to a previous error during capture"
+
+
+def capture_error(message: str, about: str = "") -> RuntimeError:
+    """What torch raises for an error of CUDA's."""
+    kind = getattr(torch, "AcceleratorError", RuntimeError)
+    error: RuntimeError = kind(f"CUDA error: {message}{f' ({about})' if about else ''}")
+    return error
+
+
+class Step(NamedTuple):
+    """One operator of a graph: on the host's memory under the device's tensors.
+
+    ``results`` are new tensors, at whose addresses the later steps read.
+    """
+
+    function: Callable[..., Any]
+    operator: Operator
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[Tensor, ...]
+
+
+class Recording:
+    """The operators of one capture.
+
+    They are run as they are recorded, since their results' shapes are asked for; what they wrote to memory of
+    others is put back at the end, and what they answered is spoilt, so that only a replay makes it true.
+    """
+
+    def __init__(self) -> None:
+        self.num_kernels = 0
+        self.spoilt: str | None = None
+        self._steps: list[Step] = []
+        self._own: set[int] = set()
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def spoilt_by(self, line: str) -> RuntimeError:
+        """The error of a call that a capture forbids; from now on the capture can only fail."""
+        self.spoilt = line
+        return capture_error(NOT_PERMITTED, f"at {line}")
+
+    def add_kernel(self) -> None:
+        if self.spoilt is not None:
+            raise capture_error(INVALIDATED, f"at {self.spoilt}")
+        self.num_kernels += 1
+
+    def run(
+        self, function: Callable[..., Any], operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        for at in operator.written:
+            written = argument(at, args, kwargs)
+            for tensor in written if isinstance(written, (list, tuple)) else [written]:
+                self._keep(tensor)
+        result = function(*args, **kwargs)
+        new = operator.new_results(result)
+        self._own.update(_key(tensor) for tensor in new)
+        self._steps.append(Step(function, operator, args, kwargs, new))
+        return result
+
+    def _keep(self, tensor: Tensor) -> None:
+        """Remember what is in memory that an operator is about to write to."""
+        key = _key(tensor)
+        if key not in self._own and key not in self._before:
+            storage = tensor.untyped_storage()
+            self._before[key] = storage, storage.clone()
+
+    def end(self) -> None:
+        """Nothing has run: all memory is as it was."""
+        for storage, before in self._before.values():
+            storage.copy_(before)
+        self._before.clear()
+        for step in self._steps:
+            for result in step.results:
+                if result.is_floating_point():
+                    result.fill_(torch.nan)
+
+    def replay(self) -> None:
+        """Run the operators again, on the memory that they were recorded with."""
+        for function, operator, args, kwargs, results in self._steps:
+            found = operator.new_results(function(*args, **kwargs))
+            for result, new in zip(results, found, strict=True):
+                result.copy_(new)
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
