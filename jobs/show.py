@@ -15,13 +15,14 @@ from datasets.utils.logging import disable_progress_bar
 from specdist.arguments import local_path
 from specdist.data import RunFolder
 from specdist.errors import UserError
-from specdist.job.report import comparison_lines, run_figures, total_stats
+from specdist.job.report import comparison_lines, cut_line, is_often_cut, run_figures, total_stats
 from specdist.schema import SECTIONS
 
 WIDTH = 100
 TOTALS = (
     ("rows", "num_rows", "{:,}"),
     ("rows with an error", "num_error_rows", "{:,}"),
+    ("completions cut by a length limit", "num_cut_completions", "{:,}"),
     ("completion tokens", "num_completion_tokens", "{:,}"),
     ("tokens per second", "tokens_per_s", "{:,.1f}"),
     ("tokens per target pass of a row", "mean_acceptance_length", "{:.2f}"),
@@ -34,7 +35,9 @@ def print_totals(folder: RunFolder) -> None:
     figures = total.summary()
     for label, name, style in TOTALS:
         value = figures.get(name)
-        print(f"{label:<32} {'-' if value is None else style.format(value)}")
+        print(f"{label:<34} {'-' if value is None else style.format(value)}")
+    if is_often_cut(total.num_cut_completions, total.num_completions):
+        print(cut_line(total.num_cut_completions, total.num_completions, folder.manifest.fingerprint))
     if not folder.manifest.info["exact"]:
         print("NOT exact: tokens that the verifier did not doubt were never judged by the target")
     lines = comparison_lines(run_figures(folder, total))

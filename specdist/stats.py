@@ -117,6 +117,7 @@ class Stats:
     num_rows: int = 0
     num_completions: int = 0
     num_error_rows: int = 0
+    num_cut_completions: int = 0
     num_prompt_tokens: int = 0
     num_shared_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -272,6 +273,7 @@ class Stats:
             "num_rows": self.num_rows,
             "num_completions": self.num_completions,
             "num_error_rows": self.num_error_rows,
+            "num_cut_completions": self.num_cut_completions,
             "num_out_of_memory": self.num_out_of_memory,
             "num_completion_tokens": self.num_completion_tokens,
             "wall_s": wall_s,

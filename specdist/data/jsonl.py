@@ -38,8 +38,8 @@ def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
     """The rows of the files, which must have the same keys and types that go together.
 
     Integers become floats, and nulls anything, where other rows need it; a key that a row lacks is null. Text
-    that has no UTF-8 is kept as bytes that are none, for its row to be refused later. A prompt of a wrong type
-    becomes null, and ``prompts`` knows why. Raises :class:`UserError` with the file and the line.
+    that has no UTF-8 is kept as bytes that are none, for its row to be refused later. A prompt of a wrong
+    type becomes null, and ``prompts`` knows why. Raises :class:`UserError` with the file and the line.
     """
     known = pa.schema([])
     num_rows = 0

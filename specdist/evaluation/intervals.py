@@ -20,14 +20,20 @@ NUM_PERMUTATIONS = 10_000
 TOLERANCE = 1e-9
 # Numbers of a block of draws; the rest is memory.
 BLOCK = 2**22
+BOOTSTRAP, EXACT = "percentile bootstrap", "Clopper-Pearson"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Percentile bootstrap (Efron 1979)."""
+    """Where the figure over all prompts of this kind may lie.
+
+    ``method``: the percentile bootstrap (Efron 1979), or, where all prompts have the same value and so every
+    resample is the same, the exact bound of Clopper and Pearson (1934).
+    """
 
     low: float
     high: float
+    method: str = BOOTSTRAP
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,12 @@ class PairedComparison:
 def bootstrap_interval(
     metric: Metric, *, confidence: float, num_resamples: int, seed: int
 ) -> Interval | None:
-    """None where the figure has no value."""
+    """None where the figure has no value, and where all prompts have the same one of an unknown range."""
     if metric.value is None:
         return None
+    values_P = _values(metric)
+    if np.ptp(values_P) == 0:
+        return _interval_of_equals(values_P, 0.0, confidence) if _are_shares(values_P) else None
     parts_UX, counts_U = _distinct(np.stack([metric.numerators_P, metric.denominators_P], axis=1))
     rng = np.random.default_rng(seed)
     sums = np.concatenate([draws @ parts_UX for draws in _resamples(rng, counts_U, num_resamples)])
@@ -75,6 +84,13 @@ def compare_paired(
         sums = np.concatenate([draws @ parts_UX for draws in _resamples(rng, counts_U, num_resamples)])
         interval = _percentiles(_ratio(sums[:, 0], sums[:, 1]) - _ratio(sums[:, 2], sums[:, 3]), confidence)
     gains_P = _ratio(parts[0], parts[1]) - _ratio(parts[2], parts[3])
+    if (
+        interval is not None
+        and np.ptp(gains_P) == 0
+        and bool((parts[1] == parts[3]).all())
+        and _are_shares(_values(first), _values(second))
+    ):
+        interval = _interval_of_equals(gains_P, -1.0, confidence)
     num_better, num_worse = int((gains_P > 0).sum()), int((gains_P < 0).sum())
     is_exact = _differ_by_one_size(gains_P) and bool((parts[1] == parts[3]).all() and np.ptp(parts[1]) == 0)
     if is_exact:
@@ -102,6 +118,28 @@ def sign_test(num_better: int, num_worse: int) -> float:
         term = term * (total - k) // (k + 1)
         tail += term
     return min(1.0, float(2 * tail / 2**total))
+
+
+def _values(metric: Metric) -> np.ndarray:
+    """Of every prompt that has one."""
+    has_value_P = metric.denominators_P != 0
+    return metric.numerators_P[has_value_P] / metric.denominators_P[has_value_P]
+
+
+def _are_shares(*values: np.ndarray) -> bool:
+    """Whether values look like right and wrong answers, or shares: none outside of [0, 1]."""
+    return all(bool(((values_P >= 0) & (values_P <= 1)).all()) for values_P in values)
+
+
+def _interval_of_equals(values_P: np.ndarray, least: float, confidence: float) -> Interval:
+    """Of the mean of values from ``least`` to 1, when all that were seen are the same.
+
+    None of P prompts has another value: so at most ``1 - (alpha / 2)^(1/P)`` of all prompts have another one
+    (Clopper and Pearson's bound for none of P), and these lie somewhere between the two ends.
+    """
+    value, num_prompts = float(values_P[0]), len(values_P)
+    others = 1 - ((1 - confidence) / 2) ** (1 / num_prompts)
+    return Interval(value - others * (value - least), value + others * (1 - value), EXACT)
 
 
 def _permutation_test(parts_UX: np.ndarray, counts_U: np.ndarray, rng: np.random.Generator) -> float:

@@ -74,6 +74,7 @@ def metric_document(metric: Metric, interval: Interval | None) -> dict[str, Any]
     return {
         "value": metric.value,
         "interval": None if interval is None else [interval.low, interval.high],
+        "interval_method": None if interval is None else interval.method,
         "num_prompts": int(np.count_nonzero(metric.denominators_P)),
     }
 
@@ -81,6 +82,7 @@ def metric_document(metric: Metric, interval: Interval | None) -> dict[str, Any]
 def paired_document(found: PairedComparison) -> dict[str, Any]:
     values = dataclasses.asdict(found)
     values["interval"] = None if found.interval is None else [found.interval.low, found.interval.high]
+    values["interval_method"] = None if found.interval is None else found.interval.method
     return values
 
 

@@ -29,6 +29,7 @@ from specdist.evaluation.results import (
 from specdist.evaluation.scores import Scores
 from specdist.evaluation.tasks import SCORERS, check_task
 from specdist.evaluation.text_tasks import ERROR
+from specdist.job.report import cut_line, is_often_cut
 
 
 def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
@@ -80,6 +81,11 @@ def _describe(completions: Completions) -> str:
     if errors:
         shown = "; ".join(f"{count:,} x {reason}" for reason, count in errors.most_common(3))
         lines.append(f"{sum(errors.values()):,} rows ended with an error and count as wrong: {shown}")
+    num_cut, num_completions = _num_cut(completions), num_rows - sum(errors.values())
+    if num_cut:
+        settings = {} if completions.manifest is None else completions.manifest.fingerprint
+        warning = "WARNING: " if is_often_cut(num_cut, num_completions) else ""
+        lines.append(warning + cut_line(num_cut, num_completions, settings))
     if completions.num_missing_shards:
         lines.append(f"NOT complete: {completions.num_missing_shards:,} shards are still missing")
     if completions.is_exact is False:
@@ -98,6 +104,7 @@ def _document(config: EvaluateConfig, completions: Completions) -> dict[str, Any
         "num_prompts": _num_prompts(completions),
         "num_error_rows": sum(errors.values()),
         "errors": dict(errors.most_common()),
+        "num_cut_completions": _num_cut(completions),
         "confidence": config.confidence,
         "num_resamples": config.num_resamples,
         "seed": config.seed,
@@ -109,6 +116,11 @@ def _errors(completions: Completions) -> Counter[str]:
     """Rows with an error, by reason."""
     rows = completions.rows("finish_reason", "error")
     return Counter(str(row["error"]) for row in rows if row["finish_reason"] == ERROR)
+
+
+def _num_cut(completions: Completions) -> int:
+    """Completions that ended at a length limit, so that what was asked for may be missing."""
+    return completions.table["finish_reason"].to_pylist().count("length")
 
 
 def _num_prompts(completions: Completions) -> int:

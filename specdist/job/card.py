@@ -1,8 +1,8 @@
 """The dataset card of a complete run, ``README.md`` in its folder: what was made how, and how to read it.
 
 With it ``datasets.load_dataset(FOLDER)`` finds the rows, and the folder can be pushed to a hub as it is. It
-follows from the manifest and from the columns of the first shard alone, so that every replica and every
-restart writes the same bytes.
+follows from the manifest, the columns of the first shard and the counts of rows alone, so that every replica
+and every restart writes the same bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from specdist.data import Manifest, RunFolder
 from specdist.data.files import write_atomically
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import CARD_MARK
+from specdist.job.report import total_stats
 from specdist.markdown import code, plain, table
 from specdist.policy_options import POLICY_OPTIONS
 from specdist.references import references_of
 from specdist.schema import column_fields, fields_table
+from specdist.stats import Stats
 
 SIZE_BOUNDS = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100K<n<1M"))
 LARGEST_SIZE = "n>1M"
@@ -50,19 +52,20 @@ def write_card(folder: RunFolder) -> None:
     """Of a complete run. One that is there stays: somebody may have written more into it."""
     if folder.card_path.exists():
         return
-    content = card_text(folder.manifest, open_shard(folder.paths(0), verify=False).schema).encode()
+    schema = open_shard(folder.paths(0), verify=False).schema
+    content = card_text(folder.manifest, schema, total_stats(folder)).encode()
     write_atomically(folder.card_path, lambda file: file.write(content))
 
 
-def card_text(manifest: Manifest, schema: pa.Schema) -> str:
-    """The whole file; ``schema`` is that of the shards."""
+def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
+    """The whole file; ``schema`` is that of the shards, ``total`` the sum of their statistics."""
     run, info = manifest.fingerprint, manifest.info
     title = _title(info)
     num_rows = int(run["num_rows"]) * int(run["num_samples"])
     sections = [
         f"---\n{_front_matter(title, num_rows, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",
-        f"{num_rows:,} completions of {run['num_rows']:,} prompts, generated with specdist {_by(run)}.",
+        _made(run, total, num_rows),
         EXACT if info["exact"] else LOSSY,
         REPRODUCIBILITY[info["reproducibility"]],
         CARD_MARK,
@@ -75,6 +78,25 @@ def card_text(manifest: Manifest, schema: pa.Schema) -> str:
         *_references(run),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
+    """How many rows of the data set are completions, and how many of these are whole."""
+    sentences = [
+        f"{total.num_completions:,} completions of {run['num_rows']:,} prompts, generated with specdist "
+        f"{_by(run)}."
+    ]
+    if num_errors := num_rows - total.num_completions:
+        sentences.append(
+            f"{num_errors:,} more {'row has' if num_errors == 1 else 'rows have'} an error in place of a "
+            "completion (`finish_reason` is `error`)."
+        )
+    if total.num_cut_completions:
+        sentences.append(
+            f"{total.num_cut_completions:,} of the completions were cut by `max_new_tokens` or `max_seq_len` "
+            "(`finish_reason` is `length`)."
+        )
+    return " ".join(sentences)
 
 
 def _by(run: Mapping[str, Any]) -> str:

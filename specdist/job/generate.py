@@ -19,7 +19,9 @@ from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.report import (
     comparison_lines,
+    cut_line,
     frozen_costs,
+    is_often_cut,
     run_figures,
     total_stats,
     totals_document,
@@ -168,6 +170,9 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     _log_exactness(config)
     folder = run.folder
     figures = run_figures(folder, total_stats(folder))
+    num_cut, num_completions = figures.total.num_cut_completions, figures.total.num_completions
+    if is_often_cut(num_cut, num_completions):
+        logger.warning(cut_line(num_cut, num_completions, folder.manifest.fingerprint))
     for line in comparison_lines(figures):
         logger.info(line)
     is_complete = not run.pending_shards

@@ -46,6 +46,8 @@ DRIFT = {
     "draft_step_s": ("seconds of a draft step", "{:.5f}"),
     "rounds_s": ("seconds of all rounds", "{:.2f}"),
 }
+# Above this share of completions that were cut, a run and its evaluation warn.
+CUT_SHARE = 0.1
 REGRESSIONS = {
     "measured": "timed",
     "fitted": "fitted to completions",
@@ -79,6 +81,25 @@ def total_stats(folder: RunFolder) -> Stats:
     for shard in folder.shard_stats():
         total.add(Stats.from_json(shard))
     return total
+
+
+def is_often_cut(num_cut: int, num_completions: int) -> bool:
+    """Whether so many completions ended at a length limit that somebody should hear of it."""
+    return num_cut > CUT_SHARE * num_completions
+
+
+def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) -> str:
+    """A sentence on completions that a length limit has cut. ``settings`` are the manifest's fingerprint, or
+    nothing where there is no manifest."""
+    limits = [f"--{name} {settings.get(name, '')}".rstrip() for name in ("max_new_tokens", "max_seq_len")]
+    share = num_cut / max(1, num_completions)
+    line = (
+        f"{num_cut:,} of {num_completions:,} completions ({share:.0%}) were cut by {' or '.join(limits)} "
+        "(finish_reason length)"
+    )
+    if is_often_cut(num_cut, num_completions):
+        line += ": raise --max_new_tokens if they should come to their end"
+    return line
 
 
 def frozen_costs(folder: RunFolder) -> CostModel | None:

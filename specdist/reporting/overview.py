@@ -95,6 +95,11 @@ def tiles(run: ReportedRun) -> Html:
         ("rows", count(total.num_rows), f"{count(total.num_completion_tokens)} completion tokens"),
         ("error rows", count(total.num_error_rows), "rows without a completion"),
         (
+            "cut completions",
+            count(total.num_cut_completions),
+            f"of {count(total.num_completions)}, by max_new_tokens or max_seq_len",
+        ),
+        (
             "work",
             duration(total.wall_ns / NS_PER_S),
             f"in {count(len(run.shards))} shards, all replicas together",
@@ -133,6 +138,7 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
         ("draft tokens lost per token", lambda run: number(run.total.discard_rate, 3)),
         ("rows", lambda run: count(run.total.num_rows)),
         ("error rows", lambda run: count(run.total.num_error_rows)),
+        ("cut completions", lambda run: count(run.total.num_cut_completions)),
         ("completion tokens", lambda run: count(run.total.num_completion_tokens)),
         ("work", lambda run: duration(run.total.wall_ns / NS_PER_S)),
     ]

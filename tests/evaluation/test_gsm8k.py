@@ -6,7 +6,7 @@ import pytest
 
 from specdist.evaluation.gsm8k import score_answer
 from tests.evaluation.evaluating import evaluate, values
-from tests.evaluation.files import FAILED, merged_file
+from tests.evaluation.files import FAILED, merged_file, run_folder
 
 REFERENCES = [
     "It takes 2/2=<<2/2=1>>1 bolt.\nThat is 2+1=<<2+1=3>>3 bolts.\n#### 3",
@@ -85,3 +85,18 @@ def test_completions_can_be_cut(tmp_path) -> None:
     path = merged_file(tmp_path / "run.arrow", {"final_answer": ["3"]}, ["It is 3.\nQ: and 4?"])
     assert values(path, task="gsm8k")["exact_match"] == 0
     assert values(path, task="gsm8k", cut_at="\nQ:", overwrite=True)["exact_match"] == 1
+
+
+@pytest.mark.parametrize("num_cut", [0, 1, 2])
+def test_completions_that_a_limit_has_cut_are_told(tmp_path, num_cut) -> None:
+    """An answer that was never reached is counted as wrong, and the reader should know why."""
+    rows = [{"completion": text} for text in REFERENCES * 3]
+    for row in rows[:num_cut]:
+        row["finish_reason"] = "length"
+    path = run_folder(tmp_path / "run", {"final_answer": list(FINAL) * 3}, [*rows[:-1], FAILED])
+    text, document = evaluate(path, task="gsm8k")
+    assert document["num_cut_completions"] == num_cut
+    told = f"{num_cut} of 11 completions ({num_cut / 11:.0%}) were cut by --max_new_tokens 8 or --max_seq_len"
+    assert (told in text) == (num_cut > 0)
+    # Above a tenth.
+    assert ("WARNING: " + told in text) == ("raise --max_new_tokens" in text) == (num_cut == 2)

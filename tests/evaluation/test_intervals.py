@@ -101,3 +101,49 @@ def test_the_paired_interval_is_narrower_than_its_parts() -> None:
     assert found.interval.high - found.interval.low < 0.4 * (alone.high - alone.low)
     same = compare_paired(Metric.mean(first), Metric.mean(first), **OPTIONS)
     assert (same.difference, same.p_value, same.num_better) == (0.0, 1.0, 0)
+
+
+def test_none_or_all_right_has_the_interval_of_clopper_and_pearson() -> None:
+    """Of 16 prompts, to three places as tables have it; every resample of them is the same."""
+    for value, low, high in ((0.0, 0.0, 0.206), (1.0, 0.794, 1.0)):
+        found = bootstrap_interval(Metric.mean(np.full(16, value)), **OPTIONS)
+        assert found is not None and found.method == "Clopper-Pearson"
+        assert [found.low, found.high] == pytest.approx([low, high], abs=5e-4)
+    # A share in the middle, the same of every prompt: the few that may have another are anywhere.
+    half = bootstrap_interval(Metric.mean(np.full(16, 0.5)), **OPTIONS)
+    assert half is not None and [half.low, half.high] == pytest.approx([0.397, 0.603], abs=5e-4)
+
+
+def test_the_interval_at_the_edge_covers_as_often_as_it_says() -> None:
+    """Exactly: of 16 prompts that are right with chance p, none is with chance (1 - p)^16. The interval then
+    misses p only above 0.206, where that happens in fewer than 2.5% of all data sets."""
+    found = bootstrap_interval(Metric.mean(np.zeros(16)), **OPTIONS)
+    assert found is not None
+    assert (1 - found.high) ** 16 == pytest.approx(0.025)
+
+
+def test_samples_of_a_prompt_do_not_narrow_the_interval_at_the_edge() -> None:
+    groups = Groups.of(list(np.repeat(range(16), 8)))
+    found = bootstrap_interval(groups.mean(np.zeros(128)), **OPTIONS)
+    assert found == bootstrap_interval(Metric.mean(np.zeros(16)), **OPTIONS)
+
+
+def test_equal_values_of_no_known_range_have_no_interval() -> None:
+    for metric in (Metric(np.full(4, -6.0), np.full(4, 3.0)), Metric.mean(np.array([2.5]))):
+        assert bootstrap_interval(metric, **OPTIONS) is None
+    one = bootstrap_interval(Metric.mean(np.array([1.0])), **OPTIONS)
+    assert one is not None and [one.low, one.high] == pytest.approx([0.025, 1.0])
+
+
+def test_runs_that_never_differ_may_differ_on_other_prompts() -> None:
+    mixed = Metric.mean(np.repeat([1.0, 0.0], 8))
+    same = compare_paired(mixed, mixed, **OPTIONS)
+    assert same.interval is not None and same.interval.method == "Clopper-Pearson"
+    assert [same.interval.low, same.interval.high] == pytest.approx([-0.206, 0.206], abs=5e-4)
+    ones, zeros = Metric.mean(np.ones(16)), Metric.mean(np.zeros(16))
+    apart = compare_paired(ones, zeros, **OPTIONS)
+    assert apart.interval is not None
+    assert [apart.interval.low, apart.interval.high] == pytest.approx([1 - 2 * 0.206, 1.0], abs=1e-3)
+    likelihoods = Metric(np.array([-2.0, -30.0]), np.array([1.0, 10.0]))
+    equal = compare_paired(likelihoods, likelihoods, **OPTIONS).interval
+    assert equal is not None and (equal.low, equal.high) == (0.0, 0.0)

@@ -15,14 +15,16 @@ import specdist
 from specdist.data import RunFolder, output_schema
 from specdist.job.card import card_text, write_card
 from specdist.schema import COLUMNS
+from specdist.stats import Stats
 from tests.finished_runs import manifest_with, write_run
 from tests.job.launching import Ended, run_here
 
 INPUTS = pa.schema({"reference": pa.string(), "odd | `name`\n# x": pa.int64()})
 
 
-def text(is_exact: bool = True, **changes: Any) -> str:
-    return card_text(manifest_with(**changes), output_schema(INPUTS, is_exact=is_exact))
+def text(is_exact: bool = True, num_completions: int = 14, num_cut: int = 0, **changes: Any) -> str:
+    total = Stats(num_completions=num_completions, num_cut_completions=num_cut)
+    return card_text(manifest_with(**changes), output_schema(INPUTS, is_exact=is_exact), total)
 
 
 def front_matter(card: str) -> dict[str, Any]:
@@ -44,6 +46,16 @@ def test_the_demo_of_a_card(tmp_path: Path) -> None:
     assert "| `reference` | string | a column of the prompts, unchanged |" in card
     assert "2411.18462" in card and "2302.01318" in card and "2502.04557" not in card
     assert "/models" not in card, "whose folders these were is nobody's business"
+
+
+def test_error_rows_are_not_completions() -> None:
+    """And completions that were cut are told: both would be taken for answers."""
+    assert "error" not in text().split("## How")[0] and "were cut" not in text()
+    card = text(num_completions=11, num_cut=2)
+    assert "11 completions of 7 prompts, generated" in card and "14 completions" not in card
+    assert "3 more rows have an error in place of a completion (`finish_reason` is `error`)." in card
+    assert "2 of the completions were cut by `max_new_tokens` or `max_seq_len`" in card
+    assert "1 more row has an error" in text(num_completions=13)
 
 
 def test_a_lossy_run_warns() -> None:

@@ -142,7 +142,12 @@ def test_a_stop_string_ends_the_completion_before_itself(
 
 def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, Ended]) -> None:
     """The end token is counted and kept, as the last id alone, and is no part of the text."""
-    for row in read_output(greedy[0]).to_pylist():
+    rows, ended = read_output(greedy[0]).to_pylist(), greedy[1]
+    num_cut = [row["finish_reason"] for row in rows].count("length")
+    assert ended.totals["num_cut_completions"] == num_cut > len(rows) / 10
+    assert f"{num_cut} of {len(rows)} completions" in ended.stderr
+    assert "were cut by --max_new_tokens 32 or --max_seq_len" in ended.stderr
+    for row in rows:
         ids = row["completion_ids"]
         assert 0 not in ids[:-1]
         assert row["finish_reason"] == ("stop" if ids[-1] == 0 else "length")
