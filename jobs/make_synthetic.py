@@ -15,8 +15,9 @@ from pathlib import Path
 import torch
 
 from specdist.arguments import parse_arguments
-from specdist.benchmark import SyntheticConfig, build_synthetic, device_of
 from specdist.errors import UserError
+from specdist.job.topology import local_device
+from specdist.synthetic import SyntheticConfig, build_synthetic
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
             epsilon=config.epsilon,
             seed=config.seed,
             dtype=getattr(torch, config.dtype),
-            device=device_of(config.device),
+            device=local_device(config.device),
         )
     except UserError as error:
         sys.exit(f"error: {error}")

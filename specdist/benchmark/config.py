@@ -1,4 +1,4 @@
-"""The options of ``jobs/benchmark.py`` and ``jobs/make_synthetic.py``."""
+"""The options of ``jobs/benchmark.py``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from specdist.arguments import option
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
-from specdist.benchmark.random_llama import SHAPES
 from specdist.config import PICKLE_HELP, TRUST_HELP
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
 from specdist.policy_options import HEAD_KINDS, HEAD_POLICIES, HeadKind, PolicyChoice
+from specdist.synthetic import SHAPES, check_dial
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
 COLOCATED, SEPARATE = "colocated", "separate"
@@ -279,42 +277,6 @@ class BenchmarkConfig:
             )
         if self.prompts is None:
             raise UserError("--prompts is missing: what a trained pair agrees on depends on the text")
-
-
-@dataclass(kw_only=True)
-class SyntheticConfig:
-    """Every option of ``jobs/make_synthetic.py``. Raises :class:`UserError` as above."""
-
-    output: str = option(help="folder that gets target/, draft/ and synthetic.json")
-    shape: str = option(help=f"one of {', '.join(SHAPES)}")
-    acceptance: float | None = option(None, help="wanted greedy acceptance; the target is loaded to find it")
-    epsilon: float | None = option(None, help="weight of the later layers instead; needs one layer's memory")
-    dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="of the stored weights")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="where --acceptance runs the target")
-    seed: int = option(0, help="seed of the weights")
-
-    def __post_init__(self) -> None:
-        check_dial("shape", self.shape, acceptance=self.acceptance, epsilon=self.epsilon)
-        _require("seed", self.seed, 0 <= self.seed < 2**31, "must be in [0, 2**31)")
-
-
-def check_dial(option_name: str, shape: str, *, acceptance: float | None, epsilon: float | None) -> None:
-    """Refuse an unknown shape, and anything but one setting of the dial."""
-    _require(option_name, shape, shape in SHAPES, f"is no shape: choose one of {', '.join(SHAPES)}")
-    if (acceptance is None) == (epsilon is None):
-        raise UserError(f"--{option_name} {shape} takes either --acceptance or --epsilon: give one of them")
-    _require("acceptance", acceptance, acceptance is None or 0 < acceptance <= 1, "must be in (0, 1]")
-    _require("epsilon", epsilon, epsilon is None or 0 <= epsilon < math.inf, "must be 0 or above")
-
-
-def device_of(name: str) -> torch.device:
-    """``--device`` for this one process. Raises :class:`UserError` for a GPU that is not there."""
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise UserError(
-            "--device cuda, but torch sees no GPU here: use --device cpu or install its CUDA build"
-        )
-    return torch.device("cuda", 0) if has_gpu and name != "cpu" else torch.device("cpu")
 
 
 def _require(name: str, value: Any, holds: bool, rule: str) -> None:

@@ -14,9 +14,9 @@ import torch
 
 from specdist.benchmark.config import COLOCATED
 from specdist.benchmark.methods import Generated, Method
-from specdist.benchmark.timing import timed
 from specdist.benchmark.workload import Row
 from specdist.stats import NS_PER_S, Stats
+from specdist.utils.timing import timed
 
 NUM_WARMUP_TOKENS = 8
 

@@ -9,7 +9,6 @@ from specdist.benchmark.draft_rank import DraftRank
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.methods import Generated
 from specdist.benchmark.paged import PagedPair
-from specdist.benchmark.timing import torch_threads
 from specdist.benchmark.workload import Row
 from specdist.engine.device_clock import clock_of
 from specdist.engine.proposals import Proposer
@@ -17,6 +16,7 @@ from specdist.engine.sequence import Request
 from specdist.engine.timeline import Kind, Timeline
 from specdist.policies import LengthPolicy
 from specdist.stats import Stats
+from specdist.utils.timing import torch_threads
 
 
 class SpecdistColocated:

@@ -21,11 +21,11 @@ from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
 from specdist.benchmark.plans import measure_separate, separate_orders
 from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
-from specdist.benchmark.table import Table
-from specdist.benchmark.timing import torch_threads
 from specdist.data.files import write_json
 from specdist.job.policies import uses_features
 from specdist.stats import NS_PER_S, DraftTimes, Stats, TargetTimes
+from specdist.utils.table import Table
+from specdist.utils.timing import torch_threads
 
 FILE_NAME = "profile.json"
 

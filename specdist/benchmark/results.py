@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -17,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from specdist.benchmark.head_overhead import HeadOverheadResult
 from specdist.benchmark.overhead import OverheadResult
 from specdist.benchmark.overlap import OverlapResult
 from specdist.benchmark.policy_overhead import FeaturesResult, PolicyOverheadResult
 from specdist.benchmark.spread import SpreadResult
-from specdist.benchmark.synthetic import SyntheticRecord
 from specdist.data.files import write_json
 from specdist.errors import UserError
+from specdist.synthetic import SyntheticRecord
 
 LIBRARIES = ("specdist", "torch", "transformers")
 KIND = "specdist benchmark"
@@ -175,6 +175,11 @@ class BenchmarkResult(Circumstances):
     head_overhead: list[HeadOverheadResult] = field(default_factory=list)
     kind: str = field(default=KIND)
 
+    @property
+    def is_of_policies(self) -> bool:
+        """Whether length policies were measured side by side, or specdist beside transformers."""
+        return self.settings.get("policies") is not None
+
     def write(self, path: Path) -> None:
         """Write the JSON document, atomically."""
         write_json(path, dataclasses.asdict(self))
@@ -185,12 +190,12 @@ class BenchmarkResult(Circumstances):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(values, dict) or values.get("kind") != KIND:
-                raise UserError(f"--results {path} is no result of jobs/benchmark.py")
-            return _from_json(values)
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise UserError(f"--results {path} cannot be read: {error}") from error
-        except (KeyError, TypeError) as error:
+                raise UserError(f"--results {path} is not a result of jobs/benchmark.py")
+            return TypeAdapter(BenchmarkResult).validate_python(values)
+        except ValidationError as error:
             raise UserError(f"--results {path} is of another version ({error}): measure again") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"--results {path} cannot be read: {error}") from error
 
 
 def versions() -> dict[str, str]:
@@ -200,33 +205,6 @@ def versions() -> dict[str, str]:
 def now() -> str:
     """UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _from_json(values: Mapping[str, Any]) -> BenchmarkResult:
-    record = values["synthetic"]
-    nested = {
-        "hardware": Hardware(**values["hardware"]),
-        "synthetic": None if record is None else SyntheticRecord(**record),
-        "models": ModelSizes(**values["models"]),
-        "work": WorkSize(**values["work"]),
-        "methods": [_method_from_json(item) for item in values["methods"]],
-        "overhead": [OverheadResult(**item) for item in values["overhead"]],
-        "spreads": [SpreadResult(**item) for item in values.get("spreads", [])],
-        "policy_overhead": [PolicyOverheadResult(**item) for item in values.get("policy_overhead", [])],
-        "head_overhead": [HeadOverheadResult(**item) for item in values.get("head_overhead", [])],
-        "feature_overhead": [FeaturesResult(**item) for item in values.get("feature_overhead", [])],
-    }
-    return BenchmarkResult(**{**values, **nested})
-
-
-def _method_from_json(values: Mapping[str, Any]) -> MethodResult:
-    overlap, policy = values.get("overlap"), values.get("policy")
-    nested = {
-        "overlap": None if overlap is None else OverlapResult(**overlap),
-        "policy": None if policy is None else PolicyResult(**policy),
-        "groups": [GroupResult(**item) for item in values.get("groups", [])],
-    }
-    return MethodResult(**{**values, **nested})
 
 
 def _cpu_model() -> str:

@@ -13,19 +13,20 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specdist.benchmark.config import BenchmarkConfig, device_of
+from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
-from specdist.benchmark.synthetic import SyntheticRecord, build_synthetic
 from specdist.benchmark.workload import Row, make_workload
 from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.job.costs import middle_of_rows
+from specdist.job.topology import local_device
 from specdist.sampling.distributions import SamplingSettings
+from specdist.synthetic import SyntheticRecord, build_synthetic
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Setting:
 def set_up(config: BenchmarkConfig) -> Setting:
     """Build or load the pair, and make the rows. Raises :class:`UserError` before anything is measured."""
     assert config.batch_sizes
-    device = device_of(config.device)
+    device = local_device(config.device)
     pair, synthetic = _make_pair(config, device)
     groups = make_workload(config, pair)
     rows = list(itertools.chain.from_iterable(groups.values()))

@@ -16,6 +16,7 @@ from specdist.errors import UserError
 from specdist.evaluation.identity import Identity
 from specdist.evaluation.intervals import Interval, PairedComparison
 from specdist.evaluation.scores import Metric
+from specdist.utils.table import Table
 
 RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE = "results.json", "rows.arrow", "differences.arrow"
 # What a column of one name has as its type, also where all of it is null.
@@ -91,7 +92,7 @@ def metrics_table(metrics: Mapping[str, Mapping[str, Any]], confidence: float) -
         [name, _shown(found["value"]), _range(found["interval"]), f"{found['num_prompts']:,}"]
         for name, found in metrics.items()
     ]
-    return _table(["metric", "value", f"{confidence:.0%} interval", "prompts"], rows)
+    return Table(["metric", "value", f"{confidence:.0%} interval", "prompts"], rows).console()
 
 
 def paired_table(comparisons: Mapping[str, Mapping[str, Any]], confidence: float) -> str:
@@ -109,7 +110,7 @@ def paired_table(comparisons: Mapping[str, Mapping[str, Any]], confidence: float
         for name, found in comparisons.items()
     ]
     header = ["metric", "run", "against", "difference", f"{confidence:.0%} interval", "better / worse", "p"]
-    return _table([*header, "test"], rows)
+    return Table([*header, "test"], rows).console()
 
 
 def identity_lines(identity: Identity) -> list[str]:
@@ -152,15 +153,3 @@ def _shown(value: float | None, sign: str = "", *, percent: bool = False) -> str
     if value is None:
         return "-"
     return f"{value:.2%}" if percent else f"{value:{sign}.4f}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned names, right-aligned figures."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [header, *rows]
-    )

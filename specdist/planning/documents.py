@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from specdist.benchmark.random_llama import SHAPES
 from specdist.planning.advise import Plan, Work
 from specdist.planning.memory import Fit
 from specdist.planning.options import PlanConfig
 from specdist.planning.simulate import PREFILL_CHUNK_TOKENS
+from specdist.synthetic import SHAPES
 
 LAUNCH_CONFIG = "jobs/accelerate/gpu8.yaml"
 

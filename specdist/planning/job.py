@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from specdist.benchmark.config import device_of
 from specdist.data.files import write_atomically
 from specdist.errors import UserError
+from specdist.job.topology import local_device
 from specdist.models.sizes import ModelSize
 from specdist.planning.advise import Planner, Site, Work, recommend
 from specdist.planning.documents import fit_document, launch_command, plan_document, run_options, run_yaml
@@ -18,7 +18,7 @@ from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
 from specdist.planning.measuring import measure_here
 from specdist.planning.models import open_model
 from specdist.planning.options import PlanConfig
-from specdist.planning.report import comparison_table, memory_table, plan_table, reason
+from specdist.planning.report import memory_table, plan_table, reason, validation_table
 from specdist.planning.traces import acceptance_of
 from specdist.planning.validate import validate
 
@@ -28,11 +28,11 @@ WITHIN = 0.15
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     """What to print, and the document. Raises :class:`UserError`."""
     if config.validate:
-        comparisons = validate(config, device_of(config.device))
-        num_close = sum(abs(found.error) <= WITHIN for found in comparisons)
-        text = f"{comparison_table(comparisons)}\n{num_close} of {len(comparisons)} within {WITHIN:.0%}"
+        validations = validate(config, local_device(config.device))
+        num_close = sum(abs(found.error) <= WITHIN for found in validations)
+        text = f"{validation_table(validations)}\n{num_close} of {len(validations)} within {WITHIN:.0%}"
         return text, {
-            "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in comparisons]
+            "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in validations]
         }
     target, dtype = open_model(
         "--target", config.target, config.dtype, trust_remote_code=config.trust_remote_code
@@ -53,7 +53,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
     )
     _check_lengths(work, target, draft)
     gpu = (
-        measure_here(device_of(config.device), getattr(torch, dtype))
+        measure_here(local_device(config.device), getattr(torch, dtype))
         if config.gpu == HERE
         else find_gpu(config.gpu, dtype)
     )

@@ -8,10 +8,10 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from specdist.benchmark.random_llama import SHAPES
 from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint, check_family
 from specdist.models.sizes import ModelSize, model_size
+from specdist.synthetic import SHAPES
 
 # A shape is no checkpoint, and limits no context.
 ANY_LENGTH = 2**20

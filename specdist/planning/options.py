@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdist.arguments import option
-from specdist.benchmark.random_llama import SHAPES
 from specdist.config import PICKLE_HELP, TRUST_HELP
 from specdist.errors import UserError
 from specdist.planning.hardware import GPUS, HERE
+from specdist.synthetic import SHAPES
 
 # Draft lengths of the runs from which --validate takes what the engine adds to passes.
 CALIBRATION_LENGTHS = (1, 4)

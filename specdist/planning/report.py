@@ -10,7 +10,8 @@ from specdist.planning.advise import WORTHWHILE, Plan, Site, Work
 from specdist.planning.hardware import GIB
 from specdist.planning.memory import Fit
 from specdist.planning.simulate import Mode
-from specdist.planning.validate import Comparison
+from specdist.planning.validate import Validation
+from specdist.utils.table import Table, decimals
 
 NAMES: dict[Mode, str] = {
     "target only": "target only",
@@ -21,28 +22,27 @@ NAMES: dict[Mode, str] = {
 }
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> str:
+def validation_table(validations: Sequence[Validation]) -> str:
     """Predicted beside measured, a line per setting."""
-    rows = [["batch", "K", "acceptance", "measured tokens/s", "predicted tokens/s", "error",
-             "of the repeats"]]  # fmt: skip
-    rows += [
-        [
-            str(found.num_rows),
-            str(found.num_draft_tokens),
-            "-" if found.acceptance is None else f"{found.acceptance:.2f}",
-            f"{statistics.median(found.measured_tokens_per_s):.1f}",
-            f"{statistics.median(found.predicted_tokens_per_s):.1f}",
-            f"{found.error:+.1%}",
-            f"{min(found.errors):+.0%} .. {max(found.errors):+.0%}",
-        ]
-        for found in comparisons
+    rows = [
+        {
+            "batch": found.num_rows,
+            "K": found.num_draft_tokens,
+            "acceptance": decimals(found.acceptance),
+            "measured tokens/s": f"{statistics.median(found.measured_tokens_per_s):.1f}",
+            "predicted tokens/s": f"{statistics.median(found.predicted_tokens_per_s):.1f}",
+            "error": f"{found.error:+.1%}",
+            "of the repeats": f"{min(found.errors):+.0%} .. {max(found.errors):+.0%}",
+        }
+        for found in validations
     ]
-    return _table(rows)
+    return Table.of(rows, num_names=2).console()
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
     """What every GPU would hold, in GiB, and how many rows of the full length there is room for."""
-    rows = [["mode", "tp", "GPU of", "weights", "usable", "cache per row", "most rows", ""]]
+    header = ["mode", "tp", "GPU of", "weights", "usable", "cache per row", "most rows", ""]
+    rows = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):
             if share is not None:
@@ -60,13 +60,15 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
                         ("fits" if fit.most_rows else "does not fit") if first else "",
                     ]
                 )
-    return f"GiB per GPU, for rows of {work.row_tokens} tokens:\n{_table(rows)}"
+    table = Table(header, rows, num_names=2)
+    return f"GiB per GPU, for rows of {work.row_tokens} tokens:\n{table.console()}"
 
 
 def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
     """One line per plan; the recommended one is marked."""
-    rows = [["", "mode", "tp", "GPUs", "replicas", "batch", "K", "tokens/s", "per GPU", "hours",
-             "tokens/round", "round ms", "target busy", "draft busy"]]  # fmt: skip
+    header = ["", "mode", "tp", "GPUs", "replicas", "batch", "K", "tokens/s", "per GPU", "hours",
+              "tokens/round", "round ms", "target busy", "draft busy"]  # fmt: skip
+    rows = []
     for plan in plans:
         found = plan.prediction
         rows.append(
@@ -90,7 +92,7 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
     notes = "" if all(plan.is_runnable for plan in plans) else (
         "\n(*) not runnable: jobs/generate.py holds both models in one process on one GPU only"
     )  # fmt: skip
-    return _table(rows) + notes
+    return Table(header, rows, num_names=2).console() + notes
 
 
 def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:
@@ -149,15 +151,3 @@ def _setting(plan: Plan) -> str:
 
 def _gib(num_bytes: int, digits: int = 1) -> str:
     return f"{num_bytes / GIB:.{digits}f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)

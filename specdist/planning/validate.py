@@ -22,7 +22,6 @@ from specdist.benchmark.methods import Generated
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.placements import SpecdistColocated
-from specdist.benchmark.timing import timed
 from specdist.benchmark.workload import Row
 from specdist.costs import CostModel, Curve
 from specdist.job.costs import draw_from_logits, judge_logits, measure_curve
@@ -31,6 +30,7 @@ from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
 from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats
+from specdist.utils.timing import timed
 
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Validation:
     """One setting: tokens per second of every repeat; ``acceptance`` is the engine's, or None."""
 
     num_rows: int
@@ -62,7 +62,7 @@ class Comparison:
         return statistics.median(self.errors)
 
 
-def validate(config: PlanConfig, device: torch.device) -> list[Comparison]:
+def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
     """Measure, predict and run the pair: every batch size, without a draft and with each draft length."""
     assert config.draft is not None
     pair = Pair(
@@ -92,7 +92,7 @@ def validate(config: PlanConfig, device: torch.device) -> list[Comparison]:
 
 def _compare_batch(
     config: PlanConfig, paged: PagedPair, num_rows: int, lengths: list[int]
-) -> list[Comparison]:
+) -> list[Validation]:
     device, generator = paged.pair.device, np.random.default_rng(num_rows)
     rows = [
         Row(
@@ -129,7 +129,7 @@ def _compare_batch(
             predicted[length].append(statistics.mean(outcome.tokens_per_s for outcome in outcomes))
         logger.info("batch %d: repeat %d of %d", num_rows, repeat + 1, config.repeats)
     return [
-        Comparison(
+        Validation(
             num_rows=num_rows,
             num_draft_tokens=length,
             acceptance=acceptance_rate(last[length]) if length else None,

@@ -16,6 +16,7 @@ from specdist.replay.fronts import relative_waste
 from specdist.tuning.config import SHARED_OPTIONS
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
+from specdist.utils.table import Table
 
 TABLE_FILE, PLOT_FILE, BEST_FILE = "table.txt", "pareto.png", "best.yaml"
 SUMMARY_FILE, SETTINGS_FILE = "summary.json", "settings.json"
@@ -135,7 +136,7 @@ def _heads_table(result: TuningResult) -> str:
     if not result.by_head():
         return ""
     header = ["head", "depth", "w_rej", "AUC", "waste over fixed", "best options", "tokens/s"]
-    lines = [header]
+    lines: list[list[str]] = []
     for path, figures in heads_summary(result).items():
         numbers = [figures[name] for name in ("rejected_weight", "auc", "waste_relative_to_fixed")]
         best = result.by_head()[path][1][0]
@@ -150,7 +151,7 @@ def _heads_table(result: TuningResult) -> str:
         for name, auc in result.auc.items()
         if auc is not None and name not in result.by_head()
     )
-    return f"{_aligned(lines)}\nAUC of the draft's own features: {features}"
+    return f"{Table(header, lines, num_names=2).console()}\nAUC of the draft's own features: {features}"
 
 
 def _best_of(result: TuningResult, found: Sequence[Outcome]) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
         "policy", "options", "N_target/N", "N_discarded/N", "tokens/round", "tokens/s, batch 1",
         f"tokens/s, batch {num_rows}", "x target alone",
     ]  # fmt: skip
-    lines = [header]
+    lines: list[list[str]] = []
     for outcome in ([result.oracle] if result.oracle else []) + list(outcomes):
         batched = outcome.batched
         lines.append(
@@ -228,15 +229,4 @@ def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
                 f"{gain(result, outcome):.2f}",
             ]
         )
-    return _aligned(lines)
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return Table(header, lines, num_names=2).console()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from specdist.benchmark import random_llama
 from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.random_llama import Shape
 from specdist.benchmark.setting import Setting, set_up
+from specdist.synthetic import random_llama
+from specdist.synthetic.random_llama import Shape
 
 TINY = Shape(
     num_layers=4,

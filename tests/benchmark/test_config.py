@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from specdist.arguments import parse_arguments
-from specdist.benchmark import BenchmarkConfig, SyntheticConfig, device_of
+from specdist.benchmark import BenchmarkConfig
 from specdist.errors import UserError
 
 SYNTHETIC = ["--output", "r.json", "--synthetic", "5m", "--acceptance", "0.8"]
@@ -32,7 +31,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC[:-2]], "either --acceptance or --epsilon"),
         ([*SYNTHETIC[:-1], "1.5"], "--acceptance 1.5 must be in"),
         ([*SYNTHETIC, "--target", "t"], "leave out --target and --draft"),
-        ([*SYNTHETIC, "--synthetic", "6m"], "--synthetic '6m' is no shape: choose one of 5m, 20m"),
+        ([*SYNTHETIC, "--synthetic", "6m"], "--synthetic '6m' is not a shape: choose one of 5m, 20m"),
         ([*SYNTHETIC, "--repeats", "0"], "--repeats 0 must be at least 1"),
         ([*SYNTHETIC, "--batch_sizes", "0"], "--batch_sizes .* must be at least 1"),
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
@@ -102,17 +101,3 @@ def test_policies() -> None:
     assert parse_arguments(BenchmarkConfig, [*SYNTHETIC, "--policies", "all"]).longest_draft == 24
     config = parse_arguments(BenchmarkConfig, SYNTHETIC)
     assert config.choices == [] and config.longest_draft == config.num_draft_tokens
-
-
-def test_synthetic_options() -> None:
-    assert SyntheticConfig(output="o", shape="70b", epsilon=0.1).dtype == "float32"
-    with pytest.raises(UserError, match="--shape 70b takes either --acceptance or --epsilon"):
-        SyntheticConfig(output="o", shape="70b")
-
-
-def test_a_missing_gpu_is_named() -> None:
-    assert device_of("cpu") == torch.device("cpu")
-    if not torch.cuda.is_available():
-        assert device_of("auto") == torch.device("cpu")
-        with pytest.raises(UserError, match="--device cuda, but torch sees no GPU"):
-            device_of("cuda")

@@ -14,11 +14,10 @@ from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.methods import Generated
 from specdist.benchmark.placements import SpecdistColocated
-from specdist.benchmark.readme import BEGIN, END, update_readme
+from specdist.benchmark.report import BEGIN, END, console_report, summary, update_readme
 from specdist.benchmark.results import KIND, BenchmarkResult, MethodResult
 from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.setting import Setting
-from specdist.benchmark.tables import console_report, summary
 from specdist.costs import CostModel, Curve
 from specdist.policy_options import HEAD_KINDS, PolicyChoice
 from tests.job.heads import write_head

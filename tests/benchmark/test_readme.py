@@ -10,10 +10,10 @@ import pytest
 
 from specdist.benchmark.overhead import OverheadResult
 from specdist.benchmark.overlap import OverlapResult
-from specdist.benchmark.readme import BEGIN, END, update_readme
+from specdist.benchmark.report import BEGIN, END, update_readme
 from specdist.benchmark.results import BenchmarkResult, Hardware, MethodResult, ModelSizes, WorkSize
-from specdist.benchmark.synthetic import SyntheticRecord
 from specdist.errors import UserError
+from specdist.synthetic.build import SyntheticRecord
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs" / "benchmarks"

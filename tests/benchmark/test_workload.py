@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.random_llama import MAX_POSITIONS
 from specdist.benchmark.setting import Setting
 from specdist.benchmark.workload import EVERYTHING, Row, make_workload
 from specdist.errors import UserError
+from specdist.synthetic.random_llama import MAX_POSITIONS
 
 # The tokenizer of a random pair has a token per byte.
 TOO_LONG = "x" * (MAX_POSITIONS + 1)

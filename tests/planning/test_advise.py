@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specdist.benchmark.random_llama import SHAPES
 from specdist.job.replica import PAGE_SIZE
 from specdist.models.memory import RESERVED_FRACTION
 from specdist.models.sizes import ModelSize, model_size
@@ -14,6 +13,7 @@ from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from specdist.planning.report import reason
 from specdist.planning.simulate import Mode
+from specdist.synthetic.random_llama import SHAPES
 
 GPU = GPUS["h100-sxm"]
 

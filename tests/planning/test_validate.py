@@ -6,7 +6,7 @@ import pytest
 
 from specdist.costs import CostModel, Curve
 from specdist.planning.simulate import ReplicaCosts
-from specdist.planning.validate import Comparison, acceptance_rate, calibrated, mean_costs
+from specdist.planning.validate import Validation, acceptance_rate, calibrated, mean_costs
 from specdist.stats import DraftTimes, Stats, TargetTimes
 
 US = 1000
@@ -55,7 +55,7 @@ def test_acceptance_is_of_the_candidates_that_were_judged() -> None:
 
 
 def test_errors_are_of_pairs_taken_together() -> None:
-    found = Comparison(
+    found = Validation(
         num_rows=1,
         num_draft_tokens=3,
         acceptance=0.8,

@@ -22,9 +22,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specdist.benchmark.random_llama import SHAPES, write_pair
 from specdist.data.files import write_json
 from specdist.errors import UserError
+from specdist.synthetic.random_llama import SHAPES, write_pair
 
 RECORD_NAME = "synthetic.json"
 SEARCH_SEED, MEASUREMENT_SEED = 1, 2

@@ -10,18 +10,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.benchmark import random_llama
-from specdist.benchmark.random_llama import Shape, write_pair
-from specdist.benchmark.synthetic import (
+from specdist.errors import UserError
+from specdist.job.tokens import check_same_tokenizer, common_vocab_size
+from specdist.models.checkpoint import Checkpoint, open_checkpoint
+from specdist.synthetic import random_llama
+from specdist.synthetic.build import (
     RECORD_NAME,
     DialledTarget,
     build_synthetic,
     find_epsilon,
     random_prompts,
 )
-from specdist.errors import UserError
-from specdist.job.tokens import check_same_tokenizer, common_vocab_size
-from specdist.models.checkpoint import Checkpoint, open_checkpoint
+from specdist.synthetic.random_llama import Shape, write_pair
 
 CPU = torch.device("cpu")
 TINY = Shape(

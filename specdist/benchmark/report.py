@@ -1,0 +1,175 @@
+"""A result as people read it: on the console, and as a section of a README, where no number is ever typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdist.benchmark.results import BenchmarkResult
+from specdist.benchmark.tables import (
+    feature_overhead_table,
+    groups_table,
+    head_overhead_table,
+    methods_table,
+    overlap_table,
+    passes_table,
+    policies_table,
+    policy_overhead_table,
+    spreads_table,
+)
+from specdist.data.files import write_atomically
+from specdist.errors import UserError
+from specdist.utils.table import Table
+
+BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
+
+MORE_TABLES: Sequence[tuple[str, Callable[[BenchmarkResult], Table]]] = (
+    ("Times the target alone, by the first draft length of the policies that have one:", spreads_table),
+    ("Times the target alone, by group:", groups_table),
+    ("Where the draft runs, and what it does while the target verifies:", overlap_table),
+    ("Single passes of the target:", passes_table),
+    ("What features and policies take:", policy_overhead_table),
+    ("What features take, by pairs of runs with and without them:", feature_overhead_table),
+    ("What a head takes, beside a draft step without it:", head_overhead_table),
+)
+
+TRANSFORMERS_REMARK = (
+    "x assisted: tokens/s over those of transformers' assisted generation, which has batch 1 only; "
+    "x generate: over transformers' generate at the same batch; accepted: of the draft's tokens."
+)
+POLICIES_REMARK = (
+    "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
+    "same with prompts' passes left out of both times; N: completion tokens, so that N_target/N are "
+    "target passes of a row per token, and N_discarded/N draft tokens that were drawn in vain; accepted: "
+    "of the draft's tokens."
+)
+SPREADS_REMARK = (
+    "std: over the first lengths, all of them; x mean of fixed: mean and std in units of the mean of "
+    "fixed-length decoding over the same lengths, as in Table 2 of Gautam et al. 2025."
+)
+OVERHEAD_REMARK = (
+    "A round of both models in one process, prompts aside: features are timed behind single passes "
+    "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same tokens."
+)
+OVERLAP_REMARK = (
+    "x separate: over the draft on a rank of its own that works in turns with the target (each has "
+    "half of the threads); ready: row-rounds that found candidates, beside what the measured "
+    "acceptance and misses caught predict for rows without end; by rank: misses caught by the "
+    "likeliest alternative, the next, ..."
+)
+
+
+def console_report(result: BenchmarkResult) -> str:
+    """Everything, in plain text."""
+    blocks = [_title(result), _conditions(result), *_tables(result, Table.console), *_remarks(result)]
+    return "\n\n".join(blocks)
+
+
+def markdown_report(result: BenchmarkResult, *, is_brief: bool = False) -> str:
+    """Everything, as a section of a Markdown document; or its first table and first remark alone."""
+    hardware = result.hardware
+    where = [hardware.gpu] if hardware.gpu else []
+    where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
+    where += [f"{name} {number}" for name, number in result.versions.items()]
+    origin = f"{'; '.join(where)}; {result.date}:\n`{result.command}`"
+    shown = slice(1) if is_brief else slice(None)
+    blocks = [*list(_tables(result, Table.markdown))[shown], *_remarks(result)[shown]]
+    return "\n\n".join([f"**{_title(result)}**", _conditions(result), *blocks, origin])
+
+
+def summary(result: BenchmarkResult) -> dict[str, Any]:
+    """The figures of the job's last line."""
+    record = result.synthetic
+    return {
+        "output": result.settings["output"],
+        "synthetic": record is not None,
+        "measured_acceptance": record.measured_acceptance if record else None,
+        "tokens_per_s": {
+            f"{method.name}, batch {method.batch_size}": round(method.tokens_per_s, 2)
+            for method in result.methods
+        },
+        "num_rows_differing": _most_rows_differing(result),
+    }
+
+
+def update_readme(path: Path, results: Sequence[Path], *, is_brief: bool = False) -> None:
+    """Replace what stands between the markers by one section per result, in the order given.
+
+    Raises :class:`UserError` where a result or the markers cannot be read; the file is then as it was.
+    """
+    sections = [markdown_report(BenchmarkResult.read(result), is_brief=is_brief) for result in results]
+    try:
+        # Not read_text: it would turn the line ends that are outside the markers into this system's.
+        text = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--update_readme {path} cannot be read: {error}") from error
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise UserError(
+            f"--update_readme {path} must hold {BEGIN} once and {END} once after it: put both where the "
+            "tables belong"
+        )
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    content = "\n\n".join([BEGIN, *sections, END])
+    write_atomically(path, lambda file: file.write(f"{before}{content}{after}".encode()))
+
+
+def _tables(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterator[str]:
+    """Those that are not empty, each but the first after a line that says what it is about."""
+    yield render(policies_table(result) if result.is_of_policies else methods_table(result))
+    for heading, table_of in MORE_TABLES:
+        table = table_of(result)
+        if table.rows:
+            yield heading
+            yield render(table)
+
+
+def _title(result: BenchmarkResult) -> str:
+    """What was measured; a synthetic pair is called one."""
+    models, record = result.models, result.synthetic
+    sizes = f"{_count(models.num_target_parameters)} target, {_count(models.num_draft_parameters)} draft"
+    if record is None:
+        return f"{models.target} with draft {models.draft} ({sizes}), {models.dtype}"
+    agreement = f"epsilon {record.epsilon:.4f}"
+    if record.measured_acceptance is not None:
+        agreement += f", measured greedy acceptance {record.measured_acceptance:.2f}"
+    return f"Synthetic pair {record.shape} of random weights ({sizes}; {agreement}), {models.dtype}"
+
+
+def _conditions(result: BenchmarkResult) -> str:
+    work, settings = result.work, result.settings
+    sampling = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
+    if settings.get("acceptance_rule") == "gumbel":
+        sampling += ", gumbel"
+    groups = len(result.methods[0].groups)
+    rows = f"{work.num_rows} rows" + (f" in {groups} groups, each timed by itself" if groups else "")
+    drafts = "" if result.is_of_policies else f"K = {settings['num_draft_tokens']} draft tokens; "
+    return (
+        f"{rows}; prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, "
+        f"completions of at most {work.shortest_limit} to {work.longest_limit}; {sampling}; "
+        f"{drafts}repeats, taken in turn: {len(result.methods[0].seconds)}"
+    )
+
+
+def _remarks(result: BenchmarkResult) -> list[str]:
+    reference = "the target alone" if result.is_of_policies else "transformers' generate"
+    differs = bool(_most_rows_differing(result)) and result.models.dtype == "float32"
+    remarks = (
+        (POLICIES_REMARK if result.is_of_policies else TRANSFORMERS_REMARK, True),
+        (SPREADS_REMARK, bool(result.spreads)),
+        (OVERHEAD_REMARK, bool(result.policy_overhead)),
+        (OVERLAP_REMARK, any(method.overlap is not None for method in result.methods)),
+        (f"Rows differ from {reference} in float32: near-ties may, anything else is a bug.", differs),
+        ("The pair is synthetic: random weights, whose text means nothing.", result.synthetic is not None),
+    )
+    return [remark for remark, applies in remarks if applies]
+
+
+def _most_rows_differing(result: BenchmarkResult) -> int | None:
+    counts = [method.num_rows_differing for method in result.methods]
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.0f}M"
