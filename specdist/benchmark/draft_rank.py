@@ -175,6 +175,17 @@ class DraftRank:
         self._folder.cleanup()
 
 
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads for torch's operations on a CPU; the former number afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _topology(rank: int, device: torch.device) -> Topology:
     return Topology(rank=rank, world_size=2, tp_size=1, uses_draft=True, device=device)
 

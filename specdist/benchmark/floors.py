@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from specdist.benchmark.overhead import NUM_WARMUPS, FlatPass
 from specdist.benchmark.paged import PagedPair
+from specdist.engine.device_clock import timed
 from specdist.models.runner import ModelRunner
-from specdist.utils.timing import timed
 
 NUM_TRIALS = 12
 ROW_LENGTH = 1024

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from specdist.benchmark.overhead import NUM_WARMUPS, FlatPass
 from specdist.benchmark.paged import PagedPair
+from specdist.engine.device_clock import timed
 from specdist.heads.head import TokenHead
 from specdist.models.hidden import with_head_logits
-from specdist.utils.timing import timed
 
 # A draft step is soon over.
 PASSES_PER_REPEAT = 10

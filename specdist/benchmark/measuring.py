@@ -15,8 +15,8 @@ import torch
 from specdist.benchmark.config import COLOCATED
 from specdist.benchmark.methods import Generated, Method
 from specdist.benchmark.workload import Row
+from specdist.engine.device_clock import timed
 from specdist.stats import NS_PER_S, Stats
-from specdist.utils.timing import timed
 
 NUM_WARMUP_TOKENS = 8
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdist.benchmark.paged import PagedPair
+from specdist.engine.device_clock import timed
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.runner import ModelRunner
-from specdist.utils.timing import timed
 
 OVERHEAD_BATCH_SIZES = (1, 8)
 NUM_WARMUPS = 2

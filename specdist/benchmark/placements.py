@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
-from specdist.benchmark.draft_rank import DraftRank
+from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.methods import Generated
 from specdist.benchmark.paged import PagedPair
@@ -16,7 +16,6 @@ from specdist.engine.sequence import Request
 from specdist.engine.timeline import Kind, Timeline
 from specdist.policies import LengthPolicy
 from specdist.stats import Stats
-from specdist.utils.timing import torch_threads
 
 
 class SpecdistColocated:

@@ -10,13 +10,12 @@ from functools import partial
 from typing import Any
 
 from specdist.benchmark.config import AHEAD, IN_TURNS, OVERLAPS
-from specdist.benchmark.draft_rank import DraftRank
+from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.paged import PagedPair
 from specdist.costs import CostModel, Curve
 from specdist.job.costs import judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import uses_features
-from specdist.utils.timing import torch_threads
 
 logger = logging.getLogger(__name__)
 

@@ -35,6 +35,7 @@ from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.placements import SpecdistColocated
 from specdist.benchmark.workload import Row
 from specdist.costs import Curve
+from specdist.engine.device_clock import timed
 from specdist.policies import (
     BatchPolicy,
     DraftedRows,
@@ -48,7 +49,6 @@ from specdist.policy_options import PolicyChoice
 from specdist.sampling.beliefs import draft_features, draft_laws
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.stats import NS_PER_S, Stats
-from specdist.utils.timing import timed
 
 MAX_NEW_TOKENS = 32
 NUM_RUNS = 3

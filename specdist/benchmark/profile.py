@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from specdist.benchmark.config import OVERLAPS, BenchmarkConfig
-from specdist.benchmark.draft_rank import DraftRank
+from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.floors import FloorResult, measure_floors
 from specdist.benchmark.measuring import measure
@@ -25,7 +25,6 @@ from specdist.data.files import write_json
 from specdist.job.policies import uses_features
 from specdist.stats import NS_PER_S, DraftTimes, Stats, TargetTimes
 from specdist.utils.table import Table
-from specdist.utils.timing import torch_threads
 
 FILE_NAME = "profile.json"
 

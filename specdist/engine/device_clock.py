@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from specdist.engine.timeline import Clock, HostClock
+from specdist.regression import NS_PER_S
 
 NS_PER_MS = 1_000_000
+
+Result = TypeVar("Result")
 
 
 class TimingEvent(Protocol):
@@ -64,3 +67,10 @@ def settled_ns(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter_ns()
+
+
+def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Result]:
+    """Seconds that ``action`` took, whatever it left running on the device included; and what it returned."""
+    begin_ns = settled_ns(device)
+    result = action()
+    return (settled_ns(device) - begin_ns) / NS_PER_S, result

@@ -8,9 +8,9 @@ import psutil
 import torch
 from torch import nn
 
+from specdist.engine.device_clock import timed
 from specdist.models.linear import OneDnnLinears
 from specdist.planning.hardware import GB, HERE, PCIE_LATENCY_S, Gpu
-from specdist.utils.timing import timed
 
 # Far beyond any cache, so that every product reads its matrix from memory.
 MATRIX_BYTES = {"cpu": 2**27, "cuda": 2**31}

@@ -24,13 +24,13 @@ from specdist.benchmark.pair import Pair
 from specdist.benchmark.placements import SpecdistColocated
 from specdist.benchmark.workload import Row
 from specdist.costs import CostModel, Curve
+from specdist.engine.device_clock import timed
 from specdist.job.costs import draw_from_logits, judge_logits, measure_curve
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
 from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats
-from specdist.utils.timing import timed
 
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
