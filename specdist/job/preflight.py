@@ -87,7 +87,7 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int) ->
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
     )
     check_family(checkpoint, tp_size)
-    check_weights(checkpoint)
+    check_weights(checkpoint, tp_size)
     return checkpoint
 
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
-from specdist.models.loading import WeightNames
+from specdist.models.quantized import (
+    UNQUANTISED,
+    check_scheme,
+    check_stored_kinds,
+    looks_quantised,
+)
 from specdist.models.weight_files import open_weights
+from specdist.models.weight_names import WeightNames
+
+NUM_SHOWN = 3
 
 
-def check_weights(checkpoint: Checkpoint) -> None:
-    """Compare the shapes that the configuration asks for with those in the files, which takes their headers.
+def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
+    """Compare what the configuration asks for with what is in the files, which takes their headers.
 
-    Raises :class:`UserError` for a configuration of which no model can be built, or one of other shapes. What
-    the files lack is found when they are read: some families store parameters that are split or joined then.
+    Raises :class:`UserError` for a configuration of which no model can be built, or one of other shapes, and
+    for whatever would be left out or taken for something else: quantised weights, and tensors that nothing in
+    the model takes. What the files lack is found when they are read: some families store parameters that are
+    split or joined then.
     """
     what = f"{checkpoint.option} {checkpoint.name}"
+    check_scheme(checkpoint, tp_size)
     shapes: dict[str, tuple[int, ...]] = {}
+    kinds: dict[str, str] = {}
     with reading(f"{what}: its weight files"):
         for path in checkpoint.weight_files:
             with open_weights(path) as file:
                 shapes |= {name: file.shape(name) for name in file.names}
+                kinds |= {name: file.kind(name) for name in file.names}
     num_layers = checkpoint.config.get_text_config().num_hidden_layers
     # Every layer has a tensor of its own at least; a damaged number would build layers for hours.
     if not isinstance(num_layers, int) or not 0 < num_layers <= len(shapes):
@@ -34,11 +47,55 @@ def check_weights(checkpoint: Checkpoint) -> None:
     with reading(f"{what}: config.json"), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(checkpoint.config, trust_remote_code=checkpoint.trusts_code)
     names = WeightNames(model)
+    takers = names.takers(shapes)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for stored, shape in shapes.items():
-        for name in sorted(names.parameters_of(stored) & set(parameters)):
-            if parameters[name].shape != shape:
+    weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
+    read_along = check_stored_kinds(checkpoint, kinds, weights)
+    for stored in filter(weights.__contains__, shapes):
+        for name in sorted(takers[stored] & set(parameters)):
+            if parameters[name].shape != shapes[stored]:
                 raise UserError(
-                    f"{what}: {stored} is of shape {list(shape)} in the files, but config.json asks for "
-                    f"{list(parameters[name].shape)}: fetch both again"
+                    f"{what}: {stored} is of shape {list(shapes[stored])} in the files, but config.json asks "
+                    f"for {list(parameters[name].shape)}: fetch both again"
                 )
+    _refuse_leftovers(checkpoint, model, names, takers, read_along, tp_size)
+
+
+def _refuse_leftovers(
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    names: WeightNames,
+    takers: dict[str, set[str]],
+    read_along: set[str],
+    tp_size: int,
+) -> None:
+    what = f"{checkpoint.option} {checkpoint.name}"
+    left = sorted(
+        name
+        for name, taken in takers.items()
+        if not taken and name not in read_along and not names.is_harmless(name)
+    )
+    converted = [name for name in left if names.is_converted(name)]
+    if converted and tp_size > 1:
+        raise UserError(
+            f"{what}: {_shown(converted)} is stored in another layout than {type(model).__name__} has it, "
+            "which is not read in slices: use --tp_size 1"
+        )
+    left = [name for name in left if not names.is_converted(name)]
+    quantised = [name for name in left if looks_quantised(name)]
+    if quantised:
+        raise UserError(
+            f"{what}: {_shown(quantised)} looks like a part of quantised weights, and no file declares how "
+            f"to read it; without it the weights mean something else: {UNQUANTISED}"
+        )
+    if left:
+        raise UserError(
+            f"{what}: nothing in {type(model).__name__} takes {_shown(left)}: config.json is of another "
+            "model than the weights, or they were changed; fetch both again, or remove these tensors if they "
+            "are known to be of no use"
+        )
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - NUM_SHOWN} more" if len(names) > NUM_SHOWN else ""
+    return ", ".join(names[:NUM_SHOWN]) + more

@@ -11,14 +11,15 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from specdist.errors import UserError
 from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.computed import ComputedTensors, build_without_weights
 from specdist.models.head import SlicedHead, find_head, slice_head
+from specdist.models.quantized import dequantized_config
 from specdist.models.weight_files import StoredTensors, open_weights
+from specdist.models.weight_names import WeightNames
 from specdist.sampling.slices import vocabulary_slices
 
 
@@ -31,6 +32,7 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
+            config=dequantized_config(checkpoint),
             dtype=dtype,
             device_map={"": device},
             output_loading_info=True,
@@ -39,6 +41,11 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         )
     except (OSError, SafetensorError) as error:
         raise _vanished(checkpoint, error) from error
+    except ImportError as error:
+        raise UserError(
+            f"{checkpoint.option} {checkpoint.name} needs a package that is not installed here ({error}): "
+            "install it, or choose a model that does without"
+        ) from error
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
     use_paged_attention(model)
@@ -68,13 +75,9 @@ def load_slice(
     """
     import deepspeed  # takes seconds, and a replica of one process does without it
 
-    with deepspeed.OnDevice(dtype=dtype, device="meta"):
-        model = AutoModelForCausalLM.from_config(
-            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.trusts_code
-        )
+    model = build_without_weights(checkpoint, dtype)
     use_paged_attention(model)
-    # What is computed and not stored (such as the frequencies of rotary embeddings) is real already.
-    computed = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+    computed = ComputedTensors(model)
     names = WeightNames(model)
     head_name, head = find_head(model)
     ids = vocabulary_slices(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
@@ -92,11 +95,9 @@ def load_slice(
     # What is refused is refused after DeepSpeed's broadcast, in which ranks outside the group wait.
     slice_head(engine.module, head_name, head, ids)
     sliced: PreTrainedModel = engine.module.to_empty(device=device)
-    for name, buffer in computed.items():
-        # Assigned, not copied into the buffer there: DeepSpeed has converted that one to the model's dtype,
-        # and rotary frequencies in bfloat16 are wrong by radians after a thousand tokens.
-        owner, _, leaf = name.rpartition(".")
-        sliced.get_submodule(owner)._buffers[leaf] = buffer.to(device)
+    # DeepSpeed has converted them to the model's dtype: rotary frequencies in bfloat16 are wrong by radians
+    # after a thousand tokens.
+    computed.restore(sliced, device)
     _read_weights(sliced, checkpoint, names, dtype, on_tensor)
     return sliced.eval()
 
@@ -124,27 +125,6 @@ class ModelParallelUnit:
         return self._group
 
 
-class WeightNames:
-    """The parameters that a tensor in a checkpoint's files is for; transformers knows what was renamed."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._renamings = [
-            change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)
-        ]
-        self._prefix = model.base_model_prefix
-        self._known = model.state_dict()
-        self._tied = {}
-        if model.config.get_text_config().tie_word_embeddings:
-            # Files hold such a pair once, under the embedding's name; sharded, they are two parameters.
-            names = {id(module): name for name, module in model.named_modules()}
-            head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-            self._tied = {f"{names[id(embedding)]}.weight": f"{names[id(head)]}.weight"}
-
-    def parameters_of(self, stored_name: str) -> set[str]:
-        name, _ = rename_source_key(stored_name, self._renamings, [], self._prefix, self._known)
-        return {name, self._tied.get(name, name)} & set(self._known)
-
-
 @torch.no_grad()
 def _read_weights(
     model: PreTrainedModel,
@@ -153,18 +133,21 @@ def _read_weights(
     dtype: torch.dtype,
     on_tensor: Callable[[], None],
 ) -> None:
-    """Fill every parameter. Raises :class:`UserError` if the files do not hold them all."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    missing = set(parameters)
+    """Fill every parameter, and every buffer that belongs into a file. Raises :class:`UserError` if the files
+    do not hold them all."""
+    wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    wanted |= {name: buffer for name, buffer in model.named_buffers() if name in names.known}
+    missing = set(wanted)
     num_sliced = 0
+    takers = names.takers(_stored_names(checkpoint))
     for path in checkpoint.weight_files:
         with _open(checkpoint, path) as file:
             for stored_name in file.names:
-                for name in names.parameters_of(stored_name) & set(parameters):
+                for name in takers[stored_name] & set(wanted):
                     whole = file.read(stored_name)
                     layer = model.get_submodule(name.rpartition(".")[0])
-                    local = _cut(layer, parameters[name], whole, dtype)
-                    parameters[name].copy_(local)
+                    local = _cut(layer, wanted[name], whole, dtype)
+                    wanted[name].copy_(local)
                     # The head is cut here, and would be if DeepSpeed had cut nothing.
                     num_sliced += local.shape != whole.shape and not isinstance(layer, SlicedHead)
                     missing.discard(name)
@@ -172,6 +155,14 @@ def _read_weights(
     _refuse_missing(checkpoint, missing)
     if not num_sliced:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
+
+
+def _stored_names(checkpoint: Checkpoint) -> list[str]:
+    found = []
+    for path in checkpoint.weight_files:
+        with _open(checkpoint, path) as file:
+            found += file.names
+    return found
 
 
 @contextlib.contextmanager
@@ -199,7 +190,7 @@ def _refuse_missing(checkpoint: Checkpoint, missing: Collection[str]) -> None:
         )
 
 
-def _cut(layer: nn.Module, parameter: nn.Parameter, whole: Tensor, dtype: torch.dtype) -> Tensor:
+def _cut(layer: nn.Module, parameter: Tensor, whole: Tensor, dtype: torch.dtype) -> Tensor:
     """This rank's part of a stored tensor, as its DeepSpeed layer defines it."""
     if parameter.shape == whole.shape:
         return whole

@@ -17,6 +17,7 @@ from specdist.models.damage import reading
 
 SAFETENSORS_INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 PICKLE_SUFFIX = ".bin"
+KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
@@ -43,27 +44,36 @@ def open_weights(path: Path) -> Iterator[StoredTensors]:
         if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
             raise ValueError("it holds other things than named tensors")
         yield StoredTensors(
-            list(tensors), lambda name: tuple(tensors[name].shape), lambda name: tensors[name].clone()
+            list(tensors),
+            lambda name: tuple(tensors[name].shape),
+            lambda name: tensors[name].clone(),
+            lambda name: KINDS.get(tensors[name].dtype, str(tensors[name].dtype).removeprefix("torch.")),
         )
         return
     with safe_open(path, framework="pt") as file:
         yield StoredTensors(
-            list(file.keys()), lambda name: tuple(file.get_slice(name).get_shape()), file.get_tensor
+            list(file.keys()),
+            lambda name: tuple(file.get_slice(name).get_shape()),
+            file.get_tensor,
+            lambda name: str(file.get_slice(name).get_dtype()),
         )
 
 
 class StoredTensors:
-    """By name: :meth:`shape` without reading the tensor, :meth:`read` with."""
+    """By name: :meth:`shape` and :meth:`kind` of number (``BF16``, ``F8_E4M3``, as safetensors headers name
+    it) without reading the tensor, :meth:`read` with."""
 
     def __init__(
         self,
         names: list[str],
         shape: Callable[[str], tuple[int, ...]],
         read: Callable[[str], Tensor],
+        kind: Callable[[str], str],
     ) -> None:
         self.names = names
         self.shape = shape
         self.read = read
+        self.kind = kind
 
 
 def _kind(path: Path) -> str:

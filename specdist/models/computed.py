@@ -1,0 +1,71 @@
+"""The tensors that a model computes when it is built, such as the frequencies of rotary embeddings.
+
+No checkpoint stores them. A conversion of the model to another dtype, or to another device without its
+contents, spoils them: they are remembered before and put back after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from specdist.models.checkpoint import Checkpoint
+
+
+def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with parameters on the meta device, and with every buffer as transformers computes it.
+
+    A device context would leave those buffers on the meta device, too, that are made by ``torch.ones`` and
+    the like: their values would be lost without an error.
+    """
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.trusts_code
+        )
+    return model
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a module holds a tensor: in a buffer, or in a plain attribute that is the same tensor."""
+
+    module: str
+    name: str
+    is_buffer: bool
+    is_persistent: bool = True
+
+
+class ComputedTensors:
+    """Every buffer of a model with its dtype and value, and the plain attributes that are one of them.
+
+    Taken from a model as it was built; :meth:`restore` expects modules of the same names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: dict[int, list[_Place]] = {}
+        self._tensors: dict[int, Tensor] = {}
+        for module_name, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta:
+                    place = _Place(module_name, name, True, name not in module._non_persistent_buffers_set)
+                    self._places.setdefault(id(buffer), []).append(place)
+                    self._tensors[id(buffer)] = buffer
+        for module_name, module in model.named_modules():
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and id(value) in self._tensors:
+                    self._places[id(value)].append(_Place(module_name, name, False))
+
+    def restore(self, model: nn.Module, device: torch.device) -> None:
+        """Assign them anew on the device. Copying into the buffers that are there would keep their dtype."""
+        for key, tensor in self._tensors.items():
+            placed = tensor.to(device)
+            for place in self._places[key]:
+                module = model.get_submodule(place.module)
+                if place.is_buffer:
+                    module.register_buffer(place.name, placed, persistent=place.is_persistent)
+                else:
+                    setattr(module, place.name, placed)

@@ -1,0 +1,199 @@
+"""Quantised checkpoints, and tensors that nothing in a model takes: read rightly, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from specdist.errors import UserError
+from specdist.job.preflight import plan_models
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import load_whole
+from specdist.models.weight_names import WeightNames
+from tests.job.launching import parse, refused, run_here
+from tests.job.pair import Pair, random_llama, save, train_tokenizer
+
+FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = 448.0
+BLOCK = 32
+BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture
+def folder(pair: Pair, tmp_path: Path) -> Path:
+    """A copy of the target in one file, to be changed."""
+    return save(tmp_path / "model", random_llama(), train_tokenizer())
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], Tensors], declared: dict[str, Any] | None) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    if declared is not None:
+        config["quantization_config"] = declared
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def is_projection(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def in_blocks(tensors: Tensors) -> Tensors:
+    """Every projection in FP8 with a scale for each block, as DeepSeek's models are stored."""
+    found = dict(tensors)
+    for name in filter(is_projection, tensors):
+        rows, columns = tensors[name].shape
+        blocks = tensors[name].reshape(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+        scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / LARGEST_FP8
+        found[name] = (blocks / scales).reshape(rows, columns).to(FP8)
+        found[f"{name}_scale_inv"] = scales[:, 0, :, 0].clone()
+    return found
+
+
+def in_channels(tensors: Tensors) -> Tensors:
+    """Every projection in FP8 with a scale for each row, as compressed-tensors stores it."""
+    found = dict(tensors)
+    for name in filter(is_projection, tensors):
+        scales = tensors[name].abs().amax(dim=1, keepdim=True) / LARGEST_FP8
+        found |= {name: (tensors[name] / scales).to(FP8), f"{name}_scale": scales}
+    return found
+
+
+def narrowed(dtype: torch.dtype) -> Callable[[Tensors], Tensors]:
+    """Every projection cast, without any scale."""
+    return lambda tensors: {
+        name: tensor.to(dtype) if is_projection(name) else tensor for name, tensor in tensors.items()
+    }
+
+
+def without(suffix: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {
+        name: tensor for name, tensor in in_blocks(tensors).items() if not name.endswith(suffix)
+    }
+
+
+def with_extra(name: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: tensors | {name: torch.ones(4)}
+
+
+def test_block_wise_fp8_is_read_with_its_scales_in_one_process(folder: Path) -> None:
+    """The weights are those that the file means: a number times its block's scale."""
+    rewrite(folder, in_blocks, BLOCK_FP8)
+    stored = load_file(folder / "model.safetensors")
+    checkpoint = open_checkpoint("--target", str(folder))
+    weights = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu")).state_dict()
+    names = [name for name in stored if is_projection(name)]
+    assert len(names) == 14
+    for name in names:
+        scales = stored[f"{name}_scale_inv"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        torch.testing.assert_close(weights[name], stored[name].float() * scales)
+
+
+@pytest.mark.parametrize(
+    ("change", "declared", "tp_size", "fragments"),
+    [
+        (in_blocks, BLOCK_FP8, 2, ["declares fp8", "--tp_size 1", "dequantize=True", "save_pretrained"]),
+        (in_blocks, None, 1, ["is stored as F8_E4M3", "quantization_config", "unquantised checkpoint"]),
+        (without("_scale_inv"), BLOCK_FP8, 1, ["F8_E4M3 without", "_proj.weight_scale_inv"]),
+        (in_channels, {"quant_method": "compressed-tensors"}, 1, ["declares compressed-tensors"]),
+        (in_channels, {"quant_method": "compressed-tensors"}, 2, ["declares compressed-tensors"]),
+        (in_channels, None, 2, ["is stored as F8_E4M3"]),
+        (dict, {"quant_method": "awq", "bits": 4}, 1, ["declares awq", "unquantised checkpoint"]),
+        (dict, {"quant_method": "fp8", "weight_block_size": None}, 1, ["weight_block_size"]),
+        (narrowed(FP8), None, 2, ["is stored as F8_E4M3"]),
+        (narrowed(torch.int8), None, 1, ["is stored as I8"]),
+        (with_extra("model.layers.0.mlp.up_proj.weight_scale"), None, 1, ["weight_scale", "looks like"]),
+        (with_extra("model.layers.0.mlp.up_proj.qweight"), None, 2, ["up_proj.qweight", "looks like"]),
+        (with_extra("model.layers.0.mlp.up_proj.bias"), None, 1, ["takes model.layers.0.mlp.up_proj.bias"]),
+        (with_extra("model.layers.2.input_layernorm.weight"), None, 2, ["nothing in LlamaForCausalLM takes"]),
+    ],
+)  # fmt: skip
+def test_what_would_be_misread_is_refused_by_name(
+    options: dict[str, Any],
+    folder: Path,
+    change: Callable[[Tensors], Tensors],
+    declared: dict[str, Any] | None,
+    tp_size: int,
+    fragments: list[str],
+) -> None:
+    rewrite(folder, change, declared)
+    config = parse(**(options | {"target": folder, "draft": None}), tp_size=tp_size, output="unused")
+    with pytest.raises(UserError) as error:
+        plan_models(config)
+    for fragment in [f"--target {folder}", *fragments]:
+        assert fragment in str(error.value)
+
+
+def test_a_quantised_draft_is_refused_before_anything_is_loaded(
+    options: dict[str, Any], no_models: None, folder: Path, tmp_path: Path
+) -> None:
+    rewrite(folder, in_channels, {"quant_method": "compressed-tensors"})
+    ended = run_here(**(options | {"draft": folder}), output=tmp_path / "run")
+    refused(ended, f"--draft {folder} is quantised (config.json declares compressed-tensors)")
+
+
+@pytest.mark.parametrize(
+    ("file_name", "declared", "method"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "quant_method": "gptq"}, "gptq"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 128, "zero_point": True}, "unnamed"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    ],
+)
+def test_a_scheme_that_another_file_declares_is_refused(
+    options: dict[str, Any], folder: Path, file_name: str, declared: dict[str, Any], method: str
+) -> None:
+    (folder / file_name).write_text(json.dumps(declared))
+    config = parse(**(options | {"target": folder, "draft": None}), output="unused")
+    with pytest.raises(UserError, match=rf"{file_name} declares {method}"):
+        plan_models(config)
+
+
+def test_what_published_files_hold_for_nothing_is_let_be(
+    options: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Frequencies of each layer's rotary embedding, position ids and masks: earlier versions stored them."""
+    harmless = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+        "model.rotary_emb.inv_freq": torch.ones(8),
+        "model.embeddings.position_ids": torch.arange(4),
+        "model.layers.0.attn.masked_bias": torch.tensor(-1e9),
+    }
+    rewrite(folder, lambda tensors: tensors | harmless, None)
+    plan_models(parse(**(options | {"target": folder, "draft": None}), output="unused"))
+
+
+@pytest.mark.parametrize(
+    ("stored", "takers"),
+    [
+        ([EMBEDDING], {EMBEDDING: {EMBEDDING, HEAD}}),
+        ([HEAD], {HEAD: {EMBEDDING, HEAD}}),
+        ([HEAD, EMBEDDING], {HEAD: {HEAD}, EMBEDDING: {EMBEDDING}}),
+    ],
+)
+def test_a_tied_head_that_is_stored_is_not_overwritten(
+    stored: list[str], takers: dict[str, set[str]]
+) -> None:
+    """As transformers has it: the two are compared there, and left as they are if they differ."""
+    assert WeightNames(random_llama(tie_word_embeddings=True)).takers(stored) == takers
+
+
+def test_a_missing_package_is_a_message(
+    options: dict[str, Any], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise ImportError("This modeling file requires the following packages: einops")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    ended = run_here(**options, output=tmp_path / "run")
+    refused(ended, f"--target {pair.target} needs a package", "einops", "install it")
