@@ -77,7 +77,8 @@ class Claims:
         if not self._create(claim, self._replica):
             return None
         # What was seen may have been old: numbers between that and the one in force may be free.
-        if not self.is_held(claim):
+        # And where the claim seen before is gone, all were removed meanwhile and numbers may begin anew.
+        if not self.is_held(claim) or (latest is not None and not self._is_there(latest)):
             self._remove(claim)
             return None
         self._trim(claim)
@@ -104,6 +105,19 @@ class Claims:
         for claim in sorted(self._all(), key=lambda claim: claim.generation):
             if claim.name == name:
                 self._remove(claim)
+
+    def remove_up_to(self, claim: Claim) -> None:
+        """Remove this claim, which must be held here, and what it has replaced; a newer one stays."""
+        self._trim(claim)
+        self._remove(claim)
+
+    def _is_there(self, claim: Claim) -> bool:
+        try:
+            # Opened, since NFS may answer a stat from memory.
+            with (self._folder / claim.file_name).open("rb"):
+                return True
+        except FileNotFoundError:
+            return False
 
     def _is_free(self, claim: Claim) -> bool:
         holding = self.holding(claim)

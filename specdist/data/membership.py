@@ -69,11 +69,11 @@ class Membership:
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
             self.tidy()
+            self._forget_setup()
 
     def withdraw(self) -> None:
         """Leave, and leave no trace: the folder turned out not to be a run's."""
         self.leave()
-        self.claims.forget(SETUP)
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
@@ -89,6 +89,24 @@ class Membership:
             yield
         finally:
             self.claims.release(claim)
+
+    def _forget_setup(self) -> None:
+        """Who leaves last removes the claims of the setup.
+
+        Safe with others that join meanwhile: a heartbeat is there before its replica looks at any claim. So
+        who is not among the others once the setup is held here has not looked yet: it will see this claim and
+        wait, or see none and begin anew.
+        """
+        latest = self.claims.latest().get(SETUP)
+        if latest is None or self.others():
+            return
+        claim = self.claims.take(SETUP, latest)
+        if claim is None:
+            return
+        if self.others():
+            self.claims.release(claim)
+        else:
+            self.claims.remove_up_to(claim)
 
     def others(self) -> list[str]:
         """The other replicas that have a heartbeat, whether or not they still are at work."""

@@ -1,0 +1,109 @@
+"""What replicas leave behind when they leave, whatever others do at that moment."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from specdist.data import Membership
+from specdist.data.claims import Claim
+from specdist.data.membership import SETUP
+from tests.data.replicas import Replica
+
+
+def names(output: Path) -> list[str]:
+    return sorted(path.name for path in (output / "claims").iterdir())
+
+
+def set_up(member: Membership) -> None:
+    with member.setup():
+        pass
+
+
+def test_the_last_to_leave_removes_the_setup(tmp_path: Path) -> None:
+    first, second = Replica(tmp_path, "first"), Replica(tmp_path, "second")
+    set_up(first.membership)
+    set_up(second.membership)
+    assert "setup.00004" in names(tmp_path)
+    first.membership.leave()
+    assert names(tmp_path) == ["second.beat", "setup.00004"]
+    second.membership.leave()
+    assert names(tmp_path) == []
+
+
+def test_a_setup_that_another_has_begun_stays(tmp_path: Path) -> None:
+    """It holds the claim, or it has looked at it, or it has just come."""
+    for moment in ("holds", "comes"):
+        output = tmp_path / moment
+        leaving = Replica(output, "leaving")
+        set_up(leaving.membership)
+        if moment == "holds":
+            joining = Replica(output, "joining")
+            with joining.membership.setup():
+                leaving.membership.leave()
+                assert joining.claims.is_held(Claim(SETUP, 3))
+        else:
+            take, joined = leaving.claims.take, []
+
+            def take_while_another_comes(*given, output=output, take=take, joined=joined):
+                joined.append(Replica(output, "joining"))
+                return take(*given)
+
+            leaving.claims.take = take_while_another_comes
+            leaving.membership.leave()
+            (joining,) = joined
+        assert any(name.startswith("setup.") for name in names(output)), moment
+        set_up(joining.membership)
+        joining.membership.leave()
+        assert names(output) == []
+
+
+def test_who_has_looked_before_all_was_removed_looks_again(tmp_path: Path) -> None:
+    """Otherwise it would go on with the next number while another begins anew: two would hold the setup."""
+    late, other = Replica(tmp_path, "late"), Replica(tmp_path, "other")
+    set_up(other.membership)
+    seen, taken = late.claims.latest()[SETUP], []
+    is_free = late.claims._is_free
+
+    def is_free_until_all_is_removed(claim: Claim) -> bool:
+        found = is_free(claim)
+        (tmp_path / "claims" / claim.file_name).unlink()
+        taken.append(other.claims.take(SETUP, None))
+        return found
+
+    late.claims._is_free = is_free_until_all_is_removed
+    assert late.claims.take(SETUP, seen) is None
+    assert taken == [Claim(SETUP, 1)] and other.claims.is_held(taken[0])
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_replicas_that_come_and_go_at_once_have_one_setup_and_leave_nothing(
+    tmp_path: Path, num_replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    inside, failures = [0], []
+
+    def come_and_go(number: int) -> None:
+        try:
+            for visit in range(15):
+                member = Membership(tmp_path, silent_after_s=60.0, name=f"replica{number}-{visit}")
+                member.poll_s = 0.0005
+                member.join()
+                with member.setup():
+                    inside[0] += 1
+                    assert inside[0] == 1
+                    inside[0] -= 1
+                member.leave()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=come_and_go, args=(number,)) for number in range(num_replicas)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    assert not failures
+    assert names(tmp_path) == []
