@@ -9,9 +9,9 @@ from specdist.costs import CostModel, Curve
 from specdist.engine.draft import DraftModel
 from specdist.engine.proposals import DraftAhead
 from specdist.engine.timeline import Timeline
+from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
 from specdist.job.policies import build_policy
-from specdist.job.replica import PAGE_SIZE
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policy_options import PolicyChoice

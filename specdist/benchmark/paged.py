@@ -16,7 +16,7 @@ from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget
 from specdist.engine.timeline import Timeline
-from specdist.job.replica import PAGE_SIZE
+from specdist.job.allocation import PAGE_SIZE
 from specdist.job.tokens import PromptEncoder
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner

@@ -25,7 +25,8 @@ from specdist.collecting.texts import Text
 from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.errors import UserError
-from specdist.job.replica import PAGE_SIZE, Replica
+from specdist.job.allocation import PAGE_SIZE
+from specdist.job.replica import Replica
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.sampling.beliefs import draft_features, draft_laws

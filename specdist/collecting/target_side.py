@@ -17,7 +17,7 @@ from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_
 from specdist.collecting.texts import Text
 from specdist.engine.targets import Target
 from specdist.engine.verdicts import Questions
-from specdist.job.replica import PAGE_SIZE
+from specdist.job.allocation import PAGE_SIZE
 
 
 class TargetSide:

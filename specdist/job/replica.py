@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -28,6 +27,7 @@ from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
 from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 from specdist.job.activity import Activity
+from specdist.job.allocation import PAGE_SIZE, RowLimits, refusal, room_for_cache
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan, batch_limits
@@ -35,13 +35,10 @@ from specdist.job.quiet import quiet_libraries
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, init_deepspeed, told_by_lead
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.forks import pages_per_branch
 from specdist.models.loading import join_slicing, load_slice, load_whole
-from specdist.models.memory import available_memory_bytes
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 
-PAGE_SIZE = 16
 TARGET_GROUP = 0
 
 
@@ -231,41 +228,34 @@ class Replica:
 
     def _allocate(self) -> int:
         """Agree on the number of pages and take their memory; one page table serves all ranks."""
-        runners = [runner for runner in (self._target, self._draft) if runner is not None]
-        device = self._topology.device
-        budget = self._config.cache_bytes()
-        if budget is None:
-            budget = available_memory_bytes(device, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        max_seq_len = self._models.max_seq_len
-        pages_per_row = -(-max_seq_len // PAGE_SIZE)
         num_branch_rows, max_branch_tokens = self._room_for_branches()
-        num_branch_pages = num_branch_rows * pages_per_branch(max_branch_tokens, PAGE_SIZE)
-        num_pages = min(
-            budget // sum(runner.bytes_per_page(PAGE_SIZE) for runner in runners) - num_branch_pages,
-            self.num_slots * pages_per_row,
+        limits = RowLimits(
+            scheduling=self._scheduling,
+            max_seq_len=self._models.max_seq_len,
+            num_branch_rows=num_branch_rows,
+            max_branch_tokens=max_branch_tokens,
+            works_ahead=self._config.drafts_ahead,
         )
+        room = room_for_cache(
+            self._config, self._models, self._topology, limits, target=self._target, draft=self._draft
+        )
+        rooms = [room] * self._topology.world_size
         if dist.is_initialized():
-            fewest = torch.tensor(num_pages)
-            dist.all_reduce(fewest, dist.ReduceOp.MIN)
-            num_pages = int(fewest)
-        if num_pages < pages_per_row:
-            given = self._config.cache_memory
-            remedy = f", or lower --max_seq_len to {num_pages * PAGE_SIZE}" if num_pages else ""
-            raise UserError(
-                f"--cache_memory {given or f'was not given, and the {budget} bytes that are left'} can hold "
-                f"{num_pages * PAGE_SIZE} tokens, fewer than one row of --max_seq_len {max_seq_len}: raise "
-                f"--cache_memory{remedy}"
-            )
+            dist.all_gather_object(rooms, room)
+        room = min(rooms, key=lambda found: found.num_pages)
+        if room.num_pages < limits.pages_per_row:
+            raise UserError(refusal(self._config, limits, room))
+        runners = [runner for runner in (self._target, self._draft) if runner is not None]
         for runner in runners:
             runner.allocate(
-                num_pages=num_pages,
+                num_pages=room.num_pages,
                 page_size=PAGE_SIZE,
                 num_slots=self.num_slots,
-                max_seq_len=max_seq_len,
+                max_seq_len=limits.max_seq_len,
                 num_branch_rows=num_branch_rows,
                 max_branch_tokens=max_branch_tokens,
             )
-        return num_pages
+        return room.num_pages
 
     def _room_for_branches(self) -> tuple[int, int]:
         """Rows behind the slots in this rank's memory, and the most tokens of each: of a draft that works

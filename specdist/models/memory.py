@@ -1,23 +1,36 @@
-"""How much memory a device has left, and how much was used at most."""
+"""How much memory a device has, how much of it is left, and how much was used at most."""
 
 from __future__ import annotations
 
 import resource
 import sys
+from dataclasses import dataclass
 
 import psutil
 import torch
 
-# What the passes themselves need beside weights and cache: activations, logits, the sorts of top-p.
+# Of a host's memory, for what passes need beside weights and cache, and for other processes.
 RESERVED_FRACTION = 0.15
 KIBIBYTE = 1024
 
 
-def available_memory_bytes(device: torch.device, num_sharers: int) -> int:
-    """Memory that the cache may take; a host's is shared with the other ranks on it."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(free - RESERVED_FRACTION * total)
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """A GPU's memory in bytes."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Of a GPU, after what its allocator keeps without using it is given back: loading leaves gigabytes."""
+    release_memory(device)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total_bytes=total_bytes, free_bytes=free_bytes)
+
+
+def available_memory_bytes(num_sharers: int) -> int:
+    """A host's memory that the cache may take; it is shared with the other ranks there."""
     return int((1 - RESERVED_FRACTION) * psutil.virtual_memory().available / num_sharers)
 
 

@@ -110,11 +110,28 @@ class ModelRunner:
         self._cache: KeyValueCache | None = None
         self._table: ForkedTable | None = None
         self._kernel: PagedKernel | None = None
+        self._kernel_page_size = 0
         self._static: StaticPasses | None = None
 
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
+
+    def has_kernel(self, page_size: int) -> bool:
+        """Whether attention kernels of this device can be used on pages of so many tokens; tried once."""
+        self._choose_kernel(page_size)
+        return self._kernel is not None
+
+    def _choose_kernel(self, page_size: int) -> None:
+        if self._kernel_page_size != page_size:
+            self._kernel_page_size = page_size
+            self._kernel = choose_kernel(
+                self._acceleration.kernels,
+                self._shapes.kinds,
+                page_size=page_size,
+                dtype=self.dtype,
+                device=self.device,
+            )
 
     def allocate(
         self,
@@ -144,13 +161,7 @@ class ModelRunner:
             num_branch_rows=num_branch_rows,
             max_branch_tokens=max_branch_tokens,
         )
-        self._kernel = choose_kernel(
-            acceleration.kernels,
-            self._shapes.kinds,
-            page_size=page_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        self._choose_kernel(page_size)
         if acceleration.is_static:
             num_rows, table_width = self._table.pages.shape
             self._static = StaticPasses(

@@ -51,6 +51,8 @@ class ModelSize:
         num_head: in the output head, cut along the vocabulary. A head tied to the embedding is the same
             memory on one rank, and memory of its own on several.
         num_query_heads: for the arithmetic of attention.
+        widest_product: most numbers of a token that a cut matrix gives, the head aside.
+        has_softcap: attention squeezes its scores, which no kernel here does.
         is_shardable: whether DeepSpeed can shard its family.
     """
 
@@ -64,6 +66,9 @@ class ModelSize:
     is_tied: bool
     hidden_size: int
     num_query_heads: int
+    vocab_size: int
+    widest_product: int
+    has_softcap: bool
     is_shardable: bool
     layers: tuple[LayerCache, ...]
     max_positions: int
@@ -122,6 +127,8 @@ def model_size(
     num_head = sum(weight.numel() for weight in head.parameters()) if head is not None else 0
     parameters = {id(weight): weight.numel() for weight in model.parameters()}
     num_cut = num_embedding = 0
+    # Where the configuration has one: experts are no linear layers.
+    widest = getattr(text, "intermediate_size", None) or 0
     for module_name, module in model.named_modules():
         if module is head:
             continue
@@ -129,6 +136,7 @@ def model_size(
             num_embedding += module.weight.numel()
         elif isinstance(module, (nn.Linear, Conv1D)):
             num_cut += module.weight.numel()
+            widest = max(widest, module.nf if isinstance(module, Conv1D) else module.out_features)
             if module.bias is not None and not module_name.endswith(SUMMED):
                 num_cut += module.bias.numel()
     num_parameters = sum(parameters.values())
@@ -144,6 +152,9 @@ def model_size(
         is_tied=is_tied,
         hidden_size=text.hidden_size,
         num_query_heads=text.num_attention_heads,
+        vocab_size=text.vocab_size,
+        widest_product=widest,
+        has_softcap=bool(getattr(text, "attn_logit_softcapping", None)),
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=_layers(text),
         max_positions=text.max_position_embeddings,

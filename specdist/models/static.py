@@ -33,6 +33,9 @@ MAX_TOKENS = 512
 FREE_TOKENS = 128
 # Fewer keys than this cost nothing; above, the bucket doubles.
 MIN_KEYS = 256
+# Keys of all segments together, padding included. Copying the pages of more takes longer than launching the
+# kernels, and a pass that is not recorded copies only pages that are used; it also bounds what graphs hold.
+MAX_KEYS = 2**18
 NUM_SCRATCH_PAGES = 1
 
 RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
@@ -79,10 +82,13 @@ def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_
     if num_segments * num_queries > most_tokens:
         return None
     num_keys = max(MIN_KEYS, 1 << int(segments.num_keys_S.max() - 1).bit_length())
+    num_pages = min(-(-num_keys // page_size), table_width)
+    if num_segments * num_pages * page_size > MAX_KEYS:
+        return None
     return Bucket(
         num_segments=num_segments,
         num_queries=num_queries,
-        num_pages=min(-(-num_keys // page_size), table_width),
+        num_pages=num_pages,
         # A step asks for one token of every segment, a verification for any number.
         num_logits=num_segments if num_logits <= num_segments else num_segments * num_queries,
     )

@@ -92,6 +92,7 @@ def fit_document(fit: Fit) -> dict[str, Any]:
         if share is None
         else {
             "weight_bytes": share.weight_bytes,
+            "reserved_bytes": share.reserved_bytes,
             "usable_bytes": share.usable_bytes,
             "cache_bytes_per_row": share.cache_bytes_per_row + share.branch_bytes_per_row,
             "most_rows": share.most_rows,

@@ -36,7 +36,8 @@ class Gpu:
         link_latency_s: of a small all-reduce among them.
         has_bfloat16: whether 16-bit products may be bfloat16.
         bandwidth_efficiency, arithmetic_efficiency: what kernels reach of the peaks.
-        reserved_bytes: taken by the driver and by communication before anything is loaded.
+        reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
+        is_host: a CPU, whose memory the job divides up in another way.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Gpu:
     bandwidth_efficiency: float = BANDWIDTH_EFFICIENCY
     arithmetic_efficiency: float = ARITHMETIC_EFFICIENCY
     reserved_bytes: int = GIB
+    is_host: bool = False
 
     @property
     def sustained_bytes_per_s(self) -> float:

@@ -47,6 +47,7 @@ def measure_here(device: torch.device, dtype: torch.dtype) -> Gpu:
         bandwidth_efficiency=1.0,
         arithmetic_efficiency=1.0,
         reserved_bytes=0,
+        is_host=device.type == "cpu",
     )
 
 

@@ -1,34 +1,47 @@
-"""Does it fit: weights and cache on every GPU of a replica, and the most rows that are left room for."""
+"""Does it fit: weights, what passes need and cache on every GPU of a replica, and the most rows that fit.
+
+The sum is the job's own (:mod:`specdist.job.allocation`), made before anything is loaded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdist.job.replica import PAGE_SIZE
-from specdist.models.forks import pages_per_branch
-from specdist.models.memory import RESERVED_FRACTION
+from specdist.engine.scheduler import SchedulerSettings
+from specdist.job.allocation import (
+    HeldModel,
+    RowLimits,
+    draft_limits,
+    room_on_gpu,
+    target_limits,
+)
+from specdist.models.memory import RESERVED_FRACTION, DeviceMemory
+from specdist.models.reserve import Sampling
 from specdist.models.sizes import ModelSize
 from specdist.planning.hardware import Gpu
-from specdist.planning.simulate import Mode
+from specdist.planning.simulate import PREFILL_CHUNK_TOKENS, Mode
+
+# The job's defaults: temperature 1, without top-p.
+SAMPLING = Sampling()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one GPU holds, in bytes; ``branch_bytes_per_row`` is memory of the row's branches."""
+    """What one GPU holds, in bytes.
+
+    Attributes:
+        branch_bytes_per_row: of the draft's branches.
+        reserved_bytes: of what passes need with ``most_rows`` in flight, or with one where none fits.
+        usable_bytes: without them, and without what the driver takes.
+    """
 
     weight_bytes: int
     cache_bytes_per_row: int
     branch_bytes_per_row: int = 0
+    reserved_bytes: int
     usable_bytes: int
-
-    @property
-    def free_bytes(self) -> int:
-        """For the cache; negative where not even the weights fit."""
-        return self.usable_bytes - self.weight_bytes
-
-    @property
-    def most_rows(self) -> int:
-        return max(0, self.free_bytes) // (self.cache_bytes_per_row + self.branch_bytes_per_row)
+    most_rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +57,34 @@ class Fit:
         return min(share.most_rows for share in (self.target, self.draft) if share is not None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Of every row."""
+
+    row_tokens: int
+    num_draft_tokens: int
+    num_branches: int = 0
+    works_ahead: bool = False
+
+    def limits(self, num_rows: int) -> RowLimits:
+        """Of a job with so many rows in flight."""
+        block_tokens = self.num_draft_tokens + 1
+        return RowLimits(
+            scheduling=SchedulerSettings(
+                max_batch_rows=num_rows,
+                max_batch_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
+                max_draft_tokens=self.num_draft_tokens,
+                max_new_tokens=self.row_tokens,
+                max_seq_len=self.row_tokens,
+                seed=0,
+            ),
+            max_seq_len=self.row_tokens,
+            num_branch_rows=num_rows * self.num_branches,
+            max_branch_tokens=block_tokens if self.num_branches else 0,
+            works_ahead=self.works_ahead,
+        )
+
+
 def fit(
     target: ModelSize,
     draft: ModelSize | None,
@@ -55,33 +96,99 @@ def fit(
     num_draft_tokens: int = 0,
     num_branches: int = 0,
 ) -> Fit:
-    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job divides it up.
-
-    Of every GPU :data:`RESERVED_FRACTION` is left for what passes need beside weights and cache.
-    """
-    usable_bytes = int(gpu.memory_bytes * (1 - RESERVED_FRACTION)) - gpu.reserved_bytes
-    num_pages = -(-row_tokens // PAGE_SIZE)
-    weights = target.weight_bytes(tp_size)
-    page = target.cache_bytes_per_token(tp_size) * PAGE_SIZE
+    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job divides it up."""
+    drafts = draft is not None and mode != "target only"
+    work = _Work(row_tokens=row_tokens, num_draft_tokens=num_draft_tokens if drafts else 0)
+    of_target = int(tp_size > 1)
     if draft is None or mode == "target only":
-        return Fit(target=_share(weights, num_pages * page, usable_bytes), draft=None)
-    draft_weights, draft_page = draft.weight_bytes(1), draft.cache_bytes_per_token(1) * PAGE_SIZE
+        return Fit(target=_share(gpu, work, of_target, target=target, tp_size=tp_size), draft=None)
     if mode == "colocated":
-        both = _share(weights + draft_weights, num_pages * (page + draft_page), usable_bytes)
+        both = _share(gpu, work, of_target, target=target, tp_size=tp_size, draft=draft)
         return Fit(target=both, draft=None)
-    num_branch_pages = num_branches * pages_per_branch(num_draft_tokens + 1, PAGE_SIZE)
+    drafting = _Work(
+        row_tokens=row_tokens,
+        num_draft_tokens=num_draft_tokens,
+        num_branches=num_branches,
+        works_ahead=mode in ("ahead", "branches"),
+    )
     return Fit(
-        target=_share(weights, num_pages * page, usable_bytes),
-        draft=Share(
-            weight_bytes=draft_weights,
-            cache_bytes_per_row=num_pages * draft_page,
-            branch_bytes_per_row=num_branch_pages * draft_page,
-            usable_bytes=usable_bytes,
-        ),
+        target=_share(gpu, work, of_target + 1, target=target, tp_size=tp_size),
+        draft=_share(gpu, drafting, 1, draft=draft),
     )
 
 
-def _share(weight_bytes: int, cache_bytes_per_row: int, usable_bytes: int) -> Share:
+def _share(
+    gpu: Gpu,
+    work: _Work,
+    num_communicators: int,
+    *,
+    target: ModelSize | None = None,
+    tp_size: int = 1,
+    draft: ModelSize | None = None,
+) -> Share:
+    """A GPU, by its rank that needs the most: rank 0 of the target's."""
+
+    def held(limits: RowLimits) -> list[HeldModel]:
+        models = []
+        if target is not None:
+            passes = target_limits(limits, SAMPLING, has_kernel=_has_kernel(target))
+            models.append(HeldModel(size=target, tp_size=tp_size, limits=passes))
+        if draft is not None:
+            passes = draft_limits(limits, SAMPLING, has_kernel=_has_kernel(draft))
+            models.append(HeldModel(size=draft, tp_size=1, limits=passes))
+        return models
+
+    one = held(work.limits(1))
+    weight_bytes = sum(model.size.weight_bytes(model.tp_size) for model in one)
+    memory = DeviceMemory(
+        total_bytes=gpu.memory_bytes,
+        free_bytes=max(0, gpu.memory_bytes - gpu.reserved_bytes - weight_bytes),
+    )
+
+    def reserved_bytes(num_rows: int) -> int:
+        if gpu.is_host:
+            return int(RESERVED_FRACTION * gpu.memory_bytes)
+        limits = work.limits(num_rows)
+        room = room_on_gpu(held(limits), limits, SAMPLING, memory, num_communicators=num_communicators)
+        assert room.needs is not None
+        return room.needs.total
+
+    def fits(num_rows: int) -> bool:
+        limits = work.limits(num_rows)
+        models = held(limits)
+        if gpu.is_host:
+            num_pages = limits.num_row_pages + limits.num_branch_pages
+            cache_bytes = num_pages * sum(model.page_bytes for model in models)
+            return cache_bytes <= memory.free_bytes - reserved_bytes(num_rows)
+        room = room_on_gpu(models, limits, SAMPLING, memory, num_communicators=num_communicators)
+        return room.num_pages >= limits.num_row_pages
+
+    most_rows = _largest(fits)
+    reserved = reserved_bytes(max(1, most_rows))
+    limits = work.limits(1)
+    page_bytes = sum(model.page_bytes for model in one)
     return Share(
-        weight_bytes=weight_bytes, cache_bytes_per_row=cache_bytes_per_row, usable_bytes=usable_bytes
+        weight_bytes=weight_bytes,
+        cache_bytes_per_row=limits.num_row_pages * page_bytes,
+        branch_bytes_per_row=limits.num_branch_pages * page_bytes,
+        reserved_bytes=reserved,
+        usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
+        most_rows=most_rows,
     )
+
+
+def _has_kernel(model: ModelSize) -> bool:
+    """FlashAttention takes numbers of 16 bits, and no soft cap."""
+    return model.bytes_per_number == 2 and not model.has_softcap
+
+
+def _largest(holds: Callable[[int], bool]) -> int:
+    """The largest number for which it holds, as it does for all below; 0 if it does not for 1."""
+    above = 1
+    while holds(above):
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if holds(middle) else (below, middle)
+    return below

@@ -41,7 +41,7 @@ def validation_table(validations: Sequence[Validation]) -> str:
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
     """What every GPU would hold, in GiB, and how many rows of the full length there is room for."""
-    header = ["mode", "tp", "GPU of", "weights", "usable", "cache per row", "most rows", ""]
+    header = ["mode", "tp", "GPU of", "weights", "reserved", "usable", "cache per row", "most rows", ""]
     rows = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):
@@ -54,6 +54,7 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
                         str(tp_size) if first else "",
                         "both" if mode == "colocated" else role,
                         _gib(share.weight_bytes),
+                        _gib(share.reserved_bytes),
                         _gib(share.usable_bytes),
                         _gib(per_row, digits=4),
                         str(share.most_rows),

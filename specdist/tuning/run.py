@@ -20,10 +20,11 @@ from specdist.engine.sequence import Completion, Request
 from specdist.engine.stopping import StopRules
 from specdist.errors import UserError
 from specdist.heads.head import TokenHead
+from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import middle_of_rows
 from specdist.job.policies import make_policy
 from specdist.job.preflight import ModelPlan, plan_models
-from specdist.job.replica import PAGE_SIZE, Replica
+from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
 from specdist.policy_options import TARGET_ONLY

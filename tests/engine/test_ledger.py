@@ -74,7 +74,7 @@ class SlowEvent:
 
 
 def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark per round is read in vain, so every round's time is known one mark or more later than its end."""
+    """A mark per round is read in vain, so a round's time is known one mark or more later than its end."""
     clocks: list[Any] = []
 
     def slow_clock(device: object) -> DeviceClock:
@@ -96,7 +96,7 @@ def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.Mon
     assert clocks, "the engine has asked for no clock"
     assert stats.num_target_passes == sum(stats.num_target_passes_per_size.values()) > 30
     assert sum(dataclasses.astuple(stats.target_ns)) == stats.wall_ns
-    # Every pass's time is that of its phase, and what was not known yet when the run ended is missing in both.
+    # A pass's time is that of its phase, and what was not known yet when the run ended is missing in both.
     timed_ns = sum(stats.target_pass_ns_per_size.values())
     assert 0 < timed_ns == stats.target_ns.prefill + stats.target_ns.verify < stats.wall_ns <= passed_ns
     assert stats.target_pass_ns_per_size.keys() == stats.num_target_passes_per_size.keys()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from specdist.job.replica import PAGE_SIZE
+from specdist.job.allocation import PAGE_SIZE
 from specdist.models.memory import RESERVED_FRACTION
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.advise import Plan, Planner, Site, Work, recommend
@@ -43,11 +45,26 @@ def best_plans(task: Work, *, gpus: int, target: ModelSize = LARGE, nodes: int =
 
 def test_rows_that_fit_are_those_that_the_memory_divides_into() -> None:
     found = fit(LARGE, SMALL, GPU, "ahead", tp_size=4, row_tokens=1000)
-    usable = int(GPU.memory_bytes * (1 - RESERVED_FRACTION)) - GPU.reserved_bytes
+    share = found.target
     row = 63 * PAGE_SIZE * LARGE.cache_bytes_per_token(4)
-    assert found.target.cache_bytes_per_row == row
-    assert found.most_rows == (usable - LARGE.weight_bytes(4)) // row
+    # A part in 80 of what is left, the number of layers, is for a pass's copy of one layer's pages.
+    copied = 63 * PAGE_SIZE * LARGE.cache_bytes_per_token(4) // 80
+    assert share.cache_bytes_per_row == row
+    assert share.usable_bytes + share.reserved_bytes + GPU.reserved_bytes == GPU.memory_bytes
+    left = share.usable_bytes - LARGE.weight_bytes(4)
+    assert found.most_rows == share.most_rows
+    # One row more would need more for itself, and more for passes.
+    assert left - 2 * row < found.most_rows * (row + copied) <= left
     assert found.draft is not None and found.draft.most_rows > found.most_rows
+
+
+def test_on_a_host_a_fraction_of_the_memory_is_left_as_the_job_leaves_it() -> None:
+    host = dataclasses.replace(GPU, is_host=True, reserved_bytes=0)
+    found = fit(SMALL, None, host, "target only", tp_size=1, row_tokens=1000)
+    usable = GPU.memory_bytes - int(RESERVED_FRACTION * GPU.memory_bytes)
+    assert found.target.usable_bytes == usable
+    row = found.target.cache_bytes_per_row
+    assert found.most_rows == (usable - SMALL.weight_bytes(1)) // row
 
 
 @pytest.mark.parametrize("mode", ["target only", "colocated", "ahead"])
@@ -61,7 +78,8 @@ def test_the_draft_takes_room_from_the_target_beside_it_and_branches_from_the_dr
         for mode, branches in (("target only", 0), ("colocated", 0), ("ahead", 0), ("branches", 8))
     )
     assert alone.most_rows > 1.9 * both.most_rows
-    assert alone.most_rows == apart.most_rows > forked.most_rows
+    # Verification blocks need more for logits than single tokens do, and branches more for scores and pages.
+    assert alone.most_rows > apart.most_rows > forked.most_rows
 
 
 def test_few_rows_speculate_and_many_do_not() -> None:

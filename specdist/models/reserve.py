@@ -1,0 +1,220 @@
+"""What a rank needs on a GPU beside weights and cache: named terms, from a model's size and the run's limits.
+
+The job reserves it before it sizes the cache, and the planner leaves it free: one formula for both. The terms
+that tensors make are bounds of what passes hold at a time, and tests compare them with passes. The constants
+below stand for what libraries take by themselves; they were not measured on a GPU, and are named so that a
+measurement can replace them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from specdist.models.graphs import MAX_GRAPHS
+from specdist.models.sizes import ModelSize
+from specdist.models.static import FREE_TOKENS, MAX_KEYS, MAX_TOKENS
+
+MIB = 2**20
+GIB = 2**30
+FLOAT_BYTES = 4
+# Per logit, while next tokens are decided: float32 scores and probabilities, and a draw's float64 sums. Top-p
+# sorts: scores, their order (int64), both once more in the sort's workspace. The noise of gumbel is float64.
+DECISION_BYTES = {"greedy": 12, "rejection": 12, "gumbel": 32}
+TOP_P_BYTES = 40
+# The same per entry of a row in which the token after the accepted ones is drawn: the target's row, the
+# draft's, their residual, and float64 sums.
+RESIDUAL_BYTES = 32
+# cuBLAS has 32 MiB for each of the two streams (of passes and of captures) on recent GPUs, and cuBLASLt as
+# much; the rest is for reductions and for attention.
+WORKSPACE_BYTES = 192 * MIB
+# Channels of a communicator: some MiB for each of a few dozen, which NCCL takes when they are first used.
+COMMUNICATOR_BYTES = 512 * MIB
+# A recorded kernel's node with its arguments; and how many there are in a Llama layer, and beside the layers.
+GRAPH_NODE_BYTES = 1024
+KERNELS_PER_LAYER, OTHER_KERNELS = 43, 25
+# Of the whole GPU: what the allocator cannot use since it lies between other blocks.
+FRAGMENTED_FRACTION = 0.03
+
+Decisions = Literal["greedy", "rejection", "gumbel"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How next tokens are decided: what of the logits is worked out depends on it."""
+
+    decisions: Decisions = "rejection"
+    has_top_p: bool = False
+
+    @property
+    def bytes_per_logit(self) -> int:
+        if self.has_top_p and self.decisions != "greedy":
+            return TOP_P_BYTES
+        return DECISION_BYTES[self.decisions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassLimits:
+    """The largest pass of one model on one rank.
+
+    Attributes:
+        num_tokens: of a pass.
+        num_asked: tokens whose logits are wanted.
+        num_rows: rows that take part; a draft's branches are rows.
+        row_tokens: of the longest row.
+        num_kept: rows of float32 scores over the vocabulary that stay from pass to pass.
+        num_drawn: rows whose recovered or bonus token is drawn here.
+        decides: this rank decides tokens from whole rows of logits. Else from its slice alone.
+        has_kernel: attention reads pages without a mask of its own; float32 and a soft cap cannot.
+    """
+
+    num_tokens: int
+    num_asked: int
+    num_rows: int
+    row_tokens: int
+    num_kept: int = 0
+    num_drawn: int = 0
+    decides: bool = True
+    has_kernel: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Bytes, by what needs them.
+
+    Attributes:
+        activations: of the largest pass: hidden states, and the widest products of a layer.
+        attention: masks and scores where no kernel does without; pages are a part of ``page_overhead``.
+        logits: of the asked tokens, and what deciding from them takes.
+        kept_scores: what drafted tokens were drawn from, until they are judged, and rows of the target in
+            which tokens are to be drawn.
+        graphs: CUDA graphs: the memory of the largest recorded pass, and every graph's own.
+        libraries: workspaces of cuBLAS and others.
+        nccl: communicators whose buffers are yet to come.
+        margin: what the allocator loses between blocks.
+    """
+
+    activations: int = 0
+    attention: int = 0
+    logits: int = 0
+    kept_scores: int = 0
+    graphs: int = 0
+    libraries: int = 0
+    nccl: int = 0
+    margin: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(dataclasses.astuple(self))
+
+    def beside(self, other: Reserve) -> Reserve:
+        """Two models on one device, whose passes take turns: only what stays is added up."""
+        return Reserve(
+            activations=max(self.activations, other.activations),
+            attention=max(self.attention, other.attention),
+            logits=max(self.logits, other.logits),
+            kept_scores=self.kept_scores + other.kept_scores,
+            graphs=self.graphs + other.graphs,
+            libraries=max(self.libraries, other.libraries),
+            nccl=max(self.nccl, other.nccl),
+            margin=max(self.margin, other.margin),
+        )
+
+    def __str__(self) -> str:
+        """The terms for people, without those that are nothing."""
+        names = {"kept_scores": "kept scores", "graphs": "CUDA graphs", "nccl": "NCCL"}
+        terms = ((names.get(name, name), value) for name, value in dataclasses.asdict(self).items())
+        return ", ".join(f"{name} {gib(value)}" for name, value in terms if value)
+
+
+def gib(num_bytes: int) -> str:
+    """GiB with two digits."""
+    return f"{num_bytes / GIB:.2f}"
+
+
+def reserve(
+    model: ModelSize,
+    limits: PassLimits,
+    sampling: Sampling,
+    *,
+    device_bytes: int,
+    tp_size: int = 1,
+    num_communicators: int = 0,
+) -> Reserve:
+    """For one model on one GPU of ``device_bytes``.
+
+    Args:
+        num_communicators: of NCCL that this rank takes part in.
+    """
+    return Reserve(
+        activations=activation_bytes(model, limits.num_tokens, tp_size),
+        attention=0 if limits.has_kernel else mask_bytes(model, limits, tp_size),
+        logits=logit_bytes(model, limits, sampling, tp_size),
+        kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,
+        graphs=_graph_bytes(model, limits, tp_size),
+        libraries=WORKSPACE_BYTES,
+        nccl=num_communicators * COMMUNICATOR_BYTES,
+        margin=int(FRAGMENTED_FRACTION * device_bytes),
+    )
+
+
+def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
+    """Most that a layer holds at a time: the residual and its norm, and beside them either the norm's float32
+    copies, or the widest products (the gate's, its activation, the other half's and their product), or
+    queries, keys and values with their rotated copies."""
+    number = model.bytes_per_number
+    widest_kv = max((layer.num_heads * layer.width for layer in model.layers), default=0)
+    query = max((model.num_query_heads * layer.width for layer in model.layers), default=0)
+    beside = max(
+        3 * FLOAT_BYTES * model.hidden_size,
+        4 * number * model.widest_product // tp_size,
+        number * (6 * query + 6 * widest_kv) // tp_size,
+    )
+    return num_tokens * (2 * number * model.hidden_size + beside)
+
+
+def logit_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:
+    """Logits of the asked tokens as the model gives them and as a copy of a recorded pass, and what deciding
+    takes: on a sliced vocabulary of the slice, and for top-p of whole rows on the rank that decides."""
+    number = model.bytes_per_number
+    width = -(-model.vocab_size // tp_size)
+    own = limits.num_asked * width * (2 * number + sampling.bytes_per_logit)
+    own = max(own, limits.num_drawn * model.vocab_size * RESIDUAL_BYTES)
+    if tp_size == 1 or not limits.decides:
+        return own
+    # Slices of other ranks arrive side by side and are joined: for top-p all rows, else one per sequence.
+    num_whole = limits.num_asked if sampling.has_top_p else min(limits.num_asked, limits.num_rows)
+    whole = num_whole * model.vocab_size * (3 * number + sampling.bytes_per_logit)
+    return max(own, limits.num_asked * width * 2 * number + whole)
+
+
+def page_overhead(model: ModelSize, tp_size: int) -> int:
+    """Bytes per token of the cache that a pass may copy: the pages of one layer, gathered side by side for a
+    kernel that does not read them where they lie. Rows that share pages may copy them more than once; if
+    memory runs out, the batch is halved."""
+    widest = max((2 * (layer.num_heads // tp_size) * layer.width for layer in model.layers), default=0)
+    return widest * model.bytes_per_number
+
+
+def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
+    """A number per query head of a group, query and key, and a flag per query and key; with a soft cap, which
+    is computed in plain operations, also scores of every head, twice, and their softmax in float32."""
+    num_kv_heads = max((layer.num_heads for layer in model.layers), default=1)
+    repeats = model.num_query_heads // num_kv_heads
+    number = model.bytes_per_number
+    per_pair = repeats * number + number + 1
+    if model.has_softcap:
+        per_pair += model.num_query_heads // tp_size * (2 * number + FLOAT_BYTES)
+    return limits.num_tokens * limits.row_tokens * per_pair
+
+
+def _graph_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
+    """Recorded passes run one at a time in one pool, as large as the largest of them needs; their results go
+    to one buffer outside. Every graph has its nodes."""
+    num_tokens = min(MAX_TOKENS, max(FREE_TOKENS, 2 * limits.num_asked))
+    logits = 2 * num_tokens * -(-model.vocab_size // tp_size) * model.bytes_per_number
+    num_keys = min(MAX_KEYS, 2 * limits.num_rows * limits.row_tokens)
+    gathered = num_keys * page_overhead(model, tp_size)
+    nodes = MAX_GRAPHS * (KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS) * GRAPH_NODE_BYTES
+    return activation_bytes(model, num_tokens, tp_size) + logits + gathered + nodes
