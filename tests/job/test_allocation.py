@@ -1,4 +1,4 @@
-"""What a rank has room for: sums for GPUs that nobody here has, and the words for those that are too small."""
+"""What a rank has room for: sums for GPUs that nobody here has, and the words for those too small."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import LlamaConfig
 
 from specdist.engine.scheduler import SchedulerSettings
@@ -30,6 +31,7 @@ from specdist.models.reserve import Sampling
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
+from tests.ranks import REPOSITORY
 
 GIB = 2**30
 H100 = GPUS["h100-sxm"]
@@ -111,6 +113,22 @@ def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize)
     assert room.num_pages == 32 * 8192 // PAGE_SIZE
     # 80 KiB per token: 32 rows of 8192 take 20 GiB.
     assert room.cache_bytes == 20 * GIB
+
+
+def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
+    """If it is not, put the line that this prints between the markers."""
+    limits = rows(max_batch_tokens=4096)
+    held = target_on(large, 4, limits)
+    room = room_on_gpu(
+        [held], limits, TOP_P, loaded((large, 4)), num_communicators=2, name="memory of cuda:0"
+    )
+    options = yaml.safe_load((REPOSITORY / "jobs/configs/llama-70b.yaml").read_text(encoding="utf-8"))
+    named = {name: options[name] for name in ("tp_size", "max_batch_rows", "max_batch_tokens", "max_seq_len")}
+    assert [*named.values(), options["num_draft_tokens"]] == [4, 32, 4096, 8192, 5]
+    assert 0 < options["top_p"] < 1 and options["temperature"] > 0 and "cache_memory" not in options
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("<!-- memory:begin -->")[2].partition("<!-- memory:end -->")[0]
+    assert shown.strip("\n`") == str(room)
 
 
 def test_rows_of_any_length_get_what_is_left_of_such_a_gpu(large: ModelSize) -> None:
