@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from specdist.arguments import PATH_OPTIONS, local_path, parse_arguments
-from specdist.benchmark.config import BenchmarkConfig, SyntheticConfig
+from specdist.benchmark.config import BenchmarkConfig
 from specdist.collecting.config import CollectConfig
 from specdist.config import GenerateConfig, parse_generate_config
 from specdist.demo import PairConfig
 from specdist.errors import UserError
 from specdist.evaluation.config import EvaluateConfig
 from specdist.planning.options import PlanConfig
+from specdist.synthetic import SyntheticConfig
 from specdist.training.config import TrainConfig
 from specdist.tuning import TuneConfig
 from tests.ranks import REPOSITORY

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
 from specdist.planning.advise import Plan, Work
+from specdist.planning.hardware import HERE
 from specdist.planning.memory import Fit
 from specdist.planning.options import PlanConfig
 from specdist.planning.simulate import PREFILL_CHUNK_TOKENS
 from specdist.synthetic import SHAPES
 
-LAUNCH_CONFIG = "jobs/accelerate/gpu8.yaml"
+ROWS_PER_SHARD = 512
+SHARDS_PER_REPLICA = 4
 
 
-def run_options(config: PlanConfig, plan: Plan, work: Work) -> dict[str, Any]:
-    """The options of ``jobs/generate.py`` for the plan; ``--prompts`` and ``--output`` are the user's."""
+def longest_row(plan: Plan, work: Work, max_positions: int) -> int:
+    """Most tokens of a row that the run should accept: what the models allow, if the cache has room for it.
+
+    ``work`` has the lengths of a usual row, and some prompts are longer. Half of the cache is room enough for
+    one of them: how much is left when the run starts is only estimated here.
+    """
+    return min(max_positions, max(work.row_tokens, plan.most_rows * work.row_tokens // 2))
+
+
+def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: int) -> dict[str, Any]:
+    """The options of ``jobs/generate.py`` for the plan, but for ``--prompts`` and ``--output``.
+
+    ``max_positions``: of the models together.
+    """
     settings = plan.settings
     options: dict[str, Any] = {"target": config.target}
     block = settings.num_draft_tokens + 1
@@ -30,33 +44,42 @@ def run_options(config: PlanConfig, plan: Plan, work: Work) -> dict[str, Any]:
         }
     if settings.is_ahead:
         options["num_branches"] = settings.num_branches
-    return options | {
+    options |= {
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
         "max_batch_rows": settings.num_rows,
         "max_batch_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
         "max_new_tokens": work.output_tokens,
-        "max_seq_len": work.row_tokens,
     }
+    if config.gpu == HERE and config.device != "auto":
+        options["device"] = config.device
+    options |= {name: True for name in ("trust_remote_code", "allow_pickle") if getattr(config, name)}
+    longest = longest_row(plan, work, max_positions)
+    if longest < max_positions:
+        options["max_seq_len"] = longest
+    if plan.num_replicas > 1:
+        # A replica without a shard has nothing to do.
+        num_shards = SHARDS_PER_REPLICA * plan.num_replicas
+        options["rows_per_shard"] = max(1, min(ROWS_PER_SHARD, work.num_prompts // num_shards))
+    return options
 
 
-def run_yaml(options: dict[str, Any], command: str, launch: str) -> str:
-    """The file of ``--output_config``."""
-    header = f"# Planned by: {command}\n# Launch: {launch}\n"
-    shapes = {str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES}
-    if shapes:
-        names = " and ".join(sorted(shapes))
-        header += f"# Put models in place of {names}: jobs/make_synthetic.py makes random ones\n"
+def shapes_note(options: dict[str, Any]) -> str | None:
+    """What to say of a plan whose models are shapes; None where they are models."""
+    shapes = [str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES]
+    if not shapes:
+        return None
+    return f"Put models in place of {' and '.join(shapes)}: jobs/make_synthetic.py makes random ones"
+
+
+def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> str:
+    """The file of ``--output_config``; ``launch`` are lines."""
+    lines = [f"Planned by: {command}", *launch]
+    note = shapes_note(options)
+    if note is not None:
+        lines.append(note)
+    header = "".join(f"# {line}\n" for line in lines)
     return header + yaml.safe_dump(options, sort_keys=False)
-
-
-def launch_command(plan: Plan, config_path: str) -> str:
-    """How one replica is started."""
-    job = ["jobs/generate.py", "--config", config_path, "--prompts", "PROMPTS", "--output", "FOLDER"]
-    if plan.num_processes == 1:
-        return shlex.join(["python", *job])
-    launcher = ["accelerate", "launch", "--config_file", LAUNCH_CONFIG]
-    return shlex.join([*launcher, "--num_processes", str(plan.num_processes), *job])
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -68,6 +91,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "tp_size": plan.tp_size,
         "num_gpus": plan.num_gpus,
         "num_replicas": plan.num_replicas,
+        "num_prompts": plan.num_prompts,
         "num_processes": plan.num_processes,
         "num_rows": settings.num_rows,
         "most_rows": plan.most_rows,

@@ -13,8 +13,16 @@ from specdist.errors import UserError
 from specdist.job.topology import local_device
 from specdist.models.sizes import ModelSize
 from specdist.planning.advise import Planner, Site, Work, recommend
-from specdist.planning.documents import fit_document, launch_command, plan_document, run_options, run_yaml
+from specdist.planning.documents import (
+    fit_document,
+    longest_row,
+    plan_document,
+    run_options,
+    run_yaml,
+    shapes_note,
+)
 from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
+from specdist.planning.launch import launch_of
 from specdist.planning.measuring import measure_here
 from specdist.planning.models import open_model
 from specdist.planning.options import PlanConfig
@@ -87,25 +95,41 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
             f"--target {config.target} does not fit: raise --gpus_per_node, choose a --gpu with more memory, "
             f"or lower --prompt_tokens and --output_tokens\n{parts[1]}"
         )
-    options = run_options(config, chosen, work)
-    launch = launch_command(chosen, config.output_config or "PLAN.yaml")
+    max_positions = min(model.max_positions for model in (target, draft) if model is not None)
+    options = run_options(config, chosen, work, max_positions=max_positions)
+    launch = launch_of(
+        chosen,
+        site,
+        options,
+        config_path=config.output_config,
+        prompts=config.prompts,
+        output=config.output,
+        on_cpu=config.gpu == HERE and local_device(config.device).type == "cpu",
+    )
     if config.output_config is not None:
-        content = run_yaml(options, command, launch)
-        write_atomically(Path(config.output_config), lambda file: file.write(content.encode()))
+        _write_config(config.output_config, run_yaml(options, command, launch.lines()))
+    longest = longest_row(chosen, work, max_positions)
     parts += [
         plan_table(plans, chosen),
         reason(plans, chosen, target, site),
-        f"Each of {chosen.num_replicas} replicas, on prompts of its own: {launch}"
-        if chosen.num_replicas > 1
-        else f"Launch: {launch}",
+        f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
+        "\n".join([*launch.lines(), *filter(None, [shapes_note(options)])]),
     ]
     document |= {
         "plans": [plan_document(plan) for plan in plans],
         "recommended": plan_document(chosen),
         "options": options,
-        "launch": launch,
+        "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
     }
     return "\n\n".join(parts), document
+
+
+def _write_config(path: str, content: str) -> None:
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(path), lambda file: file.write(content.encode()))
+    except OSError as error:
+        raise UserError(f"--output_config {path} cannot be written: {error}") from error
 
 
 def _check_lengths(work: Work, target: ModelSize, draft: ModelSize | None) -> None:

@@ -48,6 +48,8 @@ class PlanConfig:
     # What to do
     memory: bool = option(False, help="answer only whether it fits")
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
+    prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
+    output: str | None = option(None, help="folder of the run, for the commands that are printed")
     validate: bool = option(
         False, help="predict runs of --target and --draft (folders) on this machine, run them, and compare"
     )
@@ -84,6 +86,12 @@ class PlanConfig:
                 f"--output_config {self.output_config} is for a recommendation, which --memory and "
                 "--validate do not make: leave it out"
             )
+        for name in ("prompts", "output"):
+            if getattr(self, name) is not None and (self.memory or self.validate):
+                raise UserError(
+                    f"--{name} {getattr(self, name)} is for the commands that start a run, which --memory "
+                    "and --validate do not print: leave it out"
+                )
         if self.validate and self.draft is None:
             raise UserError("--validate compares speculative runs: name a --draft too")
         for name in ("acceptance", "trace"):

@@ -69,7 +69,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
     assert document["gpu"]["name"] == "here" and "measured" in text
     assert document["gpu"]["bandwidth_bytes_per_s"] > 0
     assert [plan["mode"] for plan in document["plans"]] == ["target only"]
-    assert document["launch"].startswith("python jobs/generate.py")
+    assert document["launch"]["commands"][0].startswith("python jobs/generate.py")
     with pytest.raises(UserError, match=r"--prompt_tokens 512 .* made for 256: lower one"):
         planned("--target", str(tmp_path), "--device", "cpu")
 
@@ -92,6 +92,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         (["--target", "7b", "--batch_sizes", "4"], "--batch_sizes has no effect without --validate"),
         (["--target", "a", "--draft", "b", "--validate", "--draft_lengths", "4"], "choose other lengths"),
         (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml is for"),
+        (["--target", "7b", "--memory", "--prompts", "x.jsonl"], "--prompts x.jsonl is for the commands"),
     ],
 )
 def test_refusals_name_the_option(
