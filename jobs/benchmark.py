@@ -41,8 +41,8 @@ def main() -> None:
         command = shlex.join(["python", "jobs/benchmark.py", *sys.argv[1:]])
         if config.profile is not None:
             profile = run_profile(config, command)
-            print(profile_report(profile), f"\npictures and numbers: {config.profile}\n", sep="\n")
-            print(json.dumps({"profile": config.profile, "pictures": [run.picture for run in profile.runs]}))
+            print(profile_report(profile), f"\ntraces and numbers: {config.profile}\n", sep="\n")
+            print(json.dumps({"profile": config.profile, "traces": [run.trace for run in profile.runs]}))
             return
         result = run_benchmark(config, command)
     except UserError as error:

@@ -5,48 +5,55 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from specdist.benchmark.config import SEPARATE
+from specdist.benchmark.config import COLOCATED, SEPARATE
+from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.measuring import Measured, Timed
-from specdist.benchmark.methods import TransformersAssisted, TransformersGenerate
-from specdist.benchmark.overlap import OverlapResult, overlap_of
-from specdist.benchmark.results import GroupResult, MethodResult, PolicyResult
+from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
+from specdist.benchmark.results import GroupResult, MethodResult, OverlapResult, PolicyResult
 from specdist.benchmark.spread import SpreadResult, spreads_of
 from specdist.policy_options import TARGET_ONLY
 from specdist.sampling.distributions import SamplingSettings
+from specdist.stats import NS_PER_S, Stats
+from specdist.theory import ready_share
 
 
 def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[MethodResult]:
     """Medians and ratios; and how many rows differ from those of the first ``generate``, or where
     transformers was not measured from those of the target alone."""
-    plain = {
-        item.method.batch_size: item for item in measured if item.method.name == TransformersGenerate.name
+    wholes = [(item, item.whole) for item in measured]
+    by_name = {(item.method.name, item.method.batch_size): whole for item, whole in wholes}
+    assisted = by_name.get((TransformersAssisted.name, 1))
+    alone = {item.method.batch_size: item for item in measured if _is_target_only(item.method)}
+    in_turns = {
+        _policy_key(item.method): whole for item, whole in wholes if item.method.placement == SEPARATE
     }
-    alone = {item.method.batch_size: item for item in measured if _is_target_only(item)}
-    assisted = next((item for item in measured if item.method.name == TransformersAssisted.name), None)
-    in_turns = {_key(item): item for item in measured if item.method.placement == SEPARATE}
-    # With gumbel noise tokens are the target's own for the seed, of which transformers knows nothing.
-    is_comparable = settings.is_greedy if plain else not settings.is_random
-    reference = _reference(plain or alone) if is_comparable else None
-    return [
-        MethodResult(
-            name=item.method.name,
-            batch_size=item.method.batch_size,
-            seconds=item.seconds,
-            num_tokens=item.num_tokens,
-            median_s=statistics.median(item.seconds),
-            tokens_per_s=item.tokens_per_s,
-            ratio_to_assisted=_ratio_to(assisted, item),
-            ratio_to_generate=_ratio_to(plain.get(item.method.batch_size), item),
-            ratio_to_target_only=_ratio_to(alone.get(item.method.batch_size), item),
-            decoding_ratio_to_target_only=_decoding_ratio_to(alone.get(item.method.batch_size), item),
-            num_rows_differing=None if reference is None else _num_differing(item, reference),
-            statistics=None if (stats := item.stats) is None else stats.summary(),
-            overlap=_overlap(item, in_turns.get(_key(item))),
-            policy=_policy(item),
-            groups=_groups(item, alone.get(item.method.batch_size)),
+    reference = _reference(wholes, settings)
+    results = []
+    for item, whole in wholes:
+        method, stats = item.method, whole.generated[-1].stats
+        base = alone.get(method.batch_size)
+        results.append(
+            MethodResult(
+                name=method.name,
+                batch_size=method.batch_size,
+                seconds=whole.seconds,
+                num_tokens=whole.num_tokens,
+                median_s=statistics.median(whole.seconds),
+                tokens_per_s=whole.tokens_per_s,
+                ratio_to_assisted=_ratio_to(assisted, whole),
+                ratio_to_generate=_ratio_to(
+                    by_name.get((TransformersGenerate.name, method.batch_size)), whole
+                ),
+                ratio_to_target_only=_ratio_to(None if base is None else base.whole, whole),
+                decoding_ratio_to_target_only=_decoding_ratio_to(base, item),
+                num_rows_differing=None if reference is None else _num_differing(whole, reference),
+                statistics=None if stats is None else stats.summary(),
+                overlap=_overlap(method, whole, in_turns.get(_policy_key(method))),
+                policy=_policy(method),
+                groups=_groups(item, base),
+            )
         )
-        for item in measured
-    ]
+    return results
 
 
 def compare_lengths(results: Sequence[MethodResult]) -> list[SpreadResult]:
@@ -64,32 +71,63 @@ def compare_lengths(results: Sequence[MethodResult]) -> list[SpreadResult]:
     ]
 
 
-def _is_target_only(item: Measured) -> bool:
-    return item.method.order is not None and item.method.order.choice.policy == TARGET_ONLY
+def overlap_of(stats: Stats, order: DraftOrder, ratio_to_separate: float | None) -> OverlapResult:
+    """Read it from a run's statistics."""
+    acceptance = stats.judged_acceptance_rate
+    caught = _share(sum(stats.num_branch_hits_per_rank), stats.num_misses)
+    predicted = None
+    if order.ahead.num_tokens and acceptance is not None:
+        predicted = ready_share(acceptance, order.ahead.num_tokens - 1, caught or 0.0)
+    return OverlapResult(
+        ratio_to_separate=ratio_to_separate,
+        num_ahead_tokens=order.ahead.num_tokens,
+        num_branches=order.ahead.num_branches,
+        tokens_per_row_pass=_share(stats.num_completion_tokens, stats.num_row_steps),
+        acceptance=acceptance,
+        ready_share=_share(stats.num_drafts, stats.num_row_steps),
+        predicted_ready_share=predicted,
+        num_misses=stats.num_misses,
+        num_hits_per_rank=stats.num_branch_hits_per_rank,
+        miss_catch_rate=caught,
+        target_idle_share=_share(stats.target_ns.idle, stats.target_ns.total),
+        draft_idle_share=_share(stats.draft_ns.idle, stats.draft_ns.total),
+    )
 
 
-def _key(item: Measured) -> tuple[int, str]:
+def _is_target_only(method: Method) -> bool:
+    return method.order is not None and method.order.choice.policy == TARGET_ONLY
+
+
+def _policy_key(method: Method) -> tuple[int, str]:
     """Batch size and policy of a way that differs from others in the placement alone."""
-    order = item.method.order
-    return item.method.batch_size, "" if order is None else order.choice.label
+    return method.batch_size, "" if method.order is None else method.order.choice.label
 
 
-def _reference(items: dict[int, Measured]) -> list[list[int]]:
-    return items[min(items)].completions[0]
-
-
-def _overlap(item: Measured, in_turns: Measured | None) -> OverlapResult | None:
-    """Of specdist with a draft, wherever the draft was run on a rank of its own too."""
-    order, stats = item.method.order, item.stats
-    if in_turns is None or order is None or not order.max_draft_tokens:
+def _reference(
+    wholes: Sequence[tuple[Measured, Timed]], settings: SamplingSettings
+) -> list[list[int]] | None:
+    """The completions that all others should equal; None where they may differ."""
+    plain = [pair for pair in wholes if pair[0].method.name == TransformersGenerate.name]
+    alone = [pair for pair in wholes if _is_target_only(pair[0].method)]
+    # With gumbel noise tokens are the target's own for the seed, of which transformers knows nothing.
+    is_comparable = settings.is_greedy if plain else not settings.is_random
+    if not is_comparable:
         return None
-    assert stats is not None
-    return overlap_of(stats, order, _ratio_to(in_turns, item))
+    _, whole = min(plain or alone, key=lambda pair: pair[0].method.batch_size)
+    return whole.generated[0].completions
 
 
-def _policy(item: Measured) -> PolicyResult | None:
-    order, placement = item.method.order, item.method.placement
-    if order is None or placement is None or _is_target_only(item):
+def _overlap(method: Method, whole: Timed, in_turns: Timed | None) -> OverlapResult | None:
+    """Of specdist with a draft, wherever the draft was run on a rank of its own too."""
+    order, stats = method.order, whole.generated[-1].stats
+    if in_turns is None or order is None or stats is None or not order.max_draft_tokens:
+        return None
+    return overlap_of(stats, order, _ratio_to(in_turns, whole))
+
+
+def _policy(method: Method) -> PolicyResult | None:
+    order, placement = method.order, method.placement
+    if order is None or placement is None or _is_target_only(method):
         return None
     choice = order.choice
     return PolicyResult(
@@ -127,19 +165,38 @@ def _groups(item: Measured, alone: Measured | None) -> list[GroupResult]:
     return results
 
 
-def _ratio_to(base: Measured | Timed | None, item: Measured | Timed) -> float | None:
+def _ratio_to(base: Timed | None, item: Timed) -> float | None:
     return None if base is None else item.tokens_per_s / base.tokens_per_s
 
 
 def _decoding_ratio_to(base: Measured | None, item: Measured) -> float | None:
-    rate, base_rate = item.decoding_tokens_per_s, None if base is None else base.decoding_tokens_per_s
+    rate, base_rate = _decoding_tokens_per_s(item), None if base is None else _decoding_tokens_per_s(base)
     return None if rate is None or base_rate is None else rate / base_rate
 
 
-def _num_differing(item: Measured, reference: list[list[int]]) -> int:
+def _decoding_tokens_per_s(item: Measured) -> float | None:
+    """With prompts' passes left out; of two ranks those of the target's. None where it was not specdist.
+
+    On small models prompts take much of a run, and no draft makes them shorter.
+    """
+    rates, whole = [], item.whole
+    for seconds, generated in zip(whole.seconds, whole.generated, strict=True):
+        if (stats := generated.stats) is None:
+            return None
+        prompts_ns = stats.target_ns.prefill
+        if item.method.placement == COLOCATED:
+            prompts_ns += stats.draft_ns.prefill
+        rates.append(generated.num_tokens / (seconds - prompts_ns / NS_PER_S))
+    return statistics.median(rates)
+
+
+def _num_differing(item: Timed, reference: list[list[int]]) -> int:
     """Rows that differ in any repeat."""
-    repeats = item.completions
     return sum(
-        any(completions[row] != completion for completions in repeats)
+        any(generated.completions[row] != completion for generated in item.generated)
         for row, completion in enumerate(reference)
     )
+
+
+def _share(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None

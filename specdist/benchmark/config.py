@@ -28,7 +28,8 @@ class BenchmarkConfig:
     output: str | None = option(None, help="JSON file of the result")
 
     profile: str | None = option(
-        None, help="instead: folder for pictures of where the time goes, its shares, and the floors of passes"
+        None,
+        help="instead: folder for traces (torch.profiler), shares of time by kind of work, floors of passes",
     )
 
     # Models: a trained pair, or a synthetic one

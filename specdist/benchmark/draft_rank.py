@@ -24,10 +24,8 @@ from transformers.utils import logging as transformers_logging
 from specdist.benchmark.drafts import DraftOrder, DraftTerms
 from specdist.costs import Curve
 from specdist.engine.collectives import LEAD_RANK
-from specdist.engine.device_clock import clock_of
 from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.engine.timeline import Span, Timeline
 from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
 from specdist.job.replica import TARGET_GROUP
@@ -79,8 +77,10 @@ class DraftRank:
     def __init__(self, source: DraftSource, target_device: torch.device) -> None:
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = Path(self._folder.name, "rendezvous").as_uri()
-        # Not a fork: threads of torch and CUDA do not survive one.
-        context = multiprocessing.get_context("spawn")
+        # Not a fork of this process: threads of torch and CUDA do not survive one. Of a process that has
+        # imported all this and done nothing else, of which later drafts are forks too.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_run_rank, args=(theirs, source, rendezvous), name="draft", daemon=True
@@ -118,20 +118,16 @@ class DraftRank:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Proposer]:
-        """The proposer for the engine that it is ready for, to be run inside."""
+        """The proposer for the engine that it is ready for, to be run to its end inside."""
         try:
             yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP)
+            self._receive()
         except RuntimeError as error:
             # A broken connection says nothing of its cause: see whether there is a better reason.
             self._process.join(END_S)
             if self._process.is_alive():
                 raise
             raise self._death() from error
-
-    def spans(self) -> list[Span]:
-        """When it did what for the engine that has ended; empty unless the order asked for them."""
-        spans: list[Span] = self._receive()
-        return spans
 
     def _send(self, message: object) -> None:
         try:
@@ -200,12 +196,12 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
             if isinstance(order, _StepTimes):
                 pipe.send(server.measure(order))
                 continue
-            clock = Timeline("transfer", clock=clock_of(source.device), keeps_spans=order.keeps_spans)
-            terms = source.terms
-            draft = terms.model(server.runner_for(order.num_slots), terms.policy(order), order, clock)
+            clock, terms = order.timeline("transfer", source.device), source.terms
+            draft = terms.model(server.runner_for(order.num_slots), order, clock)
             pipe.send(None)
-            serve_drafts({TARGET_GROUP: draft}, LEAD_RANK, vocab_size=terms.vocab_size, clock=clock)
-            pipe.send(clock.spans)
+            with order.traced("draft"):
+                serve_drafts({TARGET_GROUP: draft}, LEAD_RANK, vocab_size=terms.vocab_size, clock=clock)
+            pipe.send(None)
     except EOFError:
         logger.warning("the benchmark has gone; the draft's process ends")
     except Exception as error:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+
+import torch
 
 from specdist.costs import CostModel, Curve
+from specdist.engine.device_clock import clock_of
 from specdist.engine.draft import DraftModel
 from specdist.engine.proposals import DraftAhead
-from specdist.engine.timeline import Timeline
+from specdist.engine.timeline import Kind, Timeline
 from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
 from specdist.job.policies import build_policy
@@ -30,14 +36,14 @@ class DraftOrder:
     Attributes:
         choice: its length policy, which begins anew with every engine.
         costs: for a policy that decides by them.
-        keeps_spans: for a picture of its time.
+        trace_folder: gets a trace of what each process does, with the phases of a round in it; None for none.
     """
 
     num_slots: int
     choice: PolicyChoice
     costs: CostModel | None = None
     ahead: DraftAhead = field(default_factory=DraftAhead)
-    keeps_spans: bool = False
+    trace_folder: str | None = None
 
     @property
     def max_draft_tokens(self) -> int:
@@ -50,6 +56,21 @@ class DraftOrder:
         count = self.ahead.num_branches
         ahead = "ahead" if self.ahead.num_tokens else "separate"
         return ahead + (f", {count} branch{'es' * (count > 1)}" if count else "")
+
+    def timeline(self, rest: Kind, device: torch.device) -> Timeline:
+        """Of one side; ``rest`` is what happens outside of all phases."""
+        annotate = None if self.trace_folder is None else torch.profiler.record_function
+        return Timeline(rest, clock=clock_of(device), annotate=annotate)
+
+    @contextlib.contextmanager
+    def traced(self, process: str) -> Iterator[None]:
+        """Where a trace is wanted, write ``process.json`` of all that this process does inside."""
+        if self.trace_folder is None:
+            yield
+            return
+        with torch.profiler.profile() as profiler:
+            yield
+        profiler.export_chrome_trace(str(Path(self.trace_folder, f"{process}.json")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +126,12 @@ class DraftTerms:
         return build_policy(order.choice, order.costs, is_coupled=not self.settings.is_random)
 
     def model(
-        self, runner: ModelRunner, policy: LengthPolicy, order: DraftOrder, clock: Timeline
+        self, runner: ModelRunner, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None
     ) -> DraftModel:
-        """A draft that has seen no prompt yet."""
+        """A draft that has seen no prompt yet, with a new policy of the order's unless one is given."""
         return DraftModel(
             runner,
-            policy,
+            policy or self.policy(order),
             settings=self.settings,
             vocab_size=self.vocab_size,
             stop_token_ids=self.stop_token_ids,

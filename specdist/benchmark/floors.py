@@ -9,18 +9,17 @@ B rows, C context tokens, N new tokens per row.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.benchmark.overhead import NUM_WARMUPS, FlatPass
 from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.passes import FlatPass, in_turn, random_rows
 from specdist.engine.device_clock import timed
-from specdist.models.runner import ModelRunner
 
 NUM_TRIALS = 12
 ROW_LENGTH = 1024
@@ -60,6 +59,7 @@ class FloorResult:
     ratio: float
 
 
+@torch.inference_mode()
 def measure_floors(
     paged: PagedPair,
     *,
@@ -70,66 +70,43 @@ def measure_floors(
     seed: int,
 ) -> list[FloorResult]:
     """The target's verification block and the draft's step, with torch's present number of threads."""
-    return [
-        result
-        for name, runner, num_new_tokens in (
-            ("target", paged.target, num_draft_tokens + 1),
-            ("draft", paged.draft, 1),
-        )
-        for result in _measure_model(
-            name, paged, runner, batch_sizes, num_context_tokens, num_new_tokens, num_passes, seed
-        )
-    ]
-
-
-@torch.inference_mode()
-def _measure_model(
-    name: str,
-    paged: PagedPair,
-    runner: ModelRunner,
-    batch_sizes: list[int],
-    num_context_tokens: int,
-    num_new_tokens: int,
-    num_passes: int,
-    seed: int,
-) -> list[FloorResult]:
-    num_weights, num_bytes_of_weights = _weights_read(runner.model)
-    bytes_per_s = measure_bytes_per_s(min(num_bytes_of_weights, MOST_BYTES), runner.dtype, runner.device)
-    flop_per_s = measure_flop_per_s(runner.dtype, runner.device)
-    generator = torch.Generator().manual_seed(seed)
     results = []
-    for batch_size in batch_sizes:
-        shape_BT = (batch_size, num_context_tokens + num_new_tokens)
-        token_ids_BT = torch.randint(paged.pair.vocab_size, shape_BT, generator=generator)
-        flat = FlatPass(
-            paged, runner, token_ids_BT[:, :num_context_tokens], token_ids_BT[:, num_context_tokens:]
-        )
-        seconds = [flat.seconds() for _ in range(NUM_WARMUPS + num_passes)]
-        measured_s = statistics.median(seconds[NUM_WARMUPS:])
-        num_tokens = batch_size * num_new_tokens
-        num_keys = shape_BT[1]
-        num_bytes = num_bytes_of_weights + batch_size * num_keys * runner.bytes_per_page(1)
-        num_flop = num_tokens * (2 * num_weights + 4 * num_keys * _attention_width(runner.model))
-        memory_s, arithmetic_s = num_bytes / bytes_per_s, num_flop / flop_per_s
-        floor_s = max(memory_s, arithmetic_s)
-        results.append(
-            FloorResult(
-                model=name,
-                batch_size=batch_size,
-                num_new_tokens=num_new_tokens,
-                num_context_tokens=num_context_tokens,
-                num_bytes=num_bytes,
-                num_flop=num_flop,
-                bytes_per_s=bytes_per_s,
-                flop_per_s=flop_per_s,
-                memory_s=memory_s,
-                arithmetic_s=arithmetic_s,
-                floor_s=floor_s,
-                measured_s=measured_s,
-                best_s=min(seconds),
-                ratio=measured_s / floor_s,
+    for name, runner, num_new_tokens in (
+        ("target", paged.target, num_draft_tokens + 1),
+        ("draft", paged.draft, 1),
+    ):
+        num_weights, weight_bytes = _weights_read(runner.model)
+        bytes_per_s = measure_bytes_per_s(min(weight_bytes, MOST_BYTES), runner.dtype, runner.device)
+        flop_per_s = measure_flop_per_s(runner.dtype, runner.device)
+        for batch_size in batch_sizes:
+            context_BC, new_BN = random_rows(
+                paged.pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
             )
-        )
+            [seconds] = in_turn([FlatPass(paged, runner, context_BC, new_BN).seconds], num_passes)
+            measured_s = float(np.median(seconds))
+            num_tokens, num_keys = batch_size * num_new_tokens, num_context_tokens + num_new_tokens
+            num_bytes = weight_bytes + batch_size * num_keys * runner.bytes_per_page(1)
+            num_flop = num_tokens * (2 * num_weights + 4 * num_keys * _attention_width(runner.model))
+            memory_s, arithmetic_s = num_bytes / bytes_per_s, num_flop / flop_per_s
+            floor_s = max(memory_s, arithmetic_s)
+            results.append(
+                FloorResult(
+                    model=name,
+                    batch_size=batch_size,
+                    num_new_tokens=num_new_tokens,
+                    num_context_tokens=num_context_tokens,
+                    num_bytes=num_bytes,
+                    num_flop=num_flop,
+                    bytes_per_s=bytes_per_s,
+                    flop_per_s=flop_per_s,
+                    memory_s=memory_s,
+                    arithmetic_s=arithmetic_s,
+                    floor_s=floor_s,
+                    measured_s=measured_s,
+                    best_s=float(seconds.min()),
+                    ratio=measured_s / floor_s,
+                )
+            )
     return results
 
 

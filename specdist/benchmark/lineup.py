@@ -1,20 +1,33 @@
-"""Which methods a benchmark measures: specdist beside transformers, or its length policies side by side."""
+"""Which methods a benchmark measures, and what passes cost in each placement: measured once, then frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.draft_rank import DraftRank
+from specdist.benchmark.config import AHEAD, IN_TURNS, OVERLAPS, BenchmarkConfig
+from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
-from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
-from specdist.benchmark.plans import PlacementCosts, measure_colocated, measure_separate, separate_orders
+from specdist.benchmark.methods import (
+    Method,
+    SpecdistColocated,
+    SpecdistSeparate,
+    TransformersAssisted,
+    TransformersGenerate,
+)
+from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.setting import Setting
+from specdist.costs import CostModel, Curve
+from specdist.job.costs import judge_logits, measure_curve, plan_ahead
 from specdist.job.policies import uses_features
 from specdist.policy_options import PolicyChoice, needs_costs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -25,13 +38,29 @@ class Lineup:
     costs: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class PlacementCosts:
+    """What passes of up to so many rows take; ``draft`` by whether a step works out the features too."""
+
+    target: Curve
+    draft: Mapping[bool, Curve]
+
+    def of(self, order: DraftOrder) -> CostModel:
+        """As the main job would have measured them for this order's policy."""
+        return CostModel(self.target, self.draft[uses_features(order.choice.policy)])
+
+    def to_json(self) -> dict[str, Any]:
+        curves = {"target": self.target}
+        curves |= {"draft_with_features" if kind else "draft": self.draft[kind] for kind in self.draft}
+        return {name: dataclasses.asdict(curve) for name, curve in curves.items()}
+
+
 def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -> Lineup:
     """The methods of the options, in the order in which they are to take turns."""
     assert config.batch_sizes
     lineup = Lineup()
-    temperature, seed = config.temperature, config.seed
+    temperature, seed, length = config.temperature, config.seed, config.num_draft_tokens
     if config.policies is None:
-        length = config.num_draft_tokens
         lineup.methods.append(
             TransformersAssisted(setting.pair, num_draft_tokens=length, temperature=temperature, seed=seed)
         )
@@ -44,7 +73,7 @@ def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -
         lineup.methods.append(SpecdistColocated(setting.paged, alone))
         orders = [
             DraftOrder(num_slots=batch_size, choice=choice)
-            for choice in config.choices or [fixed_length(config.num_draft_tokens)]
+            for choice in config.choices or [fixed_length(length)]
         ]
         if config.is_colocated:
             _add_colocated(lineup, setting, orders)
@@ -54,36 +83,101 @@ def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -
 
 
 def _add_colocated(lineup: Lineup, setting: Setting, orders: Sequence[DraftOrder]) -> None:
-    led = [order for order in orders if needs_costs(order.choice.policy)]
+    """With costs for the policies that decide by them."""
+    steered = [order for order in orders if needs_costs(order.choice.policy)]
     costs: PlacementCosts | None = None
-    if led:
-        costs = measure_colocated(setting.paged, led[0].num_slots, _kinds(led))
-        lineup.costs[f"colocated, batch {led[0].num_slots}"] = costs.to_json()
+    if steered:
+        num_rows = steered[0].num_slots
+        costs = measure_costs(setting.paged, None, num_rows, _kinds(steered))
+        lineup.costs[f"colocated, batch {num_rows}"] = costs.to_json()
     for order in orders:
-        known = costs.of(order) if costs is not None and order in led else None
-        lineup.methods.append(SpecdistColocated(setting.paged, replace(order, costs=known)))
+        known = costs.of(order) if costs is not None and order in steered else None
+        lineup.methods.append(SpecdistColocated(setting.paged, dataclasses.replace(order, costs=known)))
 
 
 def _add_separate(
     lineup: Lineup, config: BenchmarkConfig, setting: Setting, rank: DraftRank, orders: Sequence[DraftOrder]
 ) -> None:
-    assert config.overlaps
     num_rows = orders[0].num_slots
-    costs = measure_separate(setting.paged, rank, num_rows, _kinds(orders))
+    costs = measure_costs(setting.paged, rank, num_rows, _kinds(orders))
     lineup.costs[f"separate, batch {num_rows}"] = costs.to_json()
-    ways = [
-        separate_orders(
+    lineup.methods += [
+        SpecdistSeparate(setting.paged, rank, way)
+        for order in orders
+        for way in separate_orders(
             order,
             costs,
             num_branches=config.num_branches,
-            overlaps=config.overlaps,
+            overlaps=config.overlaps or OVERLAPS,
             compares_branches=config.policies is None,
         )
-        for order in orders
     ]
-    lineup.methods += [SpecdistSeparate(setting.paged, rank, order) for found in ways for order in found]
 
 
 def _kinds(orders: Sequence[DraftOrder]) -> set[bool]:
     """Whether draft steps are to be timed with features, without, or both."""
     return {uses_features(order.choice.policy) for order in orders}
+
+
+def measure_costs(
+    paged: PagedPair, rank: DraftRank | None, num_rows: int, kinds: Collection[bool]
+) -> PlacementCosts:
+    """Both sides, one after the other, as the main job does: at the same time they would slow each other.
+
+    Args:
+        rank: the draft's; None for both models in this process.
+        kinds: draft steps with features, without, or both.
+    """
+    paged.pair.use_specdist_attention()
+    terms = paged.terms
+    with contextlib.nullcontext() if rank is None else torch_threads(rank.num_threads):
+        target = measure_curve(
+            paged.target,
+            partial(judge_logits, settings=terms.settings, vocab_size=terms.vocab_size),
+            num_rows=num_rows,
+            num_tokens_per_row=terms.max_draft_tokens + 1,
+            num_context_tokens=terms.num_context_tokens,
+        )
+    draft = {
+        kind: terms.step_times(paged.draft, num_rows, with_features=kind)
+        if rank is None
+        else rank.measure(num_rows, with_features=kind)
+        for kind in kinds
+    }
+    [some_draft, *_] = draft.values()
+    logger.info(
+        "%s, batch %d: a target pass of one token per row takes %.2f ms, a draft step %.2f ms",
+        "colocated" if rank is None else "separate",
+        num_rows,
+        float(target(num_rows)) / 1e6,
+        float(some_draft(num_rows)) / 1e6,
+    )
+    return PlacementCosts(target, draft)
+
+
+def separate_orders(
+    order: DraftOrder,
+    costs: PlacementCosts,
+    *,
+    num_branches: int | None,
+    overlaps: Sequence[str] = OVERLAPS,
+    compares_branches: bool = True,
+) -> list[DraftOrder]:
+    """The order in turns, and ahead as the main job would plan it from these costs.
+
+    Args:
+        order: does nothing ahead.
+        num_branches: None leaves them to the costs, which may ask for none.
+        compares_branches: where there are to be branches, ahead without any too.
+    """
+    known = costs.of(order)
+    orders = [dataclasses.replace(order, costs=known)]
+    counts = [0, num_branches] if compares_branches and num_branches != 0 else [num_branches]
+    for count in counts:
+        ahead = plan_ahead(
+            known, num_rows=order.num_slots, max_draft_tokens=order.max_draft_tokens, num_branches=count
+        )
+        if orders[-1].ahead != ahead:
+            orders.append(dataclasses.replace(orders[0], ahead=ahead))
+    wanted = {IN_TURNS: False, AHEAD: True}
+    return [item for item in orders if (item.ahead.num_tokens > 0) in [wanted[name] for name in overlaps]]

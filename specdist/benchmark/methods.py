@@ -1,18 +1,23 @@
-"""What a way to generate is, and transformers' own ones."""
+"""The ways to generate: specdist's, with both models in one process or two, and transformers'."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from transformers import GenerationConfig
 
+from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
+from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.workload import Row
-from specdist.engine.timeline import Span
+from specdist.engine.proposals import Proposer
+from specdist.engine.sequence import Request
+from specdist.policies import LengthPolicy
 from specdist.stats import Stats
 
 # Padding is masked on the left and cut off on the right, so any token will do.
@@ -22,17 +27,25 @@ NO_TOP_K = 0
 
 @dataclass(frozen=True)
 class Generated:
-    """Token ids per row, in the order of the rows; specdist's statistics where it was specdist, and what each
-    side did when, if it was asked for."""
+    """Token ids per row, in the order of the rows; and specdist's statistics where it was specdist."""
 
     completions: list[list[int]]
     stats: Stats | None = None
-    target_spans: list[Span] = field(default_factory=list)
-    draft_spans: list[Span] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         return sum(map(len, self.completions))
+
+    @staticmethod
+    def joined(parts: Sequence[Generated]) -> Generated:
+        """What one method generated for one group of rows after another."""
+        total = Stats()
+        for part in parts:
+            if part.stats is not None:
+                total.add(part.stats)
+        has_stats = all(part.stats is not None for part in parts)
+        completions = [completion for part in parts for completion in part.completions]
+        return Generated(completions, total if has_stats else None)
 
 
 class Method(Protocol):
@@ -59,6 +72,69 @@ class Method(Protocol):
         ...
 
     def generate(self, rows: Sequence[Row]) -> Generated: ...
+
+
+class SpecdistColocated:
+    """specdist's engine with both models in this process; without draft tokens it is the target alone."""
+
+    placement = COLOCATED
+
+    def __init__(self, paged: PagedPair, order: DraftOrder) -> None:
+        self.name = f"specdist, {order.choice.label}"
+        self.batch_size = order.num_slots
+        self.order = order
+        self._paged = paged
+
+    def following(self, order: DraftOrder) -> SpecdistColocated:
+        """The same for another draft."""
+        return SpecdistColocated(self._paged, order)
+
+    def prepare(self) -> None:
+        self._paged.pair.use_specdist_attention()
+
+    def generate(self, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Generated:
+        """``policy``: instead of a new one of the order's."""
+        proposer = self._paged.proposer(self.order, policy)
+        with self.order.traced("both"):
+            return _run(self._paged, self.order, rows, proposer)
+
+
+class SpecdistSeparate:
+    """specdist's engine in this process, the draft on a rank of its own; each has half of the threads."""
+
+    def __init__(self, paged: PagedPair, rank: DraftRank, order: DraftOrder) -> None:
+        self.name = f"specdist, {order.choice.label}, {order.name}"
+        self.batch_size = order.num_slots
+        self.order = order
+        self.placement = AHEAD if order.ahead.num_tokens else SEPARATE
+        self._paged = paged
+        self._rank = rank
+
+    def following(self, order: DraftOrder) -> SpecdistSeparate:
+        """The same for another draft."""
+        return SpecdistSeparate(self._paged, self._rank, order)
+
+    def prepare(self) -> None:
+        self._paged.pair.use_specdist_attention()
+        self._rank.build(self.order)
+
+    def generate(self, rows: Sequence[Row]) -> Generated:
+        with (
+            torch_threads(self._rank.num_threads),
+            self._rank.serving() as proposer,
+            self.order.traced("target"),
+        ):
+            return _run(self._paged, self.order, rows, proposer)
+
+
+def _run(paged: PagedPair, order: DraftOrder, rows: Sequence[Row], proposer: Proposer) -> Generated:
+    requests = [
+        Request(row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens)
+        for index, row in enumerate(rows)
+    ]
+    engine, ledger = paged.engine(requests, order, proposer)
+    finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
+    return Generated([finished[index] for index in range(len(rows))], ledger.close_shard(0))
 
 
 class TransformersGenerate:

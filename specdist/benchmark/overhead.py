@@ -1,32 +1,67 @@
-"""What the flat forward over the paged cache costs beside transformers' own forward over a ``DynamicCache``.
+"""What specdist adds to the models' work: by single passes, by heads and features behind a draft step, and by
+the policies' own arithmetic.
 
-Both run the same new tokens behind the same context, on the target: decoding steps and verification blocks.
-All rows are equally long, so transformers pads nothing.
+Whatever is compared is timed in turn. Three of the four are the same case, something behind a real pass of a
+model, where its weights are as cold and the device as busy as in a run:
 
-B rows, C context tokens, N new tokens per row.
+- *Passes*: the flat forward over the paged cache beside transformers' own forward over a ``DynamicCache``.
+- *Heads*: what a head takes behind a draft step depends on its shape alone, so heads of several depths are
+  timed, none of which was trained.
+- *Policies, by parts*: what the features of a draft step take is timed in the same way; a stopwatch stands
+  around every call of the policy in runs of the engine. Parts can be told apart from a round a thousand times
+  as long.
+- *Features, as a whole*, to see that nothing was forgotten: a policy that is told the features but always
+  drafts K tokens does the same passes on the same tokens as ``fixed``, and the two are run in pairs. Their
+  difference also holds the indexing between the parts, and on a GPU that the host must wait after every token
+  where ``fixed`` waits once per round. It is the small difference of two large times, so its quartiles are
+  given.
+
+Both models are in this process, where nothing hides behind the other side's work, and prompts are left out.
+
+B rows, C context tokens, N new tokens per row, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
+from specdist.benchmark.drafts import DraftOrder, fixed_length
+from specdist.benchmark.methods import SpecdistColocated
 from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.passes import FlatPass, PlainPass, in_turn, random_rows
+from specdist.benchmark.workload import Row
+from specdist.costs import Curve
 from specdist.engine.device_clock import timed
-from specdist.models.flat import FlatBatch, arange_segments
-from specdist.models.runner import ModelRunner
+from specdist.heads.head import TokenHead
+from specdist.models.hidden import with_head_logits
+from specdist.policies import LengthPolicy
+from specdist.policy_options import PolicyChoice
+from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.stats import NS_PER_S, Stats
 
 OVERHEAD_BATCH_SIZES = (1, 8)
-NUM_WARMUPS = 2
+HEAD_DEPTHS = (0, 1, 3)
+# A draft step is soon over, so there are many of them.
+STEPS_PER_REPEAT = 10
+NUM_CONTEXT_TOKENS = 16
+MAX_NEW_TOKENS = 32
+NUM_RUNS = 3
+QUARTILES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverheadResult:
+class PassOverhead:
     """Medians in seconds of one kind of pass; ``ratio`` is specdist's over transformers'."""
 
     batch_size: int
@@ -38,92 +73,272 @@ class OverheadResult:
     num_passes: int
 
 
-def measure_overhead(
-    paged: PagedPair, *, num_context_tokens: int, num_draft_tokens: int, num_passes: int, seed: int
-) -> list[OverheadResult]:
-    """One result per batch size for a decoding step and for a block of ``num_draft_tokens`` + 1 tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        _measure_case(
-            paged,
-            torch.randint(paged.pair.vocab_size, (batch_size, num_context_tokens), generator=generator),
-            torch.randint(paged.pair.vocab_size, (batch_size, num_new_tokens), generator=generator),
-            num_passes,
-        )
-        for batch_size in OVERHEAD_BATCH_SIZES
-        for num_new_tokens in (1, num_draft_tokens + 1)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class HeadOverhead:
+    """A draft step of one token for each of ``batch_size`` rows without a head, and what one of ``depth``
+    residual layers adds: medians. ``share`` is that of the head in such a step: median of all, and its
+    quartiles."""
+
+    depth: int
+    batch_size: int
+    num_passes: int
+    step_s: float
+    head_s: float
+    share: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOverhead:
+    """By parts. Seconds are means of a round; ``share`` is that of features and policy in it."""
+
+    label: str
+    batch_size: int
+    num_rounds: int
+    round_s: float
+    features_s: float
+    policy_s: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureOverhead:
+    """As a whole: what a round of ``num_draft_tokens`` tokens takes without features (median), and how much
+    longer it is with them: median of the pairs and its quartiles."""
+
+    batch_size: int
+    num_draft_tokens: int
+    num_pairs: int
+    round_s: float
+    extra_s: float
+    lower_s: float
+    upper_s: float
 
 
 @torch.inference_mode()
-def _measure_case(paged: PagedPair, context_BC: Tensor, new_BN: Tensor, num_passes: int) -> OverheadResult:
-    ours, theirs = FlatPass(paged, paged.target, context_BC, new_BN), _PlainPass(paged, context_BC, new_BN)
-    seconds = [(ours.seconds(), theirs.seconds()) for _ in range(NUM_WARMUPS + num_passes)]
-    specdist_s, transformers_s = (
-        statistics.median(column) for column in zip(*seconds[NUM_WARMUPS:], strict=True)
+def measure_passes(
+    paged: PagedPair, *, num_context_tokens: int, num_draft_tokens: int, num_passes: int, seed: int
+) -> list[PassOverhead]:
+    """The target's decoding step and its block of ``num_draft_tokens`` + 1 tokens, at each batch size."""
+    results = []
+    for batch_size in OVERHEAD_BATCH_SIZES:
+        for num_new_tokens in (1, num_draft_tokens + 1):
+            context_BC, new_BN = random_rows(
+                paged.pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
+            )
+            ours = FlatPass(paged, paged.target, context_BC, new_BN)
+            theirs = PlainPass(paged, context_BC, new_BN)
+            times_s = in_turn([ours.seconds, theirs.seconds], num_passes)
+            specdist_s, transformers_s = np.median(times_s, axis=1).tolist()
+            results.append(
+                PassOverhead(
+                    batch_size=batch_size,
+                    num_new_tokens=num_new_tokens,
+                    num_context_tokens=num_context_tokens,
+                    specdist_s=specdist_s,
+                    transformers_s=transformers_s,
+                    ratio=specdist_s / transformers_s,
+                    num_passes=num_passes,
+                )
+            )
+    return results
+
+
+def measure_heads(
+    paged: PagedPair, batch_size: int, num_repeats: int, seed: int, *, uses_features: bool
+) -> list[HeadOverhead]:
+    """One result per depth."""
+    runner = paged.draft
+    hidden_size = runner.model.config.get_text_config().hidden_size
+    generator = torch.Generator().manual_seed(seed)
+    hidden_BH = torch.randn(batch_size, hidden_size, generator=generator).to(runner.device, runner.dtype)
+    features_3B = torch.rand(3, batch_size, generator=generator).to(runner.device)
+    heads = [
+        TokenHead(hidden_size, depth, uses_features=uses_features).to(runner.device, runner.dtype)
+        for depth in HEAD_DEPTHS
+    ]
+
+    def adding(head: TokenHead, logits_BV: Tensor) -> Callable[[], Tensor]:
+        return partial(with_head_logits, logits_BV, head, hidden_BH, features_3B)
+
+    found = _behind_steps(
+        paged, batch_size, [partial(adding, head) for head in heads], num_repeats * STEPS_PER_REPEAT, seed
     )
-    return OverheadResult(
-        batch_size=len(new_BN),
-        num_new_tokens=new_BN.shape[1],
-        num_context_tokens=context_BC.shape[1],
-        specdist_s=specdist_s,
-        transformers_s=transformers_s,
-        ratio=specdist_s / transformers_s,
-        num_passes=num_passes,
+    results = []
+    for depth, (steps_s, heads_s) in zip(HEAD_DEPTHS, found, strict=True):
+        lower, median, upper = np.quantile(heads_s / steps_s, QUARTILES).tolist()
+        results.append(
+            HeadOverhead(
+                depth=depth,
+                batch_size=batch_size,
+                num_passes=len(steps_s),
+                step_s=float(np.median(steps_s)),
+                head_s=float(np.median(heads_s)),
+                share=median,
+                lower=lower,
+                upper=upper,
+            )
+        )
+    return results
+
+
+def measure_policies(
+    paged: PagedPair, methods: Sequence[SpecdistColocated], rows: Sequence[Row], num_passes: int
+) -> list[PolicyOverhead]:
+    """Of every method, which has a draft, on as many rows as its batch has."""
+    features = {size: _features_curve(paged, size, num_passes) for size in {m.batch_size for m in methods}}
+    return [_policy_overhead(paged, method, rows, features[method.batch_size]) for method in methods]
+
+
+def measure_features(
+    paged: PagedPair, batch_size: int, rows: Sequence[Row], num_draft_tokens: int, num_pairs: int
+) -> FeatureOverhead:
+    """Runs with and without features, in turn."""
+    methods = [
+        SpecdistColocated(paged, DraftOrder(num_slots=batch_size, choice=choice))
+        for choice in (fixed_length(num_draft_tokens), fixed_length_told(num_draft_tokens))
+    ]
+
+    def round_s(method: SpecdistColocated) -> float:
+        stats = _run(method, rows)
+        return _decoding_s(stats) / stats.num_rounds
+
+    plain_s, told_s = in_turn([partial(round_s, method) for method in methods], num_pairs)
+    lower, median, upper = np.quantile(told_s - plain_s, QUARTILES).tolist()
+    return FeatureOverhead(
+        batch_size=batch_size,
+        num_draft_tokens=num_draft_tokens,
+        num_pairs=num_pairs,
+        round_s=float(np.median(plain_s)),
+        extra_s=median,
+        lower_s=lower,
+        upper_s=upper,
     )
 
 
-class FlatPass:
-    """specdist's: the planning on the host is part of it. Repeating it overwrites the same cache entries."""
-
-    def __init__(self, paged: PagedPair, runner: ModelRunner, context_BC: Tensor, new_BN: Tensor) -> None:
-        self._pair = paged.pair
-        self._runner = runner
-        num_context_tokens, num_new_tokens = context_BC.shape[1], new_BN.shape[1]
-        table = paged.new_page_table(len(new_BN))
-        for slot in range(len(new_BN)):
-            table.open(slot, context_BC[slot].tolist())
-            table.extend(slot, num_context_tokens + num_new_tokens)
-        runner.update_pages(table.drain_updates())
-        self._pair.use_specdist_attention()
-        runner.forward(_flat(context_BC, first=0), [])
-        self._batch = _flat(new_BN, first=num_context_tokens)
-
-    def run(self) -> Tensor:
-        """Logits [B * N, V]."""
-        return self._runner.forward(self._batch, np.arange(len(self._batch)))
-
-    def seconds(self) -> float:
-        self._pair.use_specdist_attention()
-        return timed(self._runner.device, self.run)[0]
+def fixed_length_told(num_draft_tokens: int) -> PolicyChoice:
+    """Always so many draft tokens, with features: no entropy reaches this threshold, which is not an option
+    that a user could give."""
+    return PolicyChoice("svip", {"stop_root_entropy": math.inf, "max_draft_tokens": num_draft_tokens})
 
 
-class _PlainPass:
-    """transformers': the cache is cut back after every pass, outside of the time."""
+class Stopwatch:
+    """The time that a policy's answers take, in ``ns``, from :meth:`watch` on."""
 
-    def __init__(self, paged: PagedPair, context_BC: Tensor, new_BN: Tensor) -> None:
-        self._pair = paged.pair
-        self._cache = DynamicCache()
-        self._new_BN = new_BN.to(self._pair.device)
-        self._pair.use_transformers_attention()
-        self._forward(context_BC.to(self._pair.device))
+    def __init__(self) -> None:
+        self.ns = 0
 
-    def seconds(self) -> float:
-        self._pair.use_transformers_attention()
-        seconds, _ = timed(self._pair.device, lambda: self._forward(self._new_BN))
-        self._cache.crop(-self._new_BN.shape[1])
-        return seconds
+    def watch(self, policy: LengthPolicy) -> None:
+        """Time its methods in place, so that it stays what it is to whoever asks for its kind."""
+        for name in ("wants_more", "next_histories", "num_to_verify", "observe_tokens"):
+            if hasattr(policy, name):
+                # Into its dictionary: some policies are frozen dataclasses.
+                vars(policy)[name] = partial(self._timed, getattr(policy, name))
 
-    def _forward(self, token_ids: Tensor) -> None:
-        self._pair.target(input_ids=token_ids, past_key_values=self._cache, use_cache=True)
+    def _timed(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        begin = time.perf_counter_ns()
+        answer = method(*arguments)
+        self.ns += time.perf_counter_ns() - begin
+        return answer
 
 
-def _flat(token_ids_BN: Tensor, *, first: int) -> FlatBatch:
-    """The rows one after the other, at positions from ``first`` on; slots are row numbers."""
-    num_rows, num_tokens = token_ids_BN.shape
-    lengths = np.full(num_rows, num_tokens)
-    return FlatBatch(
-        token_ids_BN.ravel().numpy(),
-        np.repeat(np.arange(num_rows), lengths),
-        first + arange_segments(lengths),
-    )
+def _policy_overhead(
+    paged: PagedPair, method: SpecdistColocated, rows: Sequence[Row], features: Curve
+) -> PolicyOverhead:
+    """The run of the median share."""
+    results = []
+    for _ in range(NUM_RUNS):
+        stopwatch, policy = Stopwatch(), paged.terms.policy(method.order)
+        stopwatch.watch(policy)
+        stats = _run(method, rows, policy)
+        features_s = 0.0
+        if policy.uses_features and stats.num_draft_passes:
+            rows_per_step = stats.num_draft_tokens / stats.num_draft_passes
+            features_s = stats.num_draft_passes * float(features(max(1.0, rows_per_step))) / NS_PER_S
+        policy_s = stopwatch.ns / NS_PER_S
+        results.append(
+            PolicyOverhead(
+                label=method.order.choice.label,
+                batch_size=method.batch_size,
+                num_rounds=stats.num_rounds,
+                round_s=_decoding_s(stats) / stats.num_rounds,
+                features_s=features_s / stats.num_rounds,
+                policy_s=policy_s / stats.num_rounds,
+                share=(policy_s + features_s) / _decoding_s(stats),
+            )
+        )
+    return sorted(results, key=lambda result: result.share)[NUM_RUNS // 2]
+
+
+def _run(method: SpecdistColocated, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Stats:
+    """One row per slot, to a length that shows what a round takes."""
+    method.prepare()
+    some_rows = [
+        dataclasses.replace(row, max_new_tokens=min(row.max_new_tokens, MAX_NEW_TOKENS))
+        for row in rows[: method.batch_size]
+    ]
+    stats = method.generate(some_rows, policy).stats
+    assert stats is not None
+    return stats
+
+
+def _decoding_s(stats: Stats) -> float:
+    """Of a run in one process: all but the prompts' passes."""
+    return (stats.target_ns.total - stats.target_ns.prefill - stats.draft_ns.prefill) / NS_PER_S
+
+
+def _features_curve(paged: PagedPair, batch_size: int, num_passes: int) -> Curve:
+    """What the features of a draft step take, over its rows."""
+    settings, vocab_size = paged.terms.settings, paged.terms.vocab_size
+
+    def features_of(logits_BV: Tensor) -> Callable[[], Tensor]:
+        logits_BV = logits_BV[:, :vocab_size]
+        zeros_B = torch.zeros(len(logits_BV), dtype=torch.int64)
+        laws, _, undecided = draft_laws(logits_BV, settings, zeros_B, zeros_B)
+        drawn_B = laws.draw(zeros_B.double().to(laws.device) if settings.is_random else None)
+        return lambda: draft_features(logits_BV, undecided, drawn_B, settings).cpu()
+
+    sizes = sorted({1, batch_size})
+    times_s = [_behind_steps(paged, size, [features_of], num_passes, seed=0)[0, 1] for size in sizes]
+    return Curve(sizes, [round(statistics.median(found_s) * NS_PER_S) for found_s in times_s])
+
+
+@torch.inference_mode()
+def _behind_steps(
+    paged: PagedPair,
+    batch_size: int,
+    extras: Sequence[Callable[[Tensor], Callable[[], Tensor]]],
+    num_passes: int,
+    seed: int,
+) -> np.ndarray:
+    """Seconds of draft steps of one token per row, and of what is done behind them.
+
+    Two runners, with and without a head, would differ by more than the head takes: by where in memory their
+    tensors lie. So there is one, and an extra is timed by itself, right behind a step.
+
+    Args:
+        extras: each gets a step's logits and returns what is to be timed.
+
+    Returns:
+        float64 [extras, 2, passes]: the step, and the extra behind it.
+    """
+    context_BC, new_B1 = random_rows(paged.pair.vocab_size, batch_size, NUM_CONTEXT_TOKENS, 1, seed=seed)
+    step, device = FlatPass(paged, paged.draft, context_BC, new_B1), paged.draft.device
+
+    def step_and_extra(extra: Callable[[Tensor], Callable[[], Tensor]]) -> tuple[float, float]:
+        step_s, logits_BV = _thread_timed(device, step.run)
+        return step_s, _thread_timed(device, extra(logits_BV))[0]
+
+    times_s = in_turn([partial(step_and_extra, extra) for extra in extras], num_passes)
+    return times_s.transpose(0, 2, 1)
+
+
+def _thread_timed(device: torch.device, action: Callable[[], Tensor]) -> tuple[float, Tensor]:
+    """On a CPU the seconds of this thread alone: on a machine that others use too, a step is interrupted far
+    oftener than what is behind it, and the ratio would flatter the latter."""
+    if device.type != "cpu":
+        return timed(device, action)
+    begin = time.thread_time()
+    result = action()
+    return time.thread_time() - begin, result

@@ -15,7 +15,6 @@ from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget
-from specdist.engine.timeline import Timeline
 from specdist.job.allocation import PAGE_SIZE
 from specdist.job.tokens import PromptEncoder
 from specdist.models.hidden import HiddenStateHead
@@ -75,7 +74,7 @@ class PagedPair:
         return PageTable(num_pages=self.terms.num_pages, page_size=PAGE_SIZE, num_slots=num_slots)
 
     def engine(
-        self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer, clock: Timeline
+        self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer
     ) -> tuple[Engine, Ledger]:
         """A new engine over these requests for a proposer that follows the order, and its books."""
         scheduling = SchedulerSettings(
@@ -94,19 +93,21 @@ class PagedPair:
             scheduler=Scheduler(scheduling, self.new_page_table(order.num_slots), iter(requests)),
             stop_rules=StopRules(self._encoder.decode, self.terms.stop_token_ids),
             ledger=ledger,
-            clock=clock,
+            clock=order.timeline("host", self.pair.device),
         )
         return engine, ledger
 
-    def proposer(self, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None) -> Proposer:
+    def proposer(self, order: DraftOrder, policy: LengthPolicy | None = None) -> Proposer:
         """The draft in this process, or none if there is nothing to draft.
 
         Args:
-            policy: instead of the order's, of the same longest block.
+            policy: instead of a new one of the order's, of the same longest block.
         """
         if not order.max_draft_tokens:
             return NoDraft(order.num_slots)
         policy = policy or self.terms.policy(order)
         runner = self.headed if reads_head(policy) else self.draft
         assert runner is not None, "the policy reads a head"
-        return ColocatedDraft(self.terms.model(runner, policy, order, clock))
+        return ColocatedDraft(
+            self.terms.model(runner, order, order.timeline("idle", self.pair.device), policy)
+        )

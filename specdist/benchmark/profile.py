@@ -1,13 +1,21 @@
-"""Where the time of a run goes: pictures of a few rounds, shares of each kind of work, floors of passes."""
+"""Where the time goes: shares of each kind of work, a trace of a short run, and how fast passes could be.
+
+The shares are those of an ordinary run. Then every way runs once more under ``torch.profiler``, for a few
+tokens, which slows it: its trace shows what each process does in the phases of a round, down to the kernels.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
+import json
 import logging
 import re
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,18 +23,18 @@ from specdist.benchmark.config import OVERLAPS, BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.floors import FloorResult, measure_floors
+from specdist.benchmark.lineup import measure_costs, separate_orders
 from specdist.benchmark.measuring import measure
-from specdist.benchmark.picture import draw_timeline
-from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
-from specdist.benchmark.plans import measure_separate, separate_orders
+from specdist.benchmark.methods import SpecdistColocated, SpecdistSeparate
 from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
-from specdist.data.files import write_json
+from specdist.data.files import write_atomically, write_json
 from specdist.job.policies import uses_features
 from specdist.stats import NS_PER_S, DraftTimes, Stats, TargetTimes
-from specdist.utils.table import Table
+from specdist.utils.table import Table, decimals
 
 FILE_NAME = "profile.json"
+NUM_TRACED_TOKENS = 16
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +46,7 @@ class ProfiledRun:
     Attributes:
         target_shares, draft_shares: of each side's time over the whole run, by kind of work.
         target_pass_s, draft_step_s: means over the run, prompts' tokens aside; None where there was none.
-        picture: name of the file beside this one.
+        trace: name of the file beside this one.
     """
 
     name: str
@@ -48,7 +56,7 @@ class ProfiledRun:
     draft_shares: dict[str, float]
     target_pass_s: float | None
     draft_step_s: float | None
-    picture: str
+    trace: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,27 +76,21 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
     folder.mkdir(parents=True, exist_ok=True)
     setting = set_up(config)
     num_threads = torch.get_num_threads()
+    runs = []
     with contextlib.ExitStack() as stack:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
         if rank is not None:
             num_threads = rank.num_threads
         [measured] = measure(_methods(config, setting, rank), setting.groups, 1, setting.device)
-    runs = []
-    for item in measured:
-        [timed] = item.groups.values()
-        method, [generated] = item.method, timed.generated
-        is_separate = isinstance(method, SpecdistSeparate)
-        picture = f"{_file_name(method.name)}-batch-{method.batch_size}.png"
-        draw_timeline(
-            folder / picture,
-            f"{method.name}, batch {method.batch_size}: {item.tokens_per_s:.1f} tokens/s",
-            {
-                "target\n(rank 0)": generated.target_spans,
-                f"draft\n(rank {int(is_separate)})": generated.draft_spans,
-            },
-        )
-        assert generated.stats is not None
-        runs.append(profiled_run(method.name, method.batch_size, item.tokens_per_s, generated.stats, picture))
+        for item in measured:
+            method, [generated] = item.method, item.whole.generated
+            assert generated.stats is not None and isinstance(method, SpecdistColocated | SpecdistSeparate)
+            logger.info("tracing %s, batch %d", method.name, method.batch_size)
+            trace = f"{_file_name(method.name)}-batch-{method.batch_size}.json.gz"
+            _trace(method, setting, folder / trace)
+            runs.append(
+                profiled_run(method.name, method.batch_size, item.whole.tokens_per_s, generated.stats, trace)
+            )
     floors: list[FloorResult] = []
     if config.overhead_repeats:
         logger.info("timing single passes and the device")
@@ -122,7 +124,7 @@ def profile_report(result: ProfileResult) -> str:
     return "\n\n".join(blocks)
 
 
-def profiled_run(name: str, batch_size: int, tokens_per_s: float, stats: Stats, picture: str) -> ProfiledRun:
+def profiled_run(name: str, batch_size: int, tokens_per_s: float, stats: Stats, trace: str) -> ProfiledRun:
     """Read it from a run's statistics."""
     return ProfiledRun(
         name=name,
@@ -132,8 +134,26 @@ def profiled_run(name: str, batch_size: int, tokens_per_s: float, stats: Stats, 
         draft_shares=_shares(stats.draft_ns),
         target_pass_s=_mean_s(stats.target_ns.verify, stats.num_target_passes),
         draft_step_s=_mean_s(stats.draft_ns.draft, stats.num_draft_passes),
-        picture=picture,
+        trace=trace,
     )
+
+
+def merge_traces(traces: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Chrome traces of several processes of one machine as one, on the clock of the first.
+
+    Args:
+        traces: by the name that the process shall have.
+    """
+    [(_, first), *_] = traces.items()
+    base_ns = first["baseTimeNanoseconds"]
+    events = []
+    for name, trace in traces.items():
+        later_us = (trace["baseTimeNanoseconds"] - base_ns) / 1e3
+        for event in trace["traceEvents"]:
+            if event.get("name") == "process_name" and "name" in event.get("args", {}):
+                event = event | {"args": {"name": f"{name}: {event['args']['name']}"}}
+            events.append(event | {"ts": event["ts"] + later_us} if "ts" in event else event)
+    return first | {"traceEvents": events}
 
 
 def _methods(
@@ -141,17 +161,31 @@ def _methods(
 ) -> list[SpecdistColocated | SpecdistSeparate]:
     methods: list[SpecdistColocated | SpecdistSeparate] = []
     for batch_size in config.batch_sizes or []:
-        choice = fixed_length(config.num_draft_tokens)
-        order = DraftOrder(num_slots=batch_size, choice=choice, keeps_spans=True)
+        order = DraftOrder(num_slots=batch_size, choice=fixed_length(config.num_draft_tokens))
         if config.is_colocated:
             methods.append(SpecdistColocated(setting.paged, order))
         if rank is not None:
-            costs = measure_separate(setting.paged, rank, batch_size, [uses_features(choice.policy)])
+            costs = measure_costs(setting.paged, rank, batch_size, [uses_features(order.choice.policy)])
             orders = separate_orders(
                 order, costs, num_branches=config.num_branches, overlaps=config.overlaps or OVERLAPS
             )
             methods += [SpecdistSeparate(setting.paged, rank, item) for item in orders]
     return methods
+
+
+def _trace(method: SpecdistColocated | SpecdistSeparate, setting: Setting, path: Path) -> None:
+    """Write one trace of all processes, which ``chrome://tracing`` and ui.perfetto.dev show."""
+    rows = [
+        dataclasses.replace(row, max_new_tokens=min(row.max_new_tokens, NUM_TRACED_TOKENS))
+        for row in setting.rows[: method.batch_size]
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        traced = method.following(dataclasses.replace(method.order, trace_folder=folder))
+        traced.prepare()
+        traced.generate(rows)
+        traces = {part.stem: json.loads(part.read_bytes()) for part in sorted(Path(folder).iterdir())}
+    content = gzip.compress(json.dumps(merge_traces(traces)).encode())
+    write_atomically(path, lambda file: file.write(content))
 
 
 def _shares(times: TargetTimes | DraftTimes) -> dict[str, float]:
@@ -168,44 +202,41 @@ def _file_name(name: str) -> str:
 
 def _shares_table(result: ProfileResult) -> Table:
     kinds = ("prefill", "draft", "verify", "transfer", "idle", "host")
-    return Table(
-        ["run", "batch", "tokens/s", "rank", *kinds, "ms per pass"],
+    return Table.of(
         [
-            [
-                run.name.removeprefix("specdist, "),
-                str(run.batch_size),
-                f"{run.tokens_per_s:.1f}",
-                role,
-                *(f"{shares[kind]:.2f}" if kind in shares else "-" for kind in kinds),
-                "-" if pass_s is None else f"{1e3 * pass_s:.2f}",
-            ]
+            {
+                "run": run.name.removeprefix("specdist, "),
+                "batch": run.batch_size,
+                "tokens/s": f"{run.tokens_per_s:.1f}",
+                "rank": role,
+                **{kind: decimals(shares.get(kind)) for kind in kinds},
+                "ms per pass": decimals(None if pass_s is None else 1e3 * pass_s),
+            }
             for run in result.runs
             for role, shares, pass_s in (
                 ("target", run.target_shares, run.target_pass_s),
                 ("draft", run.draft_shares, run.draft_step_s),
             )
-        ],
+        ]
     )
 
 
 def _floors_table(result: ProfileResult) -> Table:
-    return Table(
-        ["model", "rows x new tokens", "context", "MB", "GFLOP", "GB/s", "GFLOP/s", "floor ms", "median ms",
-         "best ms", "median / floor"],
+    return Table.of(
         [
-            [
-                item.model,
-                f"{item.batch_size} x {item.num_new_tokens}",
-                str(item.num_context_tokens),
-                f"{item.num_bytes / 1e6:.1f}",
-                f"{item.num_flop / 1e9:.2f}",
-                f"{item.bytes_per_s / 1e9:.1f}",
-                f"{item.flop_per_s / 1e9:.0f}",
-                f"{1e3 * item.floor_s:.2f}",
-                f"{1e3 * item.measured_s:.2f}",
-                f"{1e3 * item.best_s:.2f}",
-                f"{item.ratio:.2f}",
-            ]
+            {
+                "model": item.model,
+                "rows x new tokens": f"{item.batch_size} x {item.num_new_tokens}",
+                "context": item.num_context_tokens,
+                "MB": f"{item.num_bytes / 1e6:.1f}",
+                "GFLOP": f"{item.num_flop / 1e9:.2f}",
+                "GB/s": f"{item.bytes_per_s / 1e9:.1f}",
+                "GFLOP/s": f"{item.flop_per_s / 1e9:.0f}",
+                "floor ms": f"{1e3 * item.floor_s:.2f}",
+                "median ms": f"{1e3 * item.measured_s:.2f}",
+                "best ms": f"{1e3 * item.best_s:.2f}",
+                "median / floor": f"{item.ratio:.2f}",
+            }
             for item in result.floors
-        ],
-    )  # fmt: skip
+        ]
+    )

@@ -18,10 +18,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from specdist.benchmark.head_overhead import HeadOverheadResult
-from specdist.benchmark.overhead import OverheadResult
-from specdist.benchmark.overlap import OverlapResult
-from specdist.benchmark.policy_overhead import FeaturesResult, PolicyOverheadResult
+from specdist.benchmark.overhead import FeatureOverhead, HeadOverhead, PassOverhead, PolicyOverhead
 from specdist.benchmark.spread import SpreadResult
 from specdist.data.files import write_json
 from specdist.errors import UserError
@@ -72,6 +69,39 @@ class WorkSize:
     longest_prompt: int
     shortest_limit: int
     longest_limit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapResult:
+    """One way of running the draft, by the statistics of the last repeat. A ratio of nothing is None.
+
+    Attributes:
+        ratio_to_separate: tokens/s over those of the draft on a rank of its own that works in turns with the
+            target, at the same batch size.
+        num_ahead_tokens, num_branches: what the draft does per row while the target verifies.
+        tokens_per_row_pass: what a row gets from a target pass, with or without candidates.
+        acceptance: the chance that a judged token is accepted, candidates and first tokens ahead alike.
+        ready_share: of the row-rounds, those that found candidates.
+        predicted_ready_share: by :func:`specdist.theory.ready_share`, for this acceptance and the measured
+            share of misses caught. It takes rows without end; here a row begins without candidates, and near
+            its end there is nothing to draft. None where nothing is drafted ahead.
+        num_misses, num_hits_per_rank: decisions that dropped a chain, and those of them that found a branch,
+            by the rank of its first token among the alternatives.
+        target_idle_share, draft_idle_share: of each side's time, the other side's being waited for.
+    """
+
+    ratio_to_separate: float | None
+    num_ahead_tokens: int
+    num_branches: int
+    tokens_per_row_pass: float | None
+    acceptance: float | None
+    ready_share: float | None
+    predicted_ready_share: float | None
+    num_misses: int
+    num_hits_per_rank: list[int]
+    miss_catch_rate: float | None
+    target_idle_share: float | None
+    draft_idle_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +197,12 @@ class BenchmarkResult(Circumstances):
     tokens, of draft steps over rows."""
 
     methods: list[MethodResult]
-    overhead: list[OverheadResult]
+    overhead: list[PassOverhead]
     costs: dict[str, Any] = field(default_factory=dict)
     spreads: list[SpreadResult] = field(default_factory=list)
-    policy_overhead: list[PolicyOverheadResult] = field(default_factory=list)
-    feature_overhead: list[FeaturesResult] = field(default_factory=list)
-    head_overhead: list[HeadOverheadResult] = field(default_factory=list)
+    policy_overhead: list[PolicyOverhead] = field(default_factory=list)
+    feature_overhead: list[FeatureOverhead] = field(default_factory=list)
+    head_overhead: list[HeadOverhead] = field(default_factory=list)
     kind: str = field(default=KIND)
 
     @property

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from specdist.benchmark.comparing import compare, compare_lengths
 from specdist.benchmark.config import BenchmarkConfig
-from specdist.benchmark.head_overhead import measure_heads
 from specdist.benchmark.lineup import Lineup, line_up
 from specdist.benchmark.measuring import Measured, measure
-from specdist.benchmark.overhead import measure_overhead
-from specdist.benchmark.placements import SpecdistColocated
-from specdist.benchmark.policy_overhead import measure_parts, measure_whole
+from specdist.benchmark.methods import SpecdistColocated
+from specdist.benchmark.overhead import measure_features, measure_heads, measure_passes, measure_policies
 from specdist.benchmark.results import BenchmarkResult
 from specdist.benchmark.setting import Setting, set_up
 from specdist.benchmark.spread import nearest_first_lengths
@@ -66,7 +64,7 @@ def _with_overhead(
         return result
     if config.policies is None:
         logger.info("timing single passes")
-        overhead = measure_overhead(
+        overhead = measure_passes(
             setting.paged,
             num_context_tokens=setting.work.longest_prompt,
             num_draft_tokens=length,
@@ -86,9 +84,9 @@ def _with_overhead(
     batch_sizes = sorted({method.batch_size for method in methods})
     return dataclasses.replace(
         result,
-        policy_overhead=measure_parts(setting.paged, methods, setting.rows, num_repeats),
+        policy_overhead=measure_policies(setting.paged, methods, setting.rows, num_repeats),
         feature_overhead=[
-            measure_whole(setting.paged, batch_size, setting.rows, length, num_repeats)
+            measure_features(setting.paged, batch_size, setting.rows, length, num_repeats)
             for batch_size in batch_sizes
         ],
         head_overhead=[

@@ -48,11 +48,6 @@ class DeviceClock:
         # From mark to mark: a time since the start of the run would not fit in the float of milliseconds.
         return max(0, round(begin.elapsed_time(end) * NS_PER_MS))
 
-    def host_ns(self, mark: TimingEvent) -> int:
-        """As good as the host's own time where the device has nothing to do, as between runs."""
-        del mark
-        return time.perf_counter_ns()
-
 
 def clock_of(device: torch.device) -> Clock:
     """What times the work on a device."""

@@ -81,7 +81,7 @@ class Engine:
             trusts_draft: lossy: commit all candidates but the last of a block without judging them.
             on_alone: told before every round which row and sample has the smallest batch for itself, if one
                 has.
-            clock: by default one that keeps no spans; what is in no phase is the host's work.
+            clock: what is in no phase is the host's work.
         """
         self._target = target
         self._proposer = proposer

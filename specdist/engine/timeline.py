@@ -6,9 +6,6 @@ there a phase ends when the device has done all that was queued in it
 (:mod:`specdist.engine.device_clock`): its bounds are marks in the device's queue, which are read once
 they have been reached, and never waited for. What has not been reached at the end of a round is booked
 with the next one.
-
-``time.perf_counter_ns`` is one clock for all processes of a machine, so the spans of its ranks can be
-laid side by side.
 """
 
 from __future__ import annotations
@@ -16,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from specdist.stats import split_proportionally
 
 Kind = Literal["prefill", "draft", "verify", "transfer", "idle", "host"]
+Annotate = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 class Clock(Protocol):
@@ -36,10 +34,6 @@ class Clock(Protocol):
         """Nanoseconds from a mark that has been reached to a later one, or None if that has not been."""
         ...
 
-    def host_ns(self, mark: Any) -> int:
-        """A mark that was made just now, by ``time.perf_counter_ns``."""
-        ...
-
 
 class HostClock:
     """Work on a host is done when the call returns, so a mark is the time at which it was made."""
@@ -49,17 +43,6 @@ class HostClock:
 
     def elapsed_ns(self, begin: int, end: int) -> int:
         return end - begin
-
-    def host_ns(self, mark: int) -> int:
-        return mark
-
-
-class Span(NamedTuple):
-    """Work of one kind, from ``begin_ns`` to ``end_ns`` on the machine's clock."""
-
-    kind: Kind
-    begin_ns: int
-    end_ns: int
 
 
 @dataclass
@@ -82,28 +65,22 @@ class _Stretch(NamedTuple):
 class Timeline:
     """Books every nanosecond since it was made, or since :meth:`restart`, to one kind of work."""
 
-    def __init__(self, rest: Kind, *, clock: Clock | None = None, keeps_spans: bool = False) -> None:
+    def __init__(self, rest: Kind, *, clock: Clock | None = None, annotate: Annotate | None = None) -> None:
         """``rest`` is the kind of what happens outside of all phases.
 
         Args:
             clock: by default the host's.
-            keeps_spans: remember also when, in ``spans``, without end.
+            annotate: is given the name of every phase, as ``torch.profiler.record_function``, so that a
+                trace of the device's work says what it was for.
         """
         self._clock = clock or HostClock()
-        self._spans: list[Span] = []
-        self._keeps_spans = keeps_spans
+        self._annotate = annotate or contextlib.nullcontext
         self._times: Counter[Kind] = Counter()
         self._weights: Mapping[Kind, int] = {rest: 1}
         self._phase = PhaseTime()
         # Stretches whose end was not reached when last looked at, the earliest first.
         self._pending: deque[_Stretch] = deque()
         self._begin()
-
-    @property
-    def spans(self) -> list[Span]:
-        """What has been done so far, as far as it is known."""
-        self._settle()
-        return self._spans
 
     @contextlib.contextmanager
     def phase(self, kind: Kind) -> Iterator[PhaseTime]:
@@ -118,7 +95,8 @@ class Timeline:
         inner = PhaseTime()
         self._turn_to(weights, inner)
         try:
-            yield inner
+            with self._annotate(" + ".join(kind for kind, weight in weights.items() if weight)):
+                yield inner
         finally:
             self._turn_to(*outer, ends_phase=True)
 
@@ -137,12 +115,10 @@ class Timeline:
         """Forget everything up to now."""
         self._pending.clear()
         self._times.clear()
-        self._spans.clear()
         self._begin()
 
     def _begin(self) -> None:
         self._since = self._clock.mark()
-        self._since_ns = self._clock.host_ns(self._since)
 
     def _turn_to(self, weights: Mapping[Kind, int], phase: PhaseTime, *, ends_phase: bool = False) -> None:
         """What follows is of other kinds."""
@@ -160,19 +136,8 @@ class Timeline:
             self._book(stretch, elapsed_ns)
 
     def _book(self, stretch: _Stretch, elapsed_ns: int) -> None:
-        begin = self._since_ns
         for kind, amount in split_proportionally(elapsed_ns, stretch.weights).items():
             self._times[kind] += amount
-            if self._keeps_spans and amount:
-                self._keep(Span(kind, begin, begin + amount))
-            begin += amount
         stretch.phase.ns += elapsed_ns
         stretch.phase.is_known = stretch.ends_phase
-        self._since, self._since_ns = stretch.end, begin
-
-    def _keep(self, span: Span) -> None:
-        last = self._spans[-1] if self._spans else None
-        if last is not None and (last.kind, last.end_ns) == (span.kind, span.begin_ns):
-            self._spans[-1] = last._replace(end_ns=span.end_ns)
-        else:
-            self._spans.append(span)
+        self._since = stretch.end

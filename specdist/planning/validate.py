@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import Generated
+from specdist.benchmark.methods import Generated, SpecdistColocated
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
-from specdist.benchmark.placements import SpecdistColocated
 from specdist.benchmark.workload import Row
 from specdist.costs import CostModel, Curve
 from specdist.engine.device_clock import timed

@@ -1,15 +1,21 @@
-"""A tiny synthetic pair, with what the benchmark measures on."""
+"""A tiny synthetic pair, with what the benchmark measures on; and the job, run in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import io
+import logging
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting, set_up
-from specdist.synthetic import random_llama
-from specdist.synthetic.random_llama import Shape
+from specdist.job import costs
+from specdist.synthetic import SHAPES, Shape
+from tests.ranks import REPOSITORY
 
 TINY = Shape(
     num_layers=4,
@@ -23,21 +29,52 @@ TINY = Shape(
 NUM_DRAFT_TOKENS = 3
 
 
-@pytest.fixture(scope="session")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
-    folder = tmp_path_factory.mktemp("pairs")
+RunJob = Callable[..., str]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tiny_shape() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(random_llama.SHAPES, "tiny", TINY)
-        config = BenchmarkConfig(
-            output="unused",
-            synthetic="tiny",
-            epsilon=0.1,
-            synthetic_folder=str(folder),
-            num_prompts=5,
-            max_prompt_tokens=10,
-            max_new_tokens=24,
-            num_draft_tokens=NUM_DRAFT_TOKENS,
-            batch_sizes=[3],
-            device="cpu",
-        )
-        yield set_up(config)
+        monkeypatch.setitem(SHAPES, "tiny", TINY)
+        # Curves of times must be there; how good they are is tested where they are measured.
+        monkeypatch.setattr(costs, "NUM_PASSES", 2)
+        yield
+
+
+@pytest.fixture(scope="session")
+def setting(tiny_shape: None, tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    config = BenchmarkConfig(
+        output="unused",
+        synthetic="tiny",
+        epsilon=0.1,
+        synthetic_folder=str(tmp_path_factory.mktemp("pairs")),
+        num_prompts=5,
+        max_prompt_tokens=10,
+        max_new_tokens=24,
+        num_draft_tokens=NUM_DRAFT_TOKENS,
+        batch_sizes=[3],
+        device="cpu",
+    )
+    return set_up(config)
+
+
+@pytest.fixture
+def run_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunJob:
+    """``jobs/benchmark.py`` with these arguments in an empty folder; returns its stdout."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> str:
+        return run_benchmark_job(*arguments)
+
+    return run
+
+
+def run_benchmark_job(*arguments: str) -> str:
+    """In this process and folder: a fresh interpreter would take longer than the job."""
+    job = REPOSITORY / "jobs" / "benchmark.py"
+    with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(io.StringIO()) as stdout:
+        monkeypatch.setattr("sys.argv", [str(job), *arguments, "--device", "cpu"])
+        # The job sets the root logger up, which is pytest's here.
+        monkeypatch.setattr(logging, "basicConfig", lambda **options: None)
+        runpy.run_path(str(job), run_name="__main__")
+    return stdout.getvalue()

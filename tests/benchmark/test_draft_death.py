@@ -13,10 +13,9 @@ import torch.distributed as dist
 
 from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.placements import SpecdistSeparate
+from specdist.benchmark.methods import SpecdistSeparate
 from specdist.benchmark.setting import Setting
 from specdist.engine.sequence import Request
-from specdist.engine.timeline import Timeline
 from specdist.errors import UserError
 
 ORDER = DraftOrder(num_slots=2, choice=fixed_length(3))
@@ -45,7 +44,7 @@ def test_killed_in_the_middle_of_a_run(setting: Setting) -> None:
     with pytest.raises(UserError, match="ended with exit code -9"), setting.start_draft_rank() as rank:
         rank.build(ORDER)
         with rank.serving() as proposer:
-            engine, _ = setting.paged.engine(requests, ORDER, proposer, Timeline("host"))
+            engine, _ = setting.paged.engine(requests, ORDER, proposer)
             for number, _ in enumerate(engine.run()):
                 assert number < 3, "the run has ended without its draft"
                 kill(rank)
@@ -55,7 +54,8 @@ def test_killed_between_two_runs(setting: Setting) -> None:
     with pytest.raises(UserError, match="exit code -9"), setting.start_draft_rank() as rank:
         SpecdistSeparate(setting.paged, rank, ORDER).prepare()
         kill(rank)
-        rank.spans()
+        with rank.serving():
+            pass
 
 
 def test_what_the_process_refuses_is_shown(setting: Setting) -> None:

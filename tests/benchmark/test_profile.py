@@ -1,45 +1,32 @@
-"""The profile: the job from end to end, the choice of rounds, and floors that are counted by hand."""
+"""The profile: the job from end to end, traces of two processes as one, floors counted by hand."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.image import imread
 
 from specdist.benchmark.floors import measure_bytes_per_s, measure_floors, measure_flop_per_s
-from specdist.benchmark.picture import draw_timeline, middle_rounds
+from specdist.benchmark.profile import merge_traces
 from specdist.benchmark.setting import Setting
-from specdist.engine.timeline import Kind, Span
-from tests.benchmark.conftest import NUM_DRAFT_TOKENS, TINY
-from tests.benchmark.test_run import run_job
+from tests.benchmark.conftest import NUM_DRAFT_TOKENS, TINY, RunJob
 
 CPU = torch.device("cpu")
-MS = 1_000_000
 
 
-def spans(*kinds: Kind) -> list[Span]:
-    """One millisecond of each, from 5 ms on."""
-    return [Span(kind, (5 + index) * MS, (6 + index) * MS) for index, kind in enumerate(kinds)]
+def test_traces_of_two_processes_become_one_on_one_clock() -> None:
+    def trace(base_ns: int) -> dict[str, object]:
+        name = {"name": "process_name", "ph": "M", "args": {"name": "python"}}
+        return {"baseTimeNanoseconds": base_ns, "traceEvents": [name, {"name": "verify", "ts": 5.0}]}
 
-
-def test_rounds_are_taken_from_the_middle() -> None:
-    target = spans("host", *["idle", "verify"] * 10)
-    begin_ns, end_ns = middle_rounds(target, num_rounds=4)
-    # Ten passes begin at 7, 9, .., 25 ms: the fourth is the first of the middle four.
-    assert (begin_ns, end_ns) == (13 * MS, 21 * MS)
-    assert middle_rounds(target[:3], num_rounds=4) == (5 * MS, 8 * MS)
-
-
-def test_the_picture_has_a_lane_per_rank_in_the_colours_of_its_work(tmp_path: Path) -> None:
-    target, draft = spans(*["idle", "verify"] * 10), spans(*["draft", "idle"] * 10)
-    draw_timeline(tmp_path / "t.png", "title", {"target": target, "draft": draft})
-    pixels = (imread(tmp_path / "t.png")[:, :, :3] * 255).round().astype(int)
-    for colour in ((0x2F, 0x6D, 0xB5), (0xE0, 0x8A, 0x1E), (0xEC, 0xEC, 0xEC)):
-        # Four rounds of half a lane each: far more than a legend's patch.
-        assert (pixels == colour).all(axis=2).mean() > 0.05
+    merged = merge_traces({"target": trace(1_000_000), "draft": trace(1_007_000)})
+    assert merged["baseTimeNanoseconds"] == 1_000_000
+    assert [event.get("ts") for event in merged["traceEvents"]] == [None, 5.0, None, 12.0]
+    names = [event["args"]["name"] for event in merged["traceEvents"] if "args" in event]
+    assert names == ["target: python", "draft: python"]
 
 
 def test_floors_count_what_a_pass_must_do(setting: Setting) -> None:
@@ -74,26 +61,26 @@ def test_rates_are_those_of_some_machine() -> None:
 
 
 @pytest.mark.ranks
-def test_the_job_writes_pictures_shares_and_floors(tmp_path: Path) -> None:
-    done = run_job(
-        *("--synthetic", "5m", "--epsilon", "0.05", "--synthetic_folder", "pairs", "--profile", "out"),
-        *("--batch_sizes", "2", "--num_prompts", "3", "--num_draft_tokens", "3", "--max_prompt_tokens", "12"),
-        *("--max_new_tokens", "12", "--overhead_repeats", "2", "--device", "cpu", "--num_branches", "2"),
-        folder=tmp_path,
+def test_the_job_writes_traces_shares_and_floors(run_job: RunJob, tmp_path: Path) -> None:
+    stdout = run_job(
+        *("--synthetic", "tiny", "--epsilon", "0.05", "--profile", "out", "--batch_sizes", "2"),
+        *("--num_prompts", "3", "--num_draft_tokens", "3", "--max_prompt_tokens", "12"),
+        *("--max_new_tokens", "12", "--overhead_repeats", "2", "--num_branches", "2"),
+        *("--placements", "colocated", "separate"),
     )
-    assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "out" / "profile.json").read_text())
-    assert [run["name"] for run in document["runs"]] == [
-        f"specdist, K = 3, {way}" for way in ("separate", "ahead", "ahead, 2 branches")
-    ]
+    ways = ("", ", separate", ", ahead", ", ahead, 2 branches")
+    assert [run["name"] for run in document["runs"]] == [f"specdist, K = 3{way}" for way in ways]
     for run in document["runs"]:
         assert sum(run["target_shares"].values()) == pytest.approx(1)
         assert sum(run["draft_shares"].values()) == pytest.approx(1)
-        assert (tmp_path / "out" / run["picture"]).read_bytes().startswith(b"\x89PNG")
+        trace = json.loads(gzip.decompress((tmp_path / "out" / run["trace"]).read_bytes()))
+        phases = {event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation"}
+        assert {"verify", "draft", "idle"} <= phases
     assert [(item["model"], item["batch_size"]) for item in document["floors"]] == [
         ("target", 2),
         ("draft", 2),
     ]
-    last = json.loads(done.stdout.strip().splitlines()[-1])
-    assert len(last["pictures"]) == 3
-    assert "Shares of each rank's time" in done.stdout
+    last = json.loads(stdout.strip().splitlines()[-1])
+    assert last["traces"] == [run["trace"] for run in document["runs"]]
+    assert "Shares of each rank's time" in stdout

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from specdist.benchmark.overhead import OverheadResult
-from specdist.benchmark.overlap import OverlapResult
+from specdist.benchmark.overhead import PassOverhead
 from specdist.benchmark.report import BEGIN, END, update_readme
-from specdist.benchmark.results import BenchmarkResult, Hardware, MethodResult, ModelSizes, WorkSize
+from specdist.benchmark.results import (
+    BenchmarkResult,
+    Hardware,
+    MethodResult,
+    ModelSizes,
+    OverlapResult,
+    WorkSize,
+)
 from specdist.errors import UserError
 from specdist.synthetic.build import SyntheticRecord
 from tests.ranks import REPOSITORY
@@ -97,7 +103,7 @@ def result(*, synthetic: bool = True, name: str = "transformers generate") -> Be
             ),
         ],
         overhead=[
-            OverheadResult(
+            PassOverhead(
                 batch_size=1,
                 num_new_tokens=1,
                 num_context_tokens=64,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specdist.benchmark.results import BenchmarkResult
+from specdist.benchmark.setting import Setting
+from tests.benchmark.conftest import RunJob, run_benchmark_job
 
-ROOT = Path(__file__).parents[2]
-JOB = ROOT / "jobs" / "benchmark.py"
 OVERLAPS = ("separate", "ahead", "ahead, 2 branches")
 NAMES = {
     ("transformers assisted", 1),
@@ -27,25 +26,18 @@ NAMES = {
 }
 
 
-def run_job(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(JOB), *arguments], cwd=folder, capture_output=True, text=True, timeout=120
-    )
-
-
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def job(tiny_shape: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a finished run, and its stdout."""
     folder = tmp_path_factory.mktemp("benchmark")
-    done = run_job(
-        *("--synthetic", "5m", "--epsilon", "0.05", "--synthetic_folder", "pairs", "--output", "out/r.json"),
-        *("--repeats", "1", "--batch_sizes", "1", "3", "--num_prompts", "4", "--num_draft_tokens", "3"),
-        *("--max_prompt_tokens", "12", "--max_new_tokens", "12", "--overhead_repeats", "2"),
-        *("--device", "cpu", "--placements", "colocated", "separate", "--num_branches", "2"),
-        folder=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout
+    with contextlib.chdir(folder):
+        stdout = run_benchmark_job(
+            *("--synthetic", "tiny", "--epsilon", "0.05", "--synthetic_folder", "pairs"),
+            *("--repeats", "1", "--batch_sizes", "1", "3", "--num_prompts", "4", "--num_draft_tokens", "3"),
+            *("--max_prompt_tokens", "12", "--max_new_tokens", "12", "--overhead_repeats", "2"),
+            *("--placements", "colocated", "separate", "--num_branches", "2", "--output", "out/r.json"),
+        )
+    return folder, stdout
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +46,7 @@ def document(job: tuple[Path, str]) -> dict[str, Any]:
 
 
 def test_the_file_says_what_was_measured_and_where(document: dict[str, Any]) -> None:
-    assert document["command"].startswith("python jobs/benchmark.py --synthetic 5m --epsilon 0.05")
+    assert document["command"].startswith("python jobs/benchmark.py --synthetic tiny --epsilon 0.05")
     assert document["hardware"]["num_threads"] >= 1
     assert document["hardware"]["cpu"]
     assert {"python", "specdist", "torch", "transformers"} <= document["versions"].keys()
@@ -102,26 +94,29 @@ def test_stdout_ends_with_one_json_document(job: tuple[Path, str]) -> None:
     assert last["synthetic"] is True
     assert last["output"] == "out/r.json"
     assert len(last["tokens_per_s"]) == len(NAMES)
-    assert "Synthetic pair 5m of random weights" in stdout
+    assert "Synthetic pair tiny of random weights" in stdout
     assert "\nK = 3, ahead, 2 branches" in stdout
     assert BenchmarkResult.read(folder / "out" / "r.json").synthetic is not None
 
 
-def test_trained_pair_on_prompts_sampled(job: tuple[Path, str], tmp_path: Path) -> None:
-    pair = next((job[0] / "pairs").iterdir())
+def test_trained_pair_on_prompts_sampled(setting: Setting, run_job: RunJob, tmp_path: Path) -> None:
     prompts = [{"prompt": text} for text in ("one", "two and a bit", "three is the longest of all")]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
-    done = run_job(
-        *("--target", str(pair / "target"), "--draft", str(pair / "draft"), "--prompts", "p.jsonl"),
+    pair = setting.pair
+    stdout = run_job(
+        *("--target", str(pair.target_checkpoint.folder), "--draft", str(pair.draft_checkpoint.folder)),
         *("--output", "r.json", "--repeats", "1", "--batch_sizes", "2", "--max_new_tokens", "6"),
-        *("--temperature", "1", "--overhead_repeats", "0", "--dtype", "bfloat16", "--device", "cpu"),
-        folder=tmp_path,
+        *("--temperature", "1", "--overhead_repeats", "0", "--dtype", "bfloat16", "--prompts", "p.jsonl"),
     )
-    assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["synthetic"] is None
     assert document["models"]["dtype"] == "bfloat16"
     assert document["overhead"] == []
     assert document["work"]["longest_prompt"] == len("three is the longest of all")
     assert {method["num_rows_differing"] for method in document["methods"]} == {None}
-    assert "ynthetic" not in done.stdout.replace('"synthetic": false', "")
+    assert "ynthetic" not in stdout.replace('"synthetic": false', "")
+
+
+def test_what_the_user_did_wrong_is_one_line(run_job: RunJob) -> None:
+    with pytest.raises(SystemExit, match=r"^error: --output is missing"):
+        run_job("--synthetic", "tiny", "--epsilon", "0.05")

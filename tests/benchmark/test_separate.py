@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 from collections.abc import Iterator
-from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
+from specdist.benchmark.comparing import overlap_of
 from specdist.benchmark.draft_rank import DraftRank
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import Generated, Method
-from specdist.benchmark.overlap import overlap_of
-from specdist.benchmark.placements import SpecdistColocated, SpecdistSeparate
-from specdist.benchmark.plans import measure_separate, separate_orders
+from specdist.benchmark.lineup import measure_costs, separate_orders
+from specdist.benchmark.methods import Generated, Method, SpecdistColocated, SpecdistSeparate
+from specdist.benchmark.profile import merge_traces
 from specdist.benchmark.setting import Setting
 from specdist.engine.proposals import DraftAhead
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
 
 IN_TURNS = DraftOrder(num_slots=2, choice=fixed_length(K))
 AHEAD = DraftOrder(num_slots=2, choice=fixed_length(K), ahead=DraftAhead(num_tokens=3))
-BRANCHED = DraftOrder(
-    num_slots=3, choice=fixed_length(K), ahead=DraftAhead(num_tokens=K + 1, num_branches=2), keeps_spans=True
-)
+BRANCHED = DraftOrder(num_slots=3, choice=fixed_length(K), ahead=DraftAhead(num_tokens=K + 1, num_branches=2))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,6 @@ def test_every_way_of_running_the_draft_gives_the_same_greedy_tokens(
             # 120 tokens of rows that end: the model has long ones.
             assert overlap.predicted_ready_share == pytest.approx(overlap.ready_share, abs=0.25)
         assert bool(overlap.num_hits_per_rank) == (order is BRANCHED)
-        assert bool(found.target_spans and found.draft_spans) == (order is BRANCHED)
     assert names[:3] == [
         f"specdist, K = {K}, ahead, 2 branches",
         f"specdist, K = {K}, separate",
@@ -73,30 +73,37 @@ def test_every_way_of_running_the_draft_gives_the_same_greedy_tokens(
 
 
 @pytest.mark.ranks
-def test_spans_of_both_ranks_are_on_one_clock_and_without_gaps(setting: Setting, rank: DraftRank) -> None:
-    found = run(SpecdistSeparate(setting.paged, rank, BRANCHED), setting)
-    for spans in (found.target_spans, found.draft_spans):
-        for earlier, later in pairwise(spans):
-            assert earlier.end_ns == later.begin_ns
-    target_kinds = {span.kind for span in found.target_spans}
-    # Greedy: no distribution travels, and an answer is soon unpacked.
-    assert target_kinds == {"prefill", "verify", "transfer", "idle", "host"}
-    assert {span.kind for span in found.draft_spans} == {"prefill", "draft", "transfer", "idle"}
-    # While the target verifies, the draft drafts: on two clocks it could not be seen.
-    first, last = found.target_spans[0].begin_ns, found.target_spans[-1].end_ns
-    drafting = [span for span in found.draft_spans if span.kind == "draft"]
-    assert all(first < span.begin_ns < span.end_ns < last + 1e9 for span in drafting)
-    assert any(
-        max(verify.begin_ns, draft.begin_ns) < min(verify.end_ns, draft.end_ns)
-        for verify in found.target_spans
-        if verify.kind == "verify"
-        for draft in drafting
+def test_a_trace_shows_the_draft_at_work_while_the_target_verifies(
+    setting: Setting, rank: DraftRank, tmp_path: Path
+) -> None:
+    """Which it can only where the clocks of both processes are one."""
+    order = dataclasses.replace(BRANCHED, trace_folder=str(tmp_path))
+    run(SpecdistSeparate(setting.paged, rank, order), setting)
+    trace = merge_traces(
+        {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("target", "draft")}
     )
+    phases = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
+    of_target, of_draft = (
+        [event for event in phases if (event["pid"] == os.getpid()) == is_target]
+        for is_target in (True, False)
+    )
+    # Greedy: no distribution travels, and an answer is soon unpacked.
+    assert {event["name"] for event in of_target} >= {"prefill", "verify", "transfer", "idle"}
+    assert {event["name"] for event in of_draft} >= {"prefill", "draft", "idle"}
+    verifying, drafting = (
+        [(event["ts"], event["ts"] + event["dur"]) for event in events if event["name"] == name]
+        for events, name in ((of_target, "verify"), (of_draft, "draft"))
+    )
+    assert any(
+        max(verify[0], draft[0]) < min(verify[1], draft[1]) for verify in verifying for draft in drafting
+    )
+    # What runs inside of a phase is in the trace too.
+    assert any(event.get("name") == "aten::embedding" for event in trace["traceEvents"])
 
 
 @pytest.mark.ranks
 def test_the_plan_follows_from_costs_of_both_sides(setting: Setting, rank: DraftRank) -> None:
-    costs = measure_separate(setting.paged, rank, IN_TURNS.num_slots, [False])
+    costs = measure_costs(setting.paged, rank, IN_TURNS.num_slots, [False])
     orders = separate_orders(IN_TURNS, costs, num_branches=2)
     assert [order.ahead.num_branches for order in orders] == [0, 0, 2]
     assert [order.ahead.num_tokens > 0 for order in orders] == [False, True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import torch
 
 from specdist.engine import timeline
 from specdist.engine.device_clock import DeviceClock, clock_of
-from specdist.engine.timeline import HostClock, Kind, Span, Timeline
+from specdist.engine.timeline import HostClock, Kind, Timeline
 
 
 @pytest.fixture
@@ -25,28 +26,34 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def test_a_phase_inside_another_pauses_it(ticks: list[int]) -> None:
     ticks += [100, 110, 130, 160, 200, 250]
-    clock = Timeline("host", keeps_spans=True)
+    clock = Timeline("host")
     with clock.phase("idle"), clock.phase("transfer"):
         pass
     assert clock.take() == {"host": 10 + 50, "idle": 20 + 40, "transfer": 30}
-    assert clock.spans == [
-        Span("host", 100, 110),
-        Span("idle", 110, 130),
-        Span("transfer", 130, 160),
-        Span("idle", 160, 200),
-        Span("host", 200, 250),
-    ]
 
 
 def test_a_mixed_phase_is_split_and_nothing_is_lost(ticks: list[int]) -> None:
     ticks += [0, 0, 10, 10, 15]
-    clock = Timeline("host", keeps_spans=True)
+    clock = Timeline("host")
     with clock.mixed_phase({"prefill": 1, "verify": 2}):
         pass
     assert clock.take() == {"prefill": 3, "verify": 7, "host": 0}
     assert clock.take() == {"host": 5}
-    # Taking the times cuts no span in two.
-    assert clock.spans == [Span("prefill", 0, 3), Span("verify", 3, 10), Span("host", 10, 15)]
+
+
+def test_phases_are_annotated_as_they_are_nested() -> None:
+    said: list[str] = []
+
+    @contextlib.contextmanager
+    def annotate(name: str) -> Iterator[None]:
+        said.append(f"<{name}>")
+        yield
+        said.append(f"</{name}>")
+
+    clock = Timeline("host", annotate=annotate)
+    with clock.phase("idle"), clock.mixed_phase({"prefill": 1, "verify": 2}):
+        pass
+    assert said == ["<idle>", "<prefill + verify>", "</prefill + verify>", "</idle>"]
 
 
 def test_an_error_ends_its_phase(ticks: list[int]) -> None:
@@ -55,7 +62,6 @@ def test_an_error_ends_its_phase(ticks: list[int]) -> None:
     with pytest.raises(KeyError), clock.phase("draft"):
         raise KeyError
     assert clock.take() == {"idle": 1 + 3, "draft": 2}
-    assert clock.spans == []
 
 
 class Device:
@@ -150,7 +156,7 @@ def test_the_times_of_a_role_add_up_to_the_devices_time(seed: int) -> None:
     """Whatever is queued, waited for and nested in whatever order: nothing is lost, nothing counted twice."""
     choose = random.Random(seed)
     device = Device()
-    clock = Timeline("host", clock=DeviceClock(device.event), keeps_spans=True)
+    clock = Timeline("host", clock=DeviceClock(device.event))
     kinds: list[Kind] = ["prefill", "draft", "verify", "transfer", "idle"]
 
     def work(depth: int) -> None:
@@ -172,7 +178,6 @@ def test_the_times_of_a_role_add_up_to_the_devices_time(seed: int) -> None:
     total += sum(clock.take().values())
     # The driver's floats lose less than 10 ns of an interval.
     assert total == pytest.approx(device.host_ns, abs=10 * 200)
-    assert sum(span.end_ns - span.begin_ns for span in clock.spans) == total
 
 
 def test_a_host_is_timed_by_its_own_clock_and_a_gpu_by_events() -> None:

@@ -7,12 +7,12 @@ import time
 import numpy as np
 
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.placements import SpecdistColocated
-from specdist.benchmark.policy_overhead import TimedBatchPolicy, TimedPolicy, fixed_length_told
+from specdist.benchmark.methods import SpecdistColocated
+from specdist.benchmark.overhead import Stopwatch, fixed_length_told
 from specdist.benchmark.setting import Setting
 from specdist.costs import CostModel, Curve
 from specdist.job.policies import build_policy
-from specdist.policies import BatchPolicy, DraftedRows, FixedLength
+from specdist.policies import BatchPolicy, DraftedRows, FixedLength, LengthPolicy
 from specdist.policy_options import PolicyChoice
 from specdist.stats import Stats
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
@@ -29,7 +29,7 @@ class Slow(FixedLength):
         return super().wants_more(rows)
 
 
-def run(setting: Setting, choice: PolicyChoice, policy: TimedPolicy | None = None) -> Stats:
+def run(setting: Setting, choice: PolicyChoice, policy: LengthPolicy | None = None) -> Stats:
     method = SpecdistColocated(setting.paged, DraftOrder(num_slots=3, choice=choice, costs=COSTS))
     method.prepare()
     found = method.generate(setting.rows, policy)
@@ -37,27 +37,33 @@ def run(setting: Setting, choice: PolicyChoice, policy: TimedPolicy | None = Non
     return found.stats
 
 
+def watched(policy: LengthPolicy) -> Stopwatch:
+    stopwatch = Stopwatch()
+    stopwatch.watch(policy)
+    return stopwatch
+
+
 def test_a_slow_policy_is_seen_and_still_obeyed(setting: Setting) -> None:
-    quick, slow = TimedPolicy(FixedLength(K)), TimedPolicy(Slow(K))
+    quick, slow = FixedLength(K), Slow(K)
+    stopwatch = watched(slow)
     found = [run(setting, fixed_length(K), policy) for policy in (quick, slow)]
     assert found[0].draft_length_histogram == found[1].draft_length_histogram
     # Asked before every step, and once more at the end of most bursts.
-    assert slow.ns >= found[1].num_draft_passes * NAP_S * 1e9
-    assert slow.ns < found[1].wall_ns
+    assert stopwatch.ns >= found[1].num_draft_passes * NAP_S * 1e9
+    assert stopwatch.ns < found[1].wall_ns
 
 
 def test_the_stopwatch_changes_no_policy(setting: Setting) -> None:
     """goodput learns from what it is told besides, and counts every token on the way."""
-    for name in ("gammatune", "svip", "goodput"):
+    for name in ("gammatune", "adaedl", "goodput"):
         choice = PolicyChoice.of(name, max_draft_tokens=K)
         policy = build_policy(choice, COSTS, is_coupled=True)
-        is_of_batch = isinstance(policy, BatchPolicy)
-        timed = TimedBatchPolicy(policy) if isinstance(policy, BatchPolicy) else TimedPolicy(policy)
-        assert isinstance(timed, BatchPolicy) == is_of_batch == (name == "goodput")
-        watched, plain = run(setting, choice, timed), run(setting, choice)
-        assert watched.draft_length_histogram == plain.draft_length_histogram
-        assert watched.num_draft_passes == plain.num_draft_passes > 0
-        assert timed.ns > 0
+        stopwatch = watched(policy)
+        assert isinstance(policy, BatchPolicy) == (name == "goodput")
+        timed, plain = run(setting, choice, policy), run(setting, choice)
+        assert timed.draft_length_histogram == plain.draft_length_histogram
+        assert timed.num_draft_passes == plain.num_draft_passes > 0
+        assert stopwatch.ns > 0
 
 
 def test_with_features_or_without_the_work_is_the_same(setting: Setting) -> None:
