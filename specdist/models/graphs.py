@@ -54,7 +54,11 @@ class CudaGraphs:
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as the one that watches over collectives, may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        # torch.cuda.graph leaves its stream current if it cannot end the capture: the outer block does not.
+        with (
+            torch.cuda.stream(current),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             output.copy_(function())
 
         def replay() -> Tensor:

@@ -7,7 +7,8 @@ of the capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +52,7 @@ class Recording:
         self.spoilt: str | None = None
         self._steps: list[Step] = []
         self._own: set[int] = set()
+        self._outside: dict[int, weakref.ref[Any]] = {}
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def spoilt_by(self, line: str) -> RuntimeError:
@@ -63,6 +65,12 @@ class Recording:
             raise capture_error(INVALIDATED, f"at {self.spoilt}")
         self.num_kernels += 1
 
+    def use(self, tensors: Iterable[tuple[Tensor, Any]]) -> None:
+        """Tensors that an operator takes, with what lives as long as their memory on the device."""
+        for tensor, memory in tensors:
+            if (key := storage_key(tensor)) not in self._own:
+                self._outside[key] = weakref.ref(memory)
+
     def run(
         self, function: Callable[..., Any], operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -71,14 +79,18 @@ class Recording:
             for tensor in written if isinstance(written, (list, tuple)) else [written]:
                 self._keep(tensor)
         result = function(*args, **kwargs)
-        new = operator.new_results(result)
-        self._own.update(_key(tensor) for tensor in new)
-        self._steps.append(Step(function, operator, args, kwargs, new))
+        if operator.takes_memory:
+            new = operator.new_results(result)
+            self._own.update(storage_key(tensor) for tensor in new)
+        else:
+            new = ()
+        if operator.has_kernel:
+            self._steps.append(Step(function, operator, args, kwargs, new))
         return result
 
     def _keep(self, tensor: Tensor) -> None:
         """Remember what is in memory that an operator is about to write to."""
-        key = _key(tensor)
+        key = storage_key(tensor)
         if key not in self._own and key not in self._before:
             storage = tensor.untyped_storage()
             self._before[key] = storage, storage.clone()
@@ -95,11 +107,15 @@ class Recording:
 
     def replay(self) -> None:
         """Run the operators again, on the memory that they were recorded with."""
+        if any(memory() is None for memory in self._outside.values()):
+            raise RuntimeError("a graph reads or writes memory of a tensor that has been freed")
         for function, operator, args, kwargs, results in self._steps:
-            found = operator.new_results(function(*args, **kwargs))
-            for result, new in zip(results, found, strict=True):
-                result.copy_(new)
+            found = function(*args, **kwargs)
+            if results:
+                for result, new in zip(results, operator.new_results(found), strict=True):
+                    result.copy_(new)
 
 
-def _key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
+    """Tensors that share memory have the same."""
     return int(tensor.untyped_storage()._cdata)

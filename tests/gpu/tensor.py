@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.gpu.books import Books, Counts, project_line
 from tests.gpu.faults import Faults
 from tests.gpu.flash_attention import flash_attention
 from tests.gpu.operators import COPYING, Operator, argument, operator_of, waits, why_devices_differ
-from tests.gpu.recording import Recording
+from tests.gpu.recording import Recording, storage_key
 
 CPU = torch.device("cpu")
 # The plain implementation of scaled-dot-product attention, which any device can run.
@@ -25,13 +26,22 @@ UNPINNED_IN_CAPTURE = (
 )
 
 
+class Memory:
+    """Memory of the device that tensors share."""
+
+
+_memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+
+
 class CudaTensor(torch.Tensor):
     """Says that it is on a CUDA device; its numbers are in ``host``, a tensor on the CPU.
 
-    Views of one tensor share the memory of one host tensor, as views do.
+    Views of one tensor share the memory of one host tensor, as views do, and the object ``memory``, which is
+    gone when the last of them is.
     """
 
     host: Tensor
+    memory: Memory
 
     @staticmethod
     def __new__(cls, host: Tensor, index: int = 0) -> CudaTensor:
@@ -45,6 +55,7 @@ class CudaTensor(torch.Tensor):
             device=torch.device("cuda", index),
         )
         tensor.host = host
+        tensor.memory = _memory_of(host)
         return tensor
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -72,11 +83,19 @@ class CudaTensor(torch.Tensor):
         if not isinstance(value, CudaTensor):
             raise RuntimeError("incompatible tensor type: a CUDA tensor's data cannot lie on the host")
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.host = value.host
+        self.host, self.memory = value.host, value.memory
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return DEVICE.run(function, args, kwargs or {})
+
+
+def _memory_of(host: Tensor) -> Memory:
+    key = storage_key(host)
+    memory = _memories.get(key)
+    if memory is None:
+        memory = _memories[key] = Memory()
+    return memory
 
 
 class PretendedDevice(TorchDispatchMode):
@@ -104,6 +123,11 @@ class PretendedDevice(TorchDispatchMode):
         self.recording: Recording | None = None
         # Held for good, so that no other memory gets the address of a pinned one.
         self._pinned: dict[int, torch.UntypedStorage] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here; making sure of that at every operator would take long."""
+        return False
 
     def reset(self) -> None:
         """Count from zero."""
@@ -158,7 +182,7 @@ class PretendedDevice(TorchDispatchMode):
         if (reason := why_devices_differ(operator, args, tensors)) is not None:
             raise RuntimeError(f"{reason} ({function} at {project_line()})")
         self._account(operator, args, kwargs, tensors, index)
-        return self._run_on_device(function, operator, args, kwargs, index)
+        return self._run_on_device(function, operator, args, kwargs, tensors, index)
 
     def _run_on_host(
         self, function: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -237,6 +261,7 @@ class PretendedDevice(TorchDispatchMode):
         operator: Operator,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
         index: int | None,
     ) -> Any:
         host_args = tuple(_on_host(value) for value in args)
@@ -249,9 +274,10 @@ class PretendedDevice(TorchDispatchMode):
             return MATH_ATTENTION
         elif operator.name == "is_pinned":
             return False
-        if self.recording is None or not operator.has_kernel:
+        if self.recording is None:
             result = run(*host_args, **host_kwargs)
         else:
+            self.recording.use((tensor.host, tensor.memory) for tensor in tensors if tensor.is_cuda)
             frozen = [_frozen(operator, *pair) for pair in zip(args, host_args, strict=True)]
             result = self.recording.run(run, operator, tuple(frozen), host_kwargs)
         if operator.name == "_to_copy" and index is None and kwargs.get("non_blocking"):

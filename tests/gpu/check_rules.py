@@ -1,0 +1,227 @@
+"""The checks of test_rules.py; each runs in a process with a pretended device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from tests.gpu.device import DEVICE, Counts, CudaTensor
+
+GPU = torch.device("cuda", 0)
+TWO_DEVICES = "Expected all tensors to be on the same device"
+
+
+def refusal_of(function: Callable[[], Any]) -> str:
+    """What a call is refused with."""
+    try:
+        function()
+    except (RuntimeError, TypeError, ValueError) as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def counts_of(function: Callable[[], Any]) -> Counts:
+    DEVICE.reset()
+    function()
+    return DEVICE.counts()
+
+
+def check_tensors() -> None:
+    """They say what CUDA tensors say, views share memory, and there is no way to their numbers but a copy."""
+    x = torch.arange(6.0, device="cuda")
+    made = [
+        x,
+        torch.tensor([1.0], device=GPU),
+        torch.zeros(2).cuda(),
+        torch.ones(3).to("cuda"),
+        x[1:],
+        x.bfloat16(),
+    ]
+    assert all(isinstance(tensor, CudaTensor) and tensor.device == GPU and tensor.is_cuda for tensor in made)
+    x.view(2, 3)[1] = 9.0
+    assert x.tolist() == [0, 1, 2, 9, 9, 9] and x.cpu().tolist() == x.tolist()
+    assert "Use Tensor.cpu()" in refusal_of(x.numpy)
+    model = torch.nn.Linear(3, 2).to(GPU)
+    assert isinstance(model.weight, torch.nn.Parameter) and model(x.view(2, 3)).shape == (2, 2)
+    model.weight.data = torch.zeros(2, 3, device=GPU)
+    assert not torch.count_nonzero(model(x.view(2, 3)).sub(model.bias).cpu())
+    torch.cuda.set_device(1)
+    other = torch.zeros(6, device="cuda")
+    assert other.device == torch.device("cuda", 1) and torch.cuda.current_device() == 1
+    assert "cuda:1 and cuda:0" in refusal_of(lambda: x + other)
+    with torch.cuda.device(0):
+        assert torch.zeros(1, device="cuda").device == GPU
+    torch.cuda.set_device(0)
+    with torch.inference_mode():
+        assert (x + 1).tolist()[0] == 1
+
+
+def check_devices() -> None:
+    """Elementwise operators take one number of the host; all others take tensors of one device."""
+    x, host = torch.arange(6.0, device=GPU), torch.arange(6.0)
+    index, host_index = torch.tensor([1, 0], device=GPU), torch.tensor([1, 0])
+    one, square = torch.tensor(1.0), torch.eye(2, device=GPU)
+    assert (x + one).tolist() == [1, 2, 3, 4, 5, 6]
+    assert torch.where(x > 2, x, one).tolist() == [1, 1, 1, 3, 4, 5]
+    assert x.clone().masked_fill_(x > 2, one).tolist() == [0, 1, 2, 1, 1, 1]
+    assert x.clone().fill_(one).tolist() == [1.0] * 6
+    assert x.clone().index_put_((index,), one).tolist() == [1, 1, 2, 3, 4, 5]
+    assert x[host_index].tolist() == [1, 0] and x.clone().copy_(host).tolist() == host.tolist()
+    mixed: list[Callable[[], Any]] = [
+        lambda: x + host,
+        lambda: host.add_(x),
+        lambda: x.add_(torch.ones(1)),
+        lambda: torch.where(x > 2, x, host),
+        lambda: torch.where(host > 2, x, x),
+        lambda: x.masked_fill(host > 2, 0.0),
+        lambda: torch.cat([x, host]),
+        lambda: torch.cat([x, one[None]]),
+        lambda: torch.stack([x[0], one]),
+        lambda: x.dot(host),
+        lambda: square @ torch.eye(2),
+        lambda: torch.addmm(one, square, square),
+        lambda: torch.nn.functional.linear(square, square, torch.ones(2)),
+        lambda: x.index_select(0, host_index),
+        lambda: x.index_select(0, host_index[0]),
+        lambda: host.index_select(0, index),
+        lambda: x.gather(0, host_index),
+        lambda: x.scatter(0, host_index, x[:2]),
+        lambda: x.scatter(0, index, host[:2]),
+        lambda: x.index_copy_(0, host_index, x[:2]),
+        lambda: x.index_copy_(0, index, host[:2]),
+        lambda: x.index_add(0, index, host[:2]),
+        lambda: x.clone().index_put_((index,), host[:2]),
+        lambda: torch.searchsorted(x, host),
+        lambda: torch.searchsorted(x, one),
+        lambda: torch.nn.functional.embedding(host_index, square),
+        lambda: torch.sort(x, out=(host, torch.arange(6))),
+        lambda: torch.topk(x, 2, out=(host[:2], index)),
+    ]
+    for number, function in enumerate(mixed):
+        assert TWO_DEVICES in refusal_of(function), number
+    assert "indices should be either on cpu" in refusal_of(lambda: host[index])
+    assert "too many CPU scalars" in refusal_of(lambda: torch.addcmul(x, one, one))
+
+
+def check_counts() -> None:
+    """Kernels, copies and waits."""
+    x, host = torch.arange(6.0, device=GPU), torch.arange(6)
+    pinned = torch.zeros(6, pin_memory=True)
+    assert pinned.is_pinned() and host.pin_memory().is_pinned() and not host.is_pinned() and not x.is_pinned()
+
+    quiet = counts_of(lambda: (x + 1).view(2, 3)[:, 1:].t().mul_(2))
+    assert (quiet.num_kernels, quiet.num_synchronisations, quiet.copies.total()) == (2, 0, 0)
+    for function, kind in (
+        (lambda: host.to(GPU), "H2D, pageable, blocking"),
+        (lambda: pinned.to(GPU), "H2D, pinned, blocking"),
+        (lambda: host.to(GPU, non_blocking=True), "H2D, pageable, asynchronous"),
+        (lambda: x.clone().copy_(pinned, non_blocking=True), "H2D, pinned, asynchronous"),
+        (x.cpu, "D2H, pageable, blocking"),
+        (lambda: host.copy_(x, non_blocking=True), "D2H, pageable, blocking"),
+        (lambda: x.to("cpu", non_blocking=True), "D2H, pinned, asynchronous"),
+        (lambda: pinned.copy_(x, non_blocking=True), "D2H, pinned, asynchronous"),
+    ):
+        counts = counts_of(function)
+        assert [key for key, _ in counts.copies.elements()] == [kind]
+        assert counts.num_synchronisations == counts.num_copies("blocking") == ("blocking" in kind)
+        assert counts.num_copies(kind[:3], "asynchronous") == ("asynchronous" in kind)
+    for function, reason in (
+        (lambda: float(x[0]), "_local_scalar_dense"),
+        (lambda: bool((x > 2).any()), "_local_scalar_dense"),
+        (x.tolist, "D2H of tolist()"),
+        (lambda: x[host], "H2D of an index on the host"),
+        (lambda: x[x > 2], "nonzero of a boolean index"),
+        (lambda: x.nonzero(), "nonzero"),
+        (lambda: torch.masked_select(x, x > 2), "masked_select"),
+        (lambda: x.unique(), "_unique2"),
+        (lambda: torch.equal(x, x), "equal"),
+        (lambda: x.repeat_interleave(x.long()), "repeat_interleave without output_size"),
+        (lambda: torch.where(x > 2, x, torch.tensor(1.0)), "H2D of a number"),
+        (lambda: x.clone().__setitem__(0, 1.0), "H2D, pageable, blocking"),
+        (torch.cuda.synchronize, "torch.cuda.synchronize"),
+        (torch.cuda.current_stream().synchronize, "torch.cuda.Stream.synchronize"),
+        (lambda: recorded_event().synchronize(), "torch.cuda.Event.synchronize"),
+    ):
+        assert [why for why, _ in counts_of(function).synchronisations.elements()] == [reason]
+    for function in (
+        lambda: x.clone().masked_fill_(x > 2, 0.0),
+        lambda: x.clone().__setitem__(x > 2, 0.0),
+        lambda: x.clone().__setitem__(slice(1, None), 1.0),
+        lambda: torch.where(x > 2, x, 0.0),
+        lambda: x.repeat_interleave(x.long(), output_size=15),
+        lambda: recorded_event().query(),
+    ):
+        assert counts_of(function).num_synchronisations == 0
+    assert counts_of(lambda: recorded_event().query()).queries.total() == 1
+
+
+def check_project_lines() -> None:
+    """The innermost line of the project is named, and tests are not the project."""
+    from specdist.models.staging import InputStaging
+
+    counts = counts_of(lambda: InputStaging(4, GPU).send(2))
+    (line,) = {where for _, where in counts.copies}
+    assert line.startswith("models/staging.py:")
+    assert set(counts_of(lambda: torch.ones(1, device=GPU) + 1).kernels) == {"?"}
+
+
+def recorded_event(**options: Any) -> torch.cuda.Event:
+    event = torch.cuda.Event(**options)
+    event.record()
+    return event
+
+
+def check_flash_attention() -> None:
+    """Its arguments' rules, and its results against plain attention (which the kernels' probe compares)."""
+    starts = torch.tensor([0, 2], dtype=torch.int32, device=GPU)
+    table, used = (
+        torch.zeros(1, 1, dtype=torch.int32, device=GPU),
+        torch.tensor([2], dtype=torch.int32, device=GPU),
+    )
+
+    def attend(*, width: int = 16, dtype: torch.dtype = torch.bfloat16, num_heads: int = 4,
+               num_kv_heads: int = 2, page: int | None = None, **changed: Any) -> Tensor:  # fmt: skip
+        shape = (2,) if page is None else (1, page)
+        given = {
+            "query": torch.randn(2, num_heads, width).to(GPU, dtype),
+            "key": torch.randn(*shape, num_kv_heads, width).to(GPU, dtype),
+            "value": torch.randn(*shape, num_kv_heads, width).to(GPU, dtype),
+            "cu_seq_q": starts, "cu_seq_k": starts, "max_q": 2, "max_k": 2, "enable_gqa": True,
+            "seqused_k": None if page is None else used, "block_table": None if page is None else table,
+        }  # fmt: skip
+        result = varlen_attn(**given | changed)
+        assert isinstance(result, Tensor)
+        return result
+
+    attend()
+    attend(page=256)
+    attend(dtype=torch.float16, width=256)
+    long = torch.int64
+    for options, message in (
+        ({"dtype": torch.float32}, "only support fp16 and bf16"),
+        ({"width": 20}, "multiple of 8"),
+        ({"width": 264}, "at most 256"),
+        ({"page": 16}, "divisible by 256"),
+        ({"page": 128}, "divisible by 256"),
+        ({"key": torch.zeros(2, 2, 16, device=GPU)}, "same dtype"),
+        ({"value": torch.zeros(2, 2, 16, device=GPU, dtype=torch.float16)}, "same dtype"),
+        ({"cu_seq_q": starts.to(long)}, "cu_seqlens_q must have dtype int32"),
+        ({"cu_seq_k": starts.to(long)}, "cu_seqlens_k must have dtype int32"),
+        ({"cu_seq_k": None}, "cu_seqlens_k"),
+        ({"cu_seq_k": torch.stack([starts, starts], 1)[:, 0]}, "contiguous"),
+        ({"page": 256, "seqused_k": used.to(long)}, "seqused_k must have dtype int32"),
+        ({"page": 256, "block_table": table.to(long)}, "block_table must have dtype"),
+        (
+            {"query": torch.zeros(2, 16, 4, device=GPU, dtype=torch.bfloat16).transpose(1, 2)},
+            "last dimension",
+        ),
+        ({"max_q": 1}, "max_q"),
+        ({"max_k": 1}, "max_k"),
+        ({"num_heads": 3, "enable_gqa": True}, "multiple of kv heads"),
+        ({"cu_seq_q": starts.cpu()}, TWO_DEVICES),
+    ):
+        assert message in refusal_of(lambda options=options: attend(**options)), options
