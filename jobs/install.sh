@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make the project runnable: a virtual environment in .venv with the project and everything it needs.
+# Make the project runnable: a virtual environment in .venv with the project and everything it needs, in the versions
+# of jobs/constraints-cuda.txt where there is nvidia-smi, else of jobs/constraints-cpu.txt.
 #
 #   bash jobs/install.sh       install, nothing else
 #   source jobs/install.sh     from a script: it then runs "$SPECDIST_PYTHON"
@@ -28,13 +29,13 @@ make_environment() {
 
 install_project() {
     local stamp=.venv/specdist-installed wanted
-    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]')
-
-    # Without a GPU the pinned torch keeps pip from fetching gigabytes of CUDA libraries.
-    command -v nvidia-smi >/dev/null || pip+=(--constraint jobs/constraints-cpu.txt)
+    local constraints=jobs/constraints-cpu.txt
+    command -v nvidia-smi >/dev/null && constraints=jobs/constraints-cuda.txt
+    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint "$constraints"
+        -e '.[dev]')
 
     # The folder is part of the stamp because an environment copied with its repository still imports the old one.
-    wanted="$PWD: ${pip[*]}"$'\n'"$(sha256sum pyproject.toml jobs/constraints-cpu.txt)"
+    wanted="$PWD: ${pip[*]}"$'\n'"$(sha256sum pyproject.toml "$constraints")"
     if [[ -x .venv/bin/python && -f $stamp && "$(<"$stamp")" == "$wanted" ]]; then
         return
     fi
