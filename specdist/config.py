@@ -49,6 +49,10 @@ class GenerateConfig:
     output: str = option(help="folder of the run: shards/, stats/, manifest.json, ...")
     prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
     messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
+    split_special_tokens: bool = option(
+        False,
+        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
+    )
     limit: int | None = option(None, help="take only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
     trace: bool = option(False, help="write what became of every drafted token beside the statistics")

@@ -130,5 +130,4 @@ class _FileOfPrompts:
         return PromptEncoder(self._pair.tokenizer, max_prompt_tokens=max_prompt_tokens)
 
     def _encode(self, row: int, encoder: PromptEncoder) -> list[int]:
-        prompt = self._prompts.prompt(row)
-        return encoder.token_ids(encoder.text(prompt), is_chat=not isinstance(prompt, str))
+        return encoder.prompt_ids(self._prompts.prompt(row))

@@ -95,8 +95,16 @@ def _run_planned(
     return 0 if is_complete else EXIT_STOPPED
 
 
+def _encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
+    return PromptEncoder(
+        load_tokenizer(models.target),
+        max_prompt_tokens=models.max_seq_len - 1,
+        split_special_tokens=config.split_special_tokens,
+    )
+
+
 def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:
-    encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+    encoder = _encoder(config, models)
     return middle_of_rows((length, config.max_new_tokens) for length in encoder.sampled_lengths(run.prompts))
 
 
@@ -110,7 +118,7 @@ def generate_rows(
 ) -> bool:
     """The lead's work: every row that is not finished, recorded as it is, while the other ranks follow its
     turns. Returns whether the run is complete; otherwise it was stopped."""
-    encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+    encoder = _encoder(config, models)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     _log_exactness(config)
     if replica.ahead.num_tokens:

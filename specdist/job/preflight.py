@@ -18,7 +18,12 @@ from specdist.errors import UserError
 from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
-from specdist.job.tokens import check_chat_template, check_same_tokenizer, common_vocab_size
+from specdist.job.tokens import (
+    check_chat_template,
+    check_same_tokenizer,
+    check_split_special_tokens,
+    common_vocab_size,
+)
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
 from specdist.models.fitting import check_weights
@@ -67,6 +72,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
         check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
+    check_split_special_tokens(target, config.split_special_tokens)
     longest = min(model.max_positions for model in (target, draft) if model is not None)
     if config.max_seq_len is not None and config.max_seq_len > longest:
         raise UserError(
@@ -237,6 +243,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "seed": config.seed,
         # Another code may compute something else from the same weights.
         **({"trust_remote_code": True} if config.trust_remote_code else {}),
+        # Runs of before the option have not said so.
+        **({"split_special_tokens": True} if config.split_special_tokens else {}),
         # Rows of an earlier run would have none.
         **({"trace": True} if config.is_traced else {}),
     }

@@ -138,8 +138,9 @@ class Recorder:
         text: str | None = None
         try:
             prompt = self._plan.prompts.prompt(row_id)
-            text = self._encoder.text(prompt)
-            prompt_ids = self._encoder.token_ids(text, is_chat=not isinstance(prompt, str))
+            rendered = self._encoder.rendered(prompt)
+            text = rendered.text
+            prompt_ids = self._encoder.token_ids(rendered)
         except RowError as error:
             for sample in samples:
                 self._record(shard, _error_result(row_id, sample, text, error.reason))

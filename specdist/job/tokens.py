@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdist.data import Prompts, RowError
 from specdist.errors import UserError
+from specdist.job.special_tokens import SpecialTokenSplitter
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
 
@@ -72,35 +74,74 @@ def common_vocab_size(target: Checkpoint, draft: Checkpoint | None) -> int:
     return width
 
 
-class PromptEncoder:
-    """Turns one input row into token ids."""
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt as one text.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int) -> None:
+    Attributes:
+        text: what the model is given.
+        is_chat: a chat template has written it, special tokens included.
+        hidden: of a chat with ``--split_special_tokens``: the text with stand-ins for the messages' special
+            tokens.
+    """
+
+    text: str
+    is_chat: bool
+    hidden: str | None = None
+
+
+class PromptEncoder:
+    """Turns one input row into token ids.
+
+    With ``split_special_tokens`` special tokens in the text of a prompt or a message are encoded as text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_tokens: int,
+        split_special_tokens: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
+        self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
 
-    def text(self, prompt: str | list[dict[str, Any]]) -> str:
-        """The prompt as the model sees it: chat messages go through the chat template.
+    def rendered(self, prompt: str | list[dict[str, Any]]) -> RenderedPrompt:
+        """The prompt as one text: chat messages go through the chat template.
 
         Raises :class:`RowError` if the template refuses them.
         """
+        splitter = self._splitter
+        if splitter is not None:
+            splitter.check(prompt)
         if isinstance(prompt, str):
-            return prompt
+            return RenderedPrompt(prompt, is_chat=False)
+        messages = prompt if splitter is None else splitter.hidden(prompt)
         try:
-            return str(
-                self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            text = str(
+                self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             )
         except Exception as error:  # a template can raise anything, and speaks of this row alone
             raise RowError(f"the chat template refuses the messages: {error}") from error
+        if splitter is None:
+            return RenderedPrompt(text, is_chat=True)
+        return RenderedPrompt(splitter.shown(text), is_chat=True, hidden=text)
 
     def prompt_ids(self, prompt: str | list[dict[str, Any]]) -> list[int]:
         """The prompt's tokens. Raises :class:`RowError` as the two steps do."""
-        return self.token_ids(self.text(prompt), is_chat=not isinstance(prompt, str))
+        return self.token_ids(self.rendered(prompt))
 
-    def token_ids(self, text: str, *, is_chat: bool) -> list[int]:
-        """Raises :class:`RowError` for a prompt of no tokens, or of too many. A chat template has written the
-        special tokens already."""
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=not is_chat)["input_ids"]
+    def token_ids(self, prompt: RenderedPrompt) -> list[int]:
+        """Raises :class:`RowError` for a prompt of no tokens, or of too many."""
+        token_ids: list[int]
+        if self._splitter is None:
+            # A chat template has written the special tokens already.
+            token_ids = self._tokenizer(prompt.text, add_special_tokens=not prompt.is_chat)["input_ids"]
+        elif prompt.hidden is None:
+            token_ids = self._splitter.text_ids(prompt.text)
+        else:
+            token_ids = self._splitter.chat_ids(prompt.hidden)
         if not token_ids:
             raise RowError("the prompt has no tokens")
         if len(token_ids) > self._max_prompt_tokens:
@@ -135,4 +176,13 @@ def check_chat_template(checkpoint: Checkpoint, messages_column: str | None) -> 
         raise UserError(
             f"--messages_column {messages_column} needs a chat template, and the tokenizer of --target "
             f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
+        )
+
+
+def check_split_special_tokens(checkpoint: Checkpoint, split_special_tokens: bool) -> None:
+    """Only a fast tokenizer can leave special tokens in a text alone."""
+    if split_special_tokens and not load_tokenizer(checkpoint).is_fast:
+        raise UserError(
+            f"--split_special_tokens needs a fast tokenizer (tokenizer.json), and that of --target "
+            f"{checkpoint.name} is not one: leave it out, or convert the tokenizer"
         )
