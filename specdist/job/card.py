@@ -31,6 +31,10 @@ LOSSY = (
     "> **These completions do not follow the target's own distribution.** The lossy policy `sprinter` "
     "commits what its verifier does not doubt without asking the target."
 )
+UNCHECKED = (
+    "> **Whether these completions follow the target's own distribution is not known**: the loaded target "
+    "could not be compared with an unsharded computation."
+)
 EXACT = "The completions are exact: they follow the target's own distribution, as if it had worked alone."
 REPRODUCIBILITY = {
     "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
@@ -66,7 +70,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
         f"---\n{_front_matter(title, num_rows, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",
         _made(run, total, num_rows),
-        EXACT if info["exact"] else LOSSY,
+        EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
         REPRODUCIBILITY[info["reproducibility"]],
         CARD_MARK,
         "## How it was generated",

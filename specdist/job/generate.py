@@ -13,6 +13,7 @@ from specdist.engine.stopping import StopRules
 from specdist.job.card import write_card
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
+from specdist.job.exactness import log_exactness, record_check
 from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
@@ -120,7 +121,8 @@ def generate_rows(
     turns. Returns whether the run is complete; otherwise it was stopped."""
     encoder = _encoder(config, models)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
-    _log_exactness(config)
+    is_exact = record_check(config, run, replica.loading_check)
+    log_exactness(config, run.folder.manifest.info)
     if replica.ahead.num_tokens:
         logger.info(
             "the draft works ahead: %d tokens and %d branches per row",
@@ -145,7 +147,7 @@ def generate_rows(
         progress=progress,
         scalars=scalars,
         is_traced=config.is_traced,
-        is_exact=config.is_exact,
+        is_exact=is_exact,
     )
     run.membership.heartbeat.begin()
     stop.become_gentle()
@@ -163,20 +165,10 @@ def generate_rows(
     return recorder.is_run_complete
 
 
-def _log_exactness(config: GenerateConfig) -> None:
-    if config.is_exact:
-        logger.info("exact: the completions follow the target's own distribution")
-    else:
-        logger.warning(
-            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the "
-            "target; --verify all asks it"
-        )
-
-
 def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     """Say what the finished shards add up to; a complete run gets its card."""
-    _log_exactness(config)
     folder = run.folder
+    log_exactness(config, folder.manifest.info)
     figures = run_figures(folder, total_stats(folder))
     num_cut, num_completions = figures.total.num_cut_completions, figures.total.num_completions
     if is_often_cut(num_cut, num_completions):

@@ -36,6 +36,7 @@ from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, init_deepspeed, told_by_lead
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.loading import join_slicing, load_slice, load_whole
+from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 
@@ -92,8 +93,10 @@ class Replica:
         self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
+        self._loading_check: LoadingCheck | None = None
         with quiet_libraries(self._activity.step):
-            self._load_everywhere()
+            self._together(self._load)
+            self._together(self._check_loading)
         self._activity.begin("sizing the cache")
         self.num_pages = self._allocate()
         self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
@@ -126,6 +129,12 @@ class Replica:
         """On the rank that holds the draft."""
         assert self._draft is not None
         return self._draft
+
+    @property
+    def loading_check(self) -> LoadingCheck:
+        """On the lead: what a comparison of the loaded target with its files has found."""
+        assert self._loading_check is not None
+        return self._loading_check
 
     def serve(self) -> None:
         """The loop of every rank but the lead."""
@@ -171,11 +180,11 @@ class Replica:
             ledger=Ledger(),
         )
 
-    def _load_everywhere(self) -> None:
-        """What one rank alone cannot load is the error of all: none waits for it, and the lead shows it."""
+    def _together(self, step: Callable[[], None]) -> None:
+        """What one rank alone cannot do is the error of all: none waits for it, and the lead shows it."""
         message: str | None = None
         try:
-            self._load()
+            step()
         except UserError as error:
             message = str(error)
         self._activity.begin("waiting until every rank has loaded")
@@ -209,6 +218,21 @@ class Replica:
                 head=head.network if head else None,
                 on_pass=self._activity.step,
             )
+
+    def _check_loading(self) -> None:
+        """Compare the target with its files. The draft needs no check: whatever it proposes, the target
+        judges."""
+        if self._target is None:
+            return
+        self._activity.begin("checking what was loaded")
+        self._loading_check = check_loading(
+            self._target.model,
+            self._models.target,
+            dtype=self._target.dtype,
+            device=self._topology.device,
+            vocab_size=self._models.vocab_size,
+            group=self._group,
+        )
 
     def _load_target(self) -> torch.nn.Module:
         target, device = self._models.target, self._topology.device

@@ -17,7 +17,7 @@ from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.computed import ComputedTensors, build_without_weights
 from specdist.models.head import SlicedHead, find_head, slice_head
-from specdist.models.quantized import dequantized_config
+from specdist.models.quantized import cast_dequantized, dequantized_config
 from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.models.weight_names import WeightNames
 from specdist.sampling.slices import vocabulary_slices
@@ -48,6 +48,7 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         ) from error
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
+    cast_dequantized(model, checkpoint, dtype)
     use_paged_attention(model)
     return model.eval()
 
@@ -74,6 +75,7 @@ def load_slice(
     list (Gemma's) without weights, and fails where a layer's weight and bias are in different files.
     """
     import deepspeed  # takes seconds, and a replica of one process does without it
+    from deepspeed.accelerator import get_accelerator
 
     model = build_without_weights(checkpoint, dtype)
     use_paged_attention(model)
@@ -89,12 +91,13 @@ def load_slice(
             "mpu": ModelParallelUnit(group),
             "tp_group": group,
         },
-        dtype=dtype,
+        # On a CPU it refuses float16 for the sake of its training.
+        dtype=dtype if dtype in get_accelerator().supported_dtypes() else torch.float32,
         replace_with_kernel_inject=False,
     )
     # What is refused is refused after DeepSpeed's broadcast, in which ranks outside the group wait.
     slice_head(engine.module, head_name, head, ids)
-    sliced: PreTrainedModel = engine.module.to_empty(device=device)
+    sliced: PreTrainedModel = engine.module.to(dtype=dtype).to_empty(device=device)
     # DeepSpeed has converted them to the model's dtype: rotary frequencies in bfloat16 are wrong by radians
     # after a thousand tokens.
     computed.restore(sliced, device)

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
 from specdist.errors import UserError
 from specdist.json_values import parse_object
 from specdist.models.checkpoint import Checkpoint
@@ -125,6 +128,15 @@ def dequantized_config(checkpoint: Checkpoint) -> Any:
     config = copy.deepcopy(checkpoint.config)
     config.quantization_config = {**(_declared_config(checkpoint) or {}), "dequantize": True}
     return config
+
+
+@torch.no_grad()
+def cast_dequantized(model: PreTrainedModel, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """Give every weight of a quantised checkpoint the run's dtype: transformers has left those that are not
+    quantised as they are stored. What the model computes keeps its own."""
+    if _declared_config(checkpoint) is not None:
+        for weight in model.parameters():
+            weight.data = weight.data.to(dtype)
 
 
 def _declared_config(checkpoint: Checkpoint) -> dict[str, Any] | None:

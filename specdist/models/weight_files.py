@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -48,6 +48,7 @@ def open_weights(path: Path) -> Iterator[StoredTensors]:
             lambda name: tuple(tensors[name].shape),
             lambda name: tensors[name].clone(),
             lambda name: KINDS.get(tensors[name].dtype, str(tensors[name].dtype).removeprefix("torch.")),
+            lambda name, rows: tensors[name][list(rows)],
         )
         return
     with safe_open(path, framework="pt") as file:
@@ -56,12 +57,13 @@ def open_weights(path: Path) -> Iterator[StoredTensors]:
             lambda name: tuple(file.get_slice(name).get_shape()),
             file.get_tensor,
             lambda name: str(file.get_slice(name).get_dtype()),
+            lambda name, rows: torch.cat([file.get_slice(name)[row : row + 1] for row in rows]),
         )
 
 
 class StoredTensors:
     """By name: :meth:`shape` and :meth:`kind` of number (``BF16``, ``F8_E4M3``, as safetensors headers name
-    it) without reading the tensor, :meth:`read` with."""
+    it) without reading the tensor, :meth:`read` with; :meth:`rows` reads a few of its rows alone."""
 
     def __init__(
         self,
@@ -69,11 +71,13 @@ class StoredTensors:
         shape: Callable[[str], tuple[int, ...]],
         read: Callable[[str], Tensor],
         kind: Callable[[str], str],
+        rows: Callable[[str, Sequence[int]], Tensor],
     ) -> None:
         self.names = names
         self.shape = shape
         self.read = read
         self.kind = kind
+        self.rows = rows
 
 
 def _kind(path: Path) -> str:

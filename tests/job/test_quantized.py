@@ -88,7 +88,9 @@ def with_extra(name: str) -> Callable[[Tensors], Tensors]:
 
 def test_block_wise_fp8_is_read_with_its_scales_in_one_process(folder: Path) -> None:
     """The weights are those that the file means: a number times its block's scale."""
-    rewrite(folder, in_blocks, BLOCK_FP8)
+    rewrite(
+        folder, lambda tensors: in_blocks(tensors) | {EMBEDDING: tensors[EMBEDDING].bfloat16()}, BLOCK_FP8
+    )
     stored = load_file(folder / "model.safetensors")
     checkpoint = open_checkpoint("--target", str(folder))
     weights = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu")).state_dict()
@@ -97,6 +99,7 @@ def test_block_wise_fp8_is_read_with_its_scales_in_one_process(folder: Path) -> 
     for name in names:
         scales = stored[f"{name}_scale_inv"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
         torch.testing.assert_close(weights[name], stored[name].float() * scales)
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

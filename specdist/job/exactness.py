@@ -1,0 +1,48 @@
+"""What a run may say of its exactness: its policy asks the target, and its target is the one in the files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from specdist.config import GenerateConfig
+from specdist.job.preflight import RunPlan
+from specdist.models.loading_check import LoadingCheck
+
+CHECK = "loading_check"
+
+logger = logging.getLogger(__name__)
+
+
+def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> bool:
+    """Write down, once per run, what the check of the loaded target has found. Returns whether the run is
+    exact.
+
+    Replicas and restarts that come later have passed a check of their own, and leave the manifest as it is.
+    """
+    with run.membership.setup():
+        folder = run.folder
+        if CHECK not in folder.manifest.info:
+            folder.freeze(CHECK, check.to_json())
+            folder.freeze("exact", config.is_exact and check.is_checked)
+    if check.is_checked:
+        logger.info("the target is loaded as its files have it: %s", check)
+    return bool(folder.manifest.info["exact"])
+
+
+def log_exactness(config: GenerateConfig, info: Mapping[str, Any]) -> None:
+    """``info``: the manifest's."""
+    if not config.is_exact:
+        logger.warning(
+            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the "
+            "target; --verify all asks it"
+        )
+    elif info["exact"]:
+        logger.info("exact: the completions follow the target's own distribution")
+    else:
+        reason = (info.get(CHECK) or {}).get("reason", "no target has been loaded yet")
+        logger.warning(
+            "NOT known to be exact: what was loaded could not be compared with an unsharded computation (%s)",
+            reason,
+        )

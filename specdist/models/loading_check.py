@@ -1,0 +1,190 @@
+"""Whether what was loaded is the model that the files hold: a few layers, computed a second time.
+
+A slice cut wrongly, a scale left out or rotary frequencies in a short format make another model, which
+answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first and its
+last layer (and one of every kind of layer) and its output head; rank 0 computes the same with a model that
+transformers builds and fills by itself, unsharded and in float32, from those layers and a few rows of the
+vocabulary alone.
+
+What is compared: of each of these layers the queries, keys and values that reach attention, after the rotary
+embedding, so that a wrong position shows however flat the attention is; and the logits.
+
+The tolerance is measured: the same small model in the run's dtype, unsharded, has an error of its own against
+float32. Sharding adds up the same numbers in another order and rounds the partial sums; faults of loading are
+of the order of the numbers themselves.
+
+T tokens, N numbers of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdist.errors import UserError
+from specdist.models.checkpoint import Checkpoint
+from specdist.models.head import SlicedHead
+from specdist.models.reference import (
+    Sample,
+    choose_sample,
+    only_layers,
+    read_sample,
+    run_reference,
+    run_sample,
+)
+
+# Several ranks' partial sums, each rounded, against one rank's: a few times the error that one rank has.
+TOLERANCE_FACTOR = 8.0
+# Below it lie float32 sums in another order, of which a CPU's yardstick may know nothing.
+LEAST_TOLERANCE = 2.0**-10
+MAX_REASON_CHARACTERS = 200
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadingCheck:
+    """What the check has found, for the manifest.
+
+    Attributes:
+        reason: why nothing could be compared; None if it was.
+        quantity: whose ``difference`` (of one token, relative to its size) is nearest to its ``tolerance``.
+    """
+
+    reason: str | None = None
+    layers: tuple[int, ...] = ()
+    num_tokens: int = 0
+    last_position: int = 0
+    quantity: str = ""
+    difference: float = 0.0
+    tolerance: float = 0.0
+
+    @property
+    def is_checked(self) -> bool:
+        return self.reason is None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.reason is not None:
+            return {"is_checked": False, "reason": self.reason}
+        values = dataclasses.asdict(self)
+        del values["reason"]
+        return {"is_checked": True, **values, "layers": list(self.layers)}
+
+    def __str__(self) -> str:
+        layers = ", ".join(map(str, self.layers))
+        return (
+            f"layers {layers} and the head agree with an unsharded float32 computation: {self.quantity} "
+            f"differ most, by {self.difference:.2g} of their size (tolerance {self.tolerance:.2g})"
+        )
+
+
+def check_loading(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+) -> LoadingCheck:
+    """Compare a loaded target with its files. All ranks of the group call it; rank 0 of it gives the result,
+    the others give one that says nothing.
+
+    Args:
+        group: the ranks that share the model; None for a whole one.
+        vocab_size: of the ids that the model's logits are for.
+
+    Raises:
+        UserError: on rank 0, if they differ.
+    """
+    try:
+        sample = choose_sample(checkpoint, vocab_size)
+        with only_layers(model, sample.layers):
+            found = run_sample(model, sample, token_ids=sample.token_ids, device=device)
+    except NotImplementedError as error:
+        return LoadingCheck(reason=str(error))
+    parts = _of_all_ranks(_own_part(model, found, sample), group)
+    if group is not None and dist.get_rank(group):
+        return LoadingCheck(reason="rank 0 knows")
+    loaded = {name: torch.cat([part[name] for part in parts], dim=1) for name in found}
+    try:
+        tensors = read_sample(checkpoint, model, sample)
+        exact, rounded = (
+            run_reference(type(model), checkpoint, sample, tensors, *where)
+            for where in ((torch.float32, torch.device("cpu")), (dtype, device))
+        )
+    except Exception as error:  # a family that cannot be cut to a few layers is not wrong for that
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        logger.debug("the reference cannot be computed", exc_info=True)
+        return LoadingCheck(reason=textwrap.shorten(reason, MAX_REASON_CHARACTERS))
+    return _compared(checkpoint, sample, loaded, exact, rounded)
+
+
+def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) -> dict[str, Tensor]:
+    """With the sample's ids of this rank's logits."""
+    head = model.get_output_embeddings()
+    own = head.ids if isinstance(head, SlicedHead) else range(found["logits"].shape[1])
+    columns = [token_id - own.start for token_id in sample.vocab_ids if token_id in own]
+    return {**found, "logits": found["logits"][:, columns]}
+
+
+def _of_all_ranks(part: dict[str, Tensor], group: dist.ProcessGroup | None) -> list[dict[str, Tensor]]:
+    """In the order of the ranks, which is that of the heads and of the vocabulary."""
+    parts = [part]
+    if group is not None:
+        parts *= dist.get_world_size(group)
+        dist.all_gather_object(parts, part, group=group)
+    return parts
+
+
+def _compared(
+    checkpoint: Checkpoint,
+    sample: Sample,
+    loaded: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    rounded: dict[str, Tensor],
+) -> LoadingCheck:
+    checks = []
+    for quantity, wanted in exact.items():
+        own_error = relative_difference(rounded[quantity], wanted)
+        checks.append(
+            LoadingCheck(
+                layers=sample.layers,
+                num_tokens=len(sample.positions),
+                last_position=sample.positions[-1],
+                quantity=quantity,
+                difference=float(f"{relative_difference(loaded[quantity], wanted):.3g}"),
+                tolerance=float(f"{max(LEAST_TOLERANCE, TOLERANCE_FACTOR * own_error):.3g}"),
+            )
+        )
+    # Not "difference > tolerance": a NaN is wrong, too.
+    failed = [check for check in checks if not check.difference <= check.tolerance]
+    if failed:
+        raise UserError(
+            f"{checkpoint.option} {checkpoint.name} was not loaded as its files have it: "
+            f"{failed[0].quantity} differ by {failed[0].difference:.3g} of their size from an unsharded "
+            f"computation in float32, where {failed[0].tolerance:.3g} is the most that rounding explains. "
+            "Nothing was generated: try --tp_size 1, and report it with the model's name and the versions in "
+            "manifest.json"
+        )
+    worst = max(checks, key=lambda check: check.difference / check.tolerance)
+    if worst.tolerance >= 1:
+        return LoadingCheck(
+            reason=f"{worst.quantity} have no digit that is right in {checkpoint.name}'s dtype"
+        )
+    return worst
+
+
+def relative_difference(found: Tensor, wanted: Tensor) -> float:
+    """The largest of any token, [T, N] against [T, N]. Each row less its mean, which shifts logits alike."""
+    found, wanted = (tensor - tensor.mean(dim=1, keepdim=True) for tensor in (found, wanted))
+    sizes_T = wanted.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
+    return float(((found - wanted).norm(dim=1) / sizes_T).max())

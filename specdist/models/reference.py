@@ -1,0 +1,218 @@
+"""A few layers of a checkpoint and a few rows of its vocabulary: as a model of their own, and in the loaded
+one.
+
+T tokens, V ids of the vocabulary, H heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdist.models.adapters import use_paged_attention
+from specdist.models.attention import AttentionRules, attend_rows
+from specdist.models.checkpoint import Checkpoint
+from specdist.models.quantized import cast_dequantized, dequantized_config
+from specdist.models.weight_files import open_weights
+from specdist.models.weight_names import WeightNames
+
+NUM_TOKENS, NUM_IDS = 32, 256
+# Rotary frequencies in bfloat16 are wrong by radians well before; farther on the check would cost no more.
+MOST_POSITIONS = 8192
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is run: tokens of a few ids of the vocabulary, at positions up to thousands, through a few
+    layers."""
+
+    layers: tuple[int, ...]
+    vocab_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Which of the ids each token is: [T]."""
+        # A step without a common factor with the number of ids visits them all over the vocabulary.
+        return np.arange(len(self.positions)) * 101 % len(self.vocab_ids)
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """The same tokens by their ids in the whole vocabulary: [T]."""
+        return np.array(self.vocab_ids)[self.tokens]
+
+
+def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
+    """The same on every rank."""
+    config = checkpoint.config.get_text_config()
+    num_layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
+    layers = {0, num_layers - 1, *(list(kinds).index(kind) for kind in set(kinds))}
+    last = min(checkpoint.max_positions, MOST_POSITIONS) - 1
+    spread = np.geomspace(1, max(1, last), NUM_TOKENS - 1).astype(int)
+    return Sample(
+        layers=tuple(sorted(layers)),
+        vocab_ids=tuple(np.unique(np.linspace(0, vocab_size - 1, NUM_IDS).astype(int)).tolist()),
+        positions=tuple(np.unique([0, *spread]).tolist()),
+    )
+
+
+@contextlib.contextmanager
+def only_layers(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[None]:
+    """The model as if it had these layers alone. Raises NotImplementedError if its layers are not in one
+    list."""
+    config = model.config.get_text_config()
+    owner, leaf, stack = _find_layers(model, config.num_hidden_layers)
+    changed = _layered(config, layers)
+    before = {name: getattr(config, name) for name in changed}
+    try:
+        setattr(owner, leaf, nn.ModuleList(stack[layer] for layer in layers))
+        for name, value in changed.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        setattr(owner, leaf, stack)
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+@torch.inference_mode()
+def run_sample(
+    model: PreTrainedModel, sample: Sample, *, token_ids: np.ndarray, device: torch.device
+) -> dict[str, Tensor]:
+    """By quantity, float32 on the CPU: [T, H * D] and [T, G * D] of every layer, and logits [T, V]."""
+    positions_T = torch.tensor(sample.positions, device=device)
+    attention = RecordingAttention(positions_T, sample.layers)
+    output = model(
+        input_ids=torch.from_numpy(token_ids).to(device)[None],
+        position_ids=positions_T[None],
+        use_cache=False,
+        logits_to_keep=torch.arange(len(positions_T), device=device),
+        paged_attention=attention,
+    )
+    return {**attention.found, "logits": output.logits[0].float().cpu()}
+
+
+class RecordingAttention:
+    """Stands in for the paged cache: remembers what each layer hands over, and attends to these tokens
+    alone."""
+
+    def __init__(self, positions_T: Tensor, layers: Sequence[int]) -> None:
+        self.found: dict[str, Tensor] = {}
+        self._ages_TT = positions_T[:, None] - positions_T
+        self._layers = list(layers)
+
+    def attend(
+        self,
+        layer: int,
+        queries_THD: Tensor,
+        keys_TGD: Tensor,
+        values_TGD: Tensor,
+        rules: AttentionRules,
+    ) -> Tensor:
+        # A cut model counts its layers anew, or has kept their numbers: they come in order.
+        number = self._layers[len(self.found) // 3]
+        for name, tensor in (("queries", queries_THD), ("keys", keys_TGD), ("values", values_TGD)):
+            self.found[f"layer {number} {name}"] = tensor.flatten(1).float().cpu()
+        is_hidden_TT = self._ages_TT < 0
+        if rules.window is not None:
+            is_hidden_TT |= self._ages_TT >= rules.window
+        bias_TT = torch.zeros_like(is_hidden_TT, dtype=queries_THD.dtype).masked_fill(
+            is_hidden_TT, -torch.inf
+        )
+        num_repeats = queries_THD.shape[1] // keys_TGD.shape[1]
+        return attend_rows(
+            queries_THD,
+            keys_TGD.transpose(0, 1)[None],
+            values_TGD.transpose(0, 1)[None],
+            bias_TT.repeat(num_repeats, 1)[None, None],
+            rules,
+        )
+
+
+def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> dict[str, Tensor]:
+    """The stored tensors of the sample's layers, numbered anew, and of all that is outside the layers; of the
+    vocabulary the sample's rows."""
+    _, leaf, _ = _find_layers(model, model.config.get_text_config().num_hidden_layers)
+    in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
+    names = WeightNames(model)
+    vocabulary = {
+        f"{name}.{kind}"
+        for name, module in model.named_modules()
+        for kind in ("weight", "bias")
+        if module is model.get_input_embeddings() or module is model.get_output_embeddings()
+    }
+    found = {}
+    for path in checkpoint.weight_files:
+        with open_weights(path) as file:
+            takers = names.takers(file.names)
+            for name in file.names:
+                match = in_layer.search(name)
+                if match is None:
+                    is_vocabulary = bool(takers[name] & vocabulary)
+                    found[name] = file.rows(name, sample.vocab_ids) if is_vocabulary else file.read(name)
+                elif int(match[2]) in sample.layers:
+                    number = sample.layers.index(int(match[2]))
+                    renamed = f"{name[: match.start(2)]}{number}{name[match.end(2) :]}"
+                    found[renamed] = file.read(name)
+    return found
+
+
+def run_reference(
+    model_class: type[PreTrainedModel],
+    checkpoint: Checkpoint,
+    sample: Sample,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """The sample through a model of its layers and ids alone, which transformers builds and fills."""
+    config = copy.deepcopy(dequantized_config(checkpoint))
+    text = config.get_text_config()
+    for name, value in _layered(text, sample.layers).items():
+        setattr(text, name, value)
+    text.vocab_size = len(sample.vocab_ids)
+    for each in (config, text):
+        each.pad_token_id = None  # an id that the cut vocabulary may lack
+    model, report = model_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(tensors),
+        dtype=dtype,
+        device_map={"": device},
+        output_loading_info=True,
+    )
+    if report["missing_keys"]:
+        raise ValueError(f"{sorted(report['missing_keys'])[0]} is missing")
+    cast_dequantized(model, checkpoint, dtype)
+    use_paged_attention(model)
+    return run_sample(model.eval(), sample, token_ids=sample.tokens, device=device)
+
+
+def _find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:
+    """The list of decoder layers, the module that holds it, and its name there."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            owner, _, leaf = name.rpartition(".")
+            return model.get_submodule(owner), leaf, module
+    raise NotImplementedError(f"{type(model).__name__} has no list of {num_layers} layers")
+
+
+def _layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:
+    """What a configuration says of its layers, cut to these."""
+    num_layers = config.num_hidden_layers
+    found = {
+        name: [value[layer] for layer in layers]
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == num_layers
+    }
+    return {**found, "num_hidden_layers": len(layers)}

@@ -1,0 +1,90 @@
+"""What a run says of the check of its loaded target: in the manifest, the log, the totals and the card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specdist.job import replica
+from tests.job.launching import Ended, refused, run_here, shard_stats
+
+
+def manifest_info(output: Path) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads((output / "manifest.json").read_text())["info"]
+    return info
+
+
+def test_a_run_says_what_was_compared(greedy: tuple[Path, Ended]) -> None:
+    output, ended = greedy
+    info = manifest_info(output)
+    check = info["loading_check"]
+    assert info["exact"] is True and check["is_checked"] is True
+    assert check["layers"] == [0, 1] and check["last_position"] == 127
+    assert 0 <= check["difference"] <= check["tolerance"] < 0.1
+    assert "the target is loaded as its files have it: layers 0, 1 and the head agree" in ended.stderr
+
+
+def test_a_target_that_is_not_the_one_in_the_files_ends_the_job(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have generated fluently, and ended with 0."""
+    load = replica.load_whole
+
+    def load_wrongly(checkpoint: Any, **where: Any) -> PreTrainedModel:
+        model = load(checkpoint, **where)
+        if checkpoint.option == "--target":
+            weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")
+            weight.data = weight.data.roll(1, 0)
+        return model
+
+    monkeypatch.setattr(replica, "load_whole", load_wrongly)
+    output = tmp_path / "run"
+    ended = run_here(**options, output=output)
+    refused(ended, f"--target {options['target']}", "layer 1 keys differ by", "Nothing was generated")
+    assert manifest_info(output)["exact"] is False and not shard_stats(output)
+    monkeypatch.undo()
+    again = run_here(**options, output=output)
+    assert again.totals["exact"] is True and manifest_info(output)["loading_check"]["is_checked"]
+
+
+def test_a_run_that_could_not_be_checked_does_not_say_that_it_is_exact(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object, **__: object) -> None:
+        raise TypeError("got an unexpected keyword argument 'state_dict'")
+
+    monkeypatch.setattr("specdist.models.loading_check.run_reference", cannot)
+    output = tmp_path / "run"
+    ended = run_here(**options, output=output)
+    assert ended.totals["exact"] is False
+    info = manifest_info(output)
+    assert info["exact"] is False and "unexpected keyword" in info["loading_check"]["reason"]
+    assert "NOT known to be exact" in ended.stderr and "unexpected keyword" in ended.stderr
+    assert "is not known" in (output / "README.md").read_text()
+    assert [stats["exact"] for stats in shard_stats(output)] == [False] * 3
+    again = run_here(**options, output=output)
+    assert "nothing to do" in again.stderr and "NOT known to be exact" in again.stderr
+
+
+def test_a_restart_leaves_the_manifest_as_it_is(options: dict[str, Any], tmp_path: Path) -> None:
+    """Replicas and restarts check what they load; the manifest has the word of the first."""
+    output = tmp_path / "run"
+    run_here(**options, output=output)
+    before = (output / "manifest.json").read_bytes()
+    (output / "shards" / "shard-00001.json").unlink()
+    again = run_here(**options, output=output)
+    assert again.totals["complete"] is True and "the target is loaded" in again.stderr
+    assert (output / "manifest.json").read_bytes() == before
+
+
+def test_half_precision_is_checked_against_its_own_rounding(options: dict[str, Any], tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    ended = run_here(**options, output=output, dtype="bfloat16", limit=4)
+    check = manifest_info(output)["loading_check"]
+    assert ended.totals["exact"] is True
+    assert torch.finfo(torch.bfloat16).eps / 8 < check["difference"] <= check["tolerance"] < 0.5

@@ -1,0 +1,95 @@
+"""A rank of the test of the check at the start: sound slices pass it, slices with a planted fault do not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from specdist.errors import UserError
+from specdist.models import computed
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import load_slice
+from specdist.models.loading_check import check_loading
+from specdist.sampling.slices import vocabulary_slices
+from tests.models.families import VOCAB_SIZE
+from tests.ranks import join, leave
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+sound, fp8 = sys.argv[1:]
+
+
+def into_converted_buffers(self: computed.ComputedTensors, model: nn.Module, device: torch.device) -> None:
+    """The old fault: copied into the buffers that DeepSpeed has made bfloat16."""
+    for key, tensor in self._tensors.items():
+        for place in self._places[key]:
+            model.get_submodule(place.module)._buffers[place.name].copy_(tensor)  # type: ignore[union-attr]
+
+
+def turned(name: str) -> Callable[[nn.Module], None]:
+    """Another order of the slice's rows, or of the numbers that it adds up."""
+
+    def spoil(model: nn.Module) -> None:
+        weight = model.get_parameter(name)
+        is_summed = any(word in name for word in ("o_proj", "down_proj"))
+        weight.data = weight.data.flip(1 if is_summed else 0)
+
+    return spoil
+
+
+def ones(name: str) -> Callable[[nn.Module], None]:
+    """A norm whose weights were not read."""
+    return lambda model: model.get_parameter(name).data.fill_(1)
+
+
+FAULTS: dict[str, Callable[[nn.Module], object]] = {
+    "queries turned": turned("model.layers.0.self_attn.q_proj.weight"),
+    "values turned": turned("model.layers.2.self_attn.v_proj.weight"),
+    "attention's output turned": turned("model.layers.0.self_attn.o_proj.weight"),
+    "gate turned": turned("model.layers.2.mlp.gate_proj.weight"),
+    "down turned": turned("model.layers.2.mlp.down_proj.weight"),
+    "head turned": turned("lm_head.weight"),
+    "embedding turned": turned("model.embed_tokens.weight"),
+    "first norm missing": ones("model.layers.0.input_layernorm.weight"),
+    "second norm missing": ones("model.layers.2.post_attention_layernorm.weight"),
+    "last norm missing": ones("model.norm.weight"),
+}
+
+
+def failure(
+    folder: str, dtype: torch.dtype, spoil: Callable[[nn.Module], object] | None = None
+) -> str | None:
+    """What the check says on rank 0, which alone has something to compare."""
+    checkpoint = open_checkpoint("--target", folder)
+    where = {"device": topology.device, "vocab_size": VOCAB_SIZE, "group": group}
+    model = load_slice(checkpoint, dtype=dtype, **where)
+    if spoil is not None:
+        spoil(model)
+    try:
+        check = check_loading(model, checkpoint, dtype=dtype, **where)
+    except UserError as error:
+        return str(error)
+    assert check.is_checked == topology.is_lead, check.reason
+    assert model.config.num_hidden_layers == len(model.model.layers) == 3, "left cut to fewer layers"
+    return None
+
+
+assert len(vocabulary_slices(VOCAB_SIZE, 2)) == 2
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    found = failure(sound, dtype)
+    assert found is None, found
+for name, fault in FAULTS.items():
+    found = failure(sound, torch.bfloat16, fault)
+    assert (found is not None) == topology.is_lead, name
+    print(name, found)  # noqa: T201 (shown if a rank fails)
+found = failure(fp8, torch.bfloat16)  # whose scales no slice reads: refused before loading in a job
+assert (found is not None) == topology.is_lead, "scales left out"
+computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
+found = failure(sound, torch.bfloat16)
+assert (found is not None) == topology.is_lead, "rotary frequencies in bfloat16"
+assert found is None or "layer 0 queries" in found, found
+leave()
