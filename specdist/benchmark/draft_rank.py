@@ -54,14 +54,6 @@ class DraftSource:
 
 
 @dataclass(frozen=True)
-class _StepTimes:
-    """Asks for the curve of a draft step's time over its rows."""
-
-    num_slots: int
-    with_features: bool
-
-
-@dataclass(frozen=True)
 class _Failure:
     """What the process died of."""
 
@@ -107,18 +99,19 @@ class DraftRank:
 
     def measure(self, num_slots: int, *, with_features: bool) -> Curve:
         """Let it time its steps of up to ``num_slots`` rows and all branches that they may have."""
-        self._send(_StepTimes(num_slots, with_features))
+        self._call("measure", num_slots, with_features)
         curve: Curve = self._receive()
         return curve
 
     def build(self, order: DraftOrder) -> None:
         """Make ready for one engine, which must then run."""
-        self._send(order)
+        self._call("build", order)
         self._receive()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Proposer]:
         """The proposer for the engine that it is ready for, to be run to its end inside."""
+        self._call("serve")
         try:
             yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP)
             self._receive()
@@ -129,9 +122,10 @@ class DraftRank:
                 raise
             raise self._death() from error
 
-    def _send(self, message: object) -> None:
+    def _call(self, method: str, *arguments: object) -> None:
+        """Of the server there; what it returns is to be received."""
         try:
-            self._pipe.send(message)
+            self._pipe.send((method, *arguments))
         except OSError as error:
             raise self._death() from error
 
@@ -192,16 +186,9 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
         server = _Server(source)
         pipe.send(None)
         join_world(_topology(DRAFT_RANK, source.device), rendezvous)
-        while (order := pipe.recv()) is not None:
-            if isinstance(order, _StepTimes):
-                pipe.send(server.measure(order))
-                continue
-            clock, terms = order.timeline("transfer", source.device), source.terms
-            draft = terms.model(server.runner_for(order.num_slots), order, clock)
-            pipe.send(None)
-            with order.traced("draft"):
-                serve_drafts({TARGET_GROUP: draft}, LEAD_RANK, vocab_size=terms.vocab_size, clock=clock)
-            pipe.send(None)
+        while (call := pipe.recv()) is not None:
+            method, *arguments = call
+            pipe.send(getattr(server, method)(*arguments))
     except EOFError:
         logger.warning("the benchmark has gone; the draft's process ends")
     except Exception as error:
@@ -211,7 +198,7 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
 
 
 class _Server:
-    """The model, with a cache for one number of slots at a time."""
+    """The model, with a cache for one number of slots at a time. The other side calls its methods."""
 
     def __init__(self, source: DraftSource) -> None:
         transformers_logging.set_verbosity_error()
@@ -228,15 +215,26 @@ class _Server:
         self._terms = source.terms
         self._num_slots = 0
 
-    def runner_for(self, num_slots: int) -> ModelRunner:
+    def measure(self, num_slots: int, with_features: bool) -> Curve:
+        self._allocate(num_slots)
+        return self._terms.step_times(
+            self._runner, num_slots * (1 + BRANCH_COUNTS[-1]), with_features=with_features
+        )
+
+    def build(self, order: DraftOrder) -> None:
+        self._allocate(order.num_slots)
+        self._order = order
+        self._clock = order.timeline("transfer", self._runner.device)
+        self._draft = self._terms.model(self._runner, order, self._clock)
+
+    def serve(self) -> None:
+        """One engine, to its end."""
+        with self._order.traced("draft"):
+            serve_drafts(
+                {TARGET_GROUP: self._draft}, LEAD_RANK, vocab_size=self._terms.vocab_size, clock=self._clock
+            )
+
+    def _allocate(self, num_slots: int) -> None:
         if num_slots != self._num_slots:
             self._terms.allocate(self._runner, num_slots, has_branches=True)
             self._num_slots = num_slots
-        return self._runner
-
-    def measure(self, asked: _StepTimes) -> Curve:
-        return self._terms.step_times(
-            self.runner_for(asked.num_slots),
-            asked.num_slots * (1 + BRANCH_COUNTS[-1]),
-            with_features=asked.with_features,
-        )

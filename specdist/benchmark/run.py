@@ -82,6 +82,7 @@ def _with_overhead(
         and shown[choice.family] == choice.first_length
     ]
     batch_sizes = sorted({method.batch_size for method in methods})
+    head = setting.paged.head
     return dataclasses.replace(
         result,
         policy_overhead=measure_policies(setting.paged, methods, setting.rows, num_repeats),
@@ -92,7 +93,7 @@ def _with_overhead(
         head_overhead=[
             item
             for batch_size in batch_sizes
-            if (head := setting.paged.head) is not None
+            if head is not None
             for item in measure_heads(
                 setting.paged, batch_size, num_repeats, config.seed, uses_features=head.uses_features
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.pair import Pair
-from specdist.data import Prompts, RowError, open_prompts
+from specdist.data import RowError, open_prompts
 from specdist.errors import UserError
 from specdist.job.tokens import PromptEncoder
 
@@ -42,7 +42,7 @@ def make_workload(config: BenchmarkConfig, pair: Pair) -> dict[str, list[Row]]:
             EVERYTHING: [generator.integers(pair.vocab_size, size=length).tolist() for length in lengths]
         }
     else:
-        groups = _FileOfPrompts(config, config.prompts, pair).groups()
+        groups = _prompts_of_file(config, config.prompts, pair)
     longest = max(len(prompt) for prompts in groups.values() for prompt in prompts) + config.max_new_tokens
     if longest > pair.max_positions:
         raise UserError(
@@ -64,70 +64,56 @@ def _spread(generator: np.random.Generator, longest: int, count: int) -> list[in
     return generator.integers(max(1, longest // 4), longest, size=count, endpoint=True).tolist()
 
 
-class _FileOfPrompts:
-    """``--prompts``, and which of its rows are used."""
+def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str, list[list[int]]]:
+    """The first rows of the file; or of each group equally many, spread evenly over the group."""
+    column = config.group_column
+    prompts = open_prompts(
+        path,
+        prompt_column=config.prompt_column,
+        messages_column=config.messages_column,
+        limit=config.num_prompts if column is None else None,
+    )
+    # Without groups a prompt that is too long is an error, which names what all rows have to do with.
+    room = 1 if column is None else config.max_new_tokens
+    encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=pair.max_positions - room)
 
-    def __init__(self, config: BenchmarkConfig, path: str, pair: Pair) -> None:
-        self._config = config
-        self._path = path
-        self._pair = pair
-        self._prompts: Prompts = open_prompts(
-            path,
-            prompt_column=config.prompt_column,
-            messages_column=config.messages_column,
-            limit=None if config.group_column else config.num_prompts,
+    def encode(row: int) -> list[int]:
+        return encoder.prompt_ids(prompts.prompt(row))
+
+    if column is None:
+        return {EVERYTHING: [_encoded_or_refused(path, row, encode) for row in range(prompts.num_rows)]}
+    groups = prompts.groups("--group_column", column)
+    share = config.num_prompts // len(groups)
+    if not share:
+        raise UserError(
+            f"--num_prompts {config.num_prompts} is less than a row for each of the {len(groups)} "
+            f"groups of --group_column {column} ({', '.join(groups)}): raise it"
         )
-
-    def groups(self) -> dict[str, list[list[int]]]:
-        """The first rows of the file; or of each group equally many, spread evenly over the group."""
-        column = self._config.group_column
-        if column is None:
-            encoder = self._encoder(self._pair.max_positions - 1)
-            return {EVERYTHING: list(self._all(encoder))}
-        groups = self._prompts.groups("--group_column", column)
-        share = self._config.num_prompts // len(groups)
-        if not share:
+    found = {name: list(_usable(rows, share, encode)) for name, rows in groups.items()}
+    for name, usable in found.items():
+        if not usable:
             raise UserError(
-                f"--num_prompts {self._config.num_prompts} is less than a row for each of the {len(groups)} "
-                f"groups of --group_column {column} ({', '.join(groups)}): raise it"
+                f"--prompts {path}: no row of the group {name} can be used with --max_new_tokens "
+                f"{config.max_new_tokens}: lower it, or leave the group out"
             )
-        encoder = self._encoder(self._pair.max_positions - self._config.max_new_tokens)
-        return {name: list(self._usable(name, rows, share, encoder)) for name, rows in groups.items()}
+    return found
 
-    def _all(self, encoder: PromptEncoder) -> Iterator[list[int]]:
-        row = -1
-        try:
-            for row in range(self._prompts.num_rows):
-                yield self._encode(row, encoder)
-        except RowError as error:
-            raise UserError(
-                f"--prompts {self._path}, row {row}: {error.reason}; leave the row out"
-            ) from error
 
-    def _usable(
-        self, name: str, rows: Sequence[int], share: int, encoder: PromptEncoder
-    ) -> Iterator[list[int]]:
-        """One row of each of ``share`` stretches, the first that can be used."""
-        num_wanted, num_found = min(share, len(rows)), 0
-        bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
-        for first, end in pairwise(bounds):
-            for row in rows[first:end]:
-                try:
-                    prompt_ids = self._encode(row, encoder)
-                except RowError as error:
-                    logger.warning("row %d is left out: %s", row, error.reason)
-                    continue
-                num_found += 1
-                yield prompt_ids
+def _usable(rows: Sequence[int], share: int, encode: Callable[[int], list[int]]) -> Iterator[list[int]]:
+    """One row of each of ``share`` stretches, the first that can be used."""
+    num_wanted = min(share, len(rows))
+    bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
+    for first, end in pairwise(bounds):
+        for row in rows[first:end]:
+            try:
+                yield encode(row)
                 break
-        if not num_found:
-            raise UserError(
-                f"--prompts {self._path}: no row of the group {name} can be used with --max_new_tokens "
-                f"{self._config.max_new_tokens}: lower it, or leave the group out"
-            )
+            except RowError as error:
+                logger.warning("row %d is left out: %s", row, error.reason)
 
-    def _encoder(self, max_prompt_tokens: int) -> PromptEncoder:
-        return PromptEncoder(self._pair.tokenizer, max_prompt_tokens=max_prompt_tokens)
 
-    def _encode(self, row: int, encoder: PromptEncoder) -> list[int]:
-        return encoder.prompt_ids(self._prompts.prompt(row))
+def _encoded_or_refused(path: str, row: int, encode: Callable[[int], list[int]]) -> list[int]:
+    try:
+        return encode(row)
+    except RowError as error:
+        raise UserError(f"--prompts {path}, row {row}: {error.reason}; leave the row out") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specdist.benchmark import measuring, overhead
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting, set_up
 from specdist.job import costs
@@ -38,6 +39,8 @@ def tiny_shape() -> Iterator[None]:
         monkeypatch.setitem(SHAPES, "tiny", TINY)
         # Curves of times must be there; how good they are is tested where they are measured.
         monkeypatch.setattr(costs, "NUM_PASSES", 2)
+        monkeypatch.setattr(overhead, "NUM_RUNS", 1)
+        monkeypatch.setattr(measuring, "NUM_WARMUP_TOKENS", 2)
         yield
 
 

@@ -24,8 +24,15 @@ SOON_S = 20
 pytestmark = pytest.mark.ranks
 
 
+@pytest.fixture(scope="module")
+def prepared(setting: Setting) -> None:
+    """The first of all drafts waits for its libraries."""
+    with setting.start_draft_rank():
+        pass
+
+
 @pytest.fixture(autouse=True)
-def ends_soon_and_leaves_no_world() -> Iterator[None]:
+def ends_soon_and_leaves_no_world(prepared: None) -> Iterator[None]:
     begin = time.monotonic()
     yield
     assert not dist.is_initialized()
