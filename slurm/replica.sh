@@ -2,12 +2,38 @@
 # One replica, as slurm/run.sh starts it on every node, REPLICAS times: the GPUs that are its own, and a launch.
 set -euo pipefail
 
-if [[ -n "${CUDA_VISIBLE_DEVICES:-}" ]]; then
-    IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+# The node's GPUs for this job, as CUDA names them, one per line; none on a node without GPUs. CUDA_VISIBLE_DEVICES
+# may hold numbers, or UUIDs of GPUs and of MIG slices. Where Slurm was not told to set it, SLURM_STEP_GPUS and
+# SLURM_JOB_GPUS hold the node's numbers; where cgroups hide the other GPUs, those that are left count from 0.
+gpus_of_job() {
+    local visible="${CUDA_VISIBLE_DEVICES:-}" numbers="${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}" num_seen=0
+    if [[ $visible == NoDevFiles ]]; then # Slurm's word for none
+        return
+    elif [[ -n $visible ]]; then
+        tr , '\n' <<<"$visible"
+        return
+    fi
+    if command -v nvidia-smi >/dev/null; then
+        num_seen=$(nvidia-smi -L | grep -c '^GPU ' || true)
+    fi
+    if [[ -z $numbers ]]; then
+        seq 0 $((num_seen - 1))
+    elif (($(tr , '\n' <<<"$numbers" | wc -l) == num_seen)); then
+        seq 0 $((num_seen - 1))
+    else
+        tr , '\n' <<<"$numbers"
+    fi
+}
+
+# CUDA's own order is by speed; Slurm's and nvidia-smi's is that of the bus.
+export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER:-PCI_BUS_ID}"
+mapfile -t gpus < <(gpus_of_job)
+if ((${#gpus[@]})); then
     mine=("${gpus[@]:SLURM_LOCALID*GPUS_PER_REPLICA:GPUS_PER_REPLICA}")
     if ((${#mine[@]} < GPUS_PER_REPLICA)); then
-        echo "error: replica $SLURM_LOCALID of this node needs $GPUS_PER_REPLICA GPUs, but of $CUDA_VISIBLE_DEVICES" \
-            "${#mine[@]} are left: raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA" >&2
+        all="$(IFS=, && echo "${gpus[*]}")"
+        echo "error: replica $SLURM_LOCALID of this node needs $GPUS_PER_REPLICA GPUs, but of $all ${#mine[@]}" \
+            "are left: raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA" >&2
         exit 2
     fi
     CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${mine[*]}")"

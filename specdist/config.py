@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 
 TRUST_HELP = "run the code that a model's folder brings along (auto_map); without it such a model is refused"
 PICKLE_HELP = "take the tensors of pickled *.bin weights where a model has no safetensors"
+RANK_TIMEOUT_HELP = (
+    "seconds after which a replica ends because a rank gives no sign of life, or because none of its ranks "
+    "has got anything done: no tensor read, no pass run, no round ended"
+)
+AFFINITY_HELP = (
+    "numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of them"
+)
 BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -162,10 +169,8 @@ class GenerateConfig:
     claim_timeout: float = option(
         60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
     )
-    rank_timeout: float = option(
-        600.0,
-        help="seconds without a sign of life of a rank, or without the end of a round, that end the replica",
-    )
+    rank_timeout: float = option(600.0, help=RANK_TIMEOUT_HELP)
+    cpu_affinity: Literal["numa", "none"] = option("numa", help=AFFINITY_HELP)
     cache_memory: str | None = option(
         None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
     )

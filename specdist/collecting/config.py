@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from specdist.arguments import option
-from specdist.config import PICKLE_HELP, TRUST_HELP, GenerateConfig
+from specdist.config import AFFINITY_HELP, PICKLE_HELP, RANK_TIMEOUT_HELP, TRUST_HELP, GenerateConfig
 from specdist.errors import UserError
 from specdist.heads.info import HeadKind
 
@@ -18,8 +17,8 @@ RESPONSES_FOLDER = "responses"
 SHARED_OPTIONS = (
     "prompts", "prompt_column", "messages_column", "limit", "rows_per_shard", "overwrite", "target", "draft",
     "dtype", "device", "tp_size", "num_draft_tokens", "temperature", "top_k", "top_p", "max_new_tokens",
-    "seed", "max_batch_rows", "max_batch_tokens", "max_seq_len", "cache_memory",
-    "trust_remote_code", "allow_pickle",
+    "seed", "max_batch_rows", "max_batch_tokens", "max_seq_len", "rank_timeout", "cpu_affinity",
+    "cache_memory", "trust_remote_code", "allow_pickle",
 )  # fmt: skip
 TOKEN_MIXING = 0.15
 
@@ -80,6 +79,8 @@ class CollectConfig:
     max_seq_len: int | None = option(
         None, help="longest prompt plus response (default: what the models allow)"
     )
+    rank_timeout: float = option(600.0, help=RANK_TIMEOUT_HELP)
+    cpu_affinity: Literal["numa", "none"] = option("numa", help=AFFINITY_HELP)
     cache_memory: str | None = option(
         None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
     )
@@ -108,8 +109,6 @@ class CollectConfig:
         return GenerateConfig(
             output=str(Path(self.output) / RESPONSES_FOLDER),
             policy="fixed",
-            # A shard of examples takes as long as it takes.
-            rank_timeout=math.inf,
             **values,
         )
 

@@ -28,6 +28,7 @@ from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
 from specdist.data.reading import open_shard
 from specdist.heads.examples import ExampleBlock, example_table
+from specdist.job.activity import Activity
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
 from specdist.job.generate import generate_rows
 from specdist.job.preflight import ModelPlan, plan_models
@@ -48,13 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def _run(config: CollectConfig, topology: Topology, stop: StopRequest) -> int:
+def _run(config: CollectConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
     models = lead_first(topology, lambda: plan_models(config.run_config()))
     plan = lead_only(topology, lambda: plan_collection(config, models, topology))
     try:
-        log_to_file(Path(config.output), topology, None if plan is None else plan.membership)
+        log_to_file(Path(config.output), topology, None if plan is None else plan.membership, activity)
         if told_by_lead(topology, plan is not None and bool(plan.pending_shards)):
-            _collect(config, topology, models, plan, stop)
+            _collect(config, topology, models, plan, stop, activity)
         elif plan is not None:
             logger.info("%s is complete: nothing to do", config.output)
         if plan is not None:
@@ -72,6 +73,7 @@ def _collect(
     models: ModelPlan,
     plan: CollectPlan | None,
     stop: StopRequest,
+    activity: Activity,
 ) -> None:
     """``plan`` is None on every rank but the lead."""
     replica = Replica(
@@ -79,7 +81,9 @@ def _collect(
         models,
         topology,
         num_spare_branches=NUM_BRANCHES if config.runs_branches else 0,
+        activity=activity,
     )
+    activity.begin("collecting")
     draft = None
     if topology.is_colocated or topology.rank == topology.draft_rank:
         draft = DraftSide(

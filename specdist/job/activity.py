@@ -21,10 +21,14 @@ BYTES_PER_STEP = 64 << 20
 
 
 class Activity:
-    """Of one rank. Steps are counted from any thread, and read by the watchdog's."""
+    """Of one rank. Steps are counted from any thread, and read by the watchdog's.
+
+    ``phase`` completes "it hangs while ...". ``stacks``: of a rank that is one of several.
+    """
 
     def __init__(self) -> None:
         self.phase = "starting"
+        self.stacks: StackLog | None = None
         self._num_steps = 0
         self._stepped_at = time.monotonic()
         self._num_bytes = _num_bytes_moved()

@@ -16,7 +16,10 @@ from specdist.config import GenerateConfig
 from specdist.data import Membership
 from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
+from specdist.job.activity import Activity, StackLog
+from specdist.job.launcher import find_launcher
 from specdist.job.logs import add_run_log
+from specdist.job.numa import bind_near_gpu
 from specdist.job.restart import remember_replica, start_over
 from specdist.job.signals import StopRequest, end_process
 from specdist.job.topology import (
@@ -26,7 +29,7 @@ from specdist.job.topology import (
     told_by_lead,
     topology_from_environment,
 )
-from specdist.job.watchdog import Failure, Watchdog, dump_stacks_on_request, watch_over
+from specdist.job.watchdog import Failure, Watchdog, watch_over
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
@@ -38,7 +41,7 @@ logger = logging.getLogger(__name__)
 def run_rank(
     parse: Callable[[], Config],
     replica_of: Callable[[Config], GenerateConfig],
-    run: Callable[[Config, Topology, StopRequest], int],
+    run: Callable[[Config, Topology, StopRequest, Activity], int],
     *,
     can_start_over: bool = False,
 ) -> int:
@@ -54,32 +57,41 @@ def run_rank(
     """
     # Every rank finds the same error in its options, or is told of the others': it is shown once.
     shows_errors = rank_from_environment() == LEAD_RANK
-    stop = StopRequest()
+    activity = Activity()
+    stop = StopRequest(on_look=activity.step, launcher=find_launcher())
     watchdog: Watchdog | None = None
     try:
         with contextlib.nullcontext() if shows_errors else contextlib.redirect_stderr(io.StringIO()):
             config = parse()
         topology = topology_from_environment(replica_of(config))
         _configure_logging(topology)
+        if topology.device.type == "cuda" and replica_of(config).cpu_affinity == "numa":
+            bind_near_gpu(topology.device.index)
+        if topology.world_size > 1:
+            stacks = activity.stacks = StackLog()
+            activity.begin("meeting the other ranks")
+            watchdog = watch_over(
+                topology,
+                activity,
+                stacks,
+                end=_leave,
+                can_start_over=lambda: can_start_over and stop.is_gentle,
+            )
         join_world(topology)
-        watchdog = watch_over(
-            topology,
-            timeout_s=replica_of(config).rank_timeout,
-            num_looks=lambda: stop.num_looks,
-            end=_leave,
-            can_start_over=lambda: can_start_over and stop.is_gentle,
-        )
-        code = run(config, topology, stop)
+        activity.begin("checking the models and the prompts")
+        code = run(config, topology, stop, activity)
         if watchdog is not None:
-            watchdog.close()
-        if dist.is_initialized():
+            activity.begin("leaving")
             dist.barrier()  # nobody hangs up while another rank is still talking
+            watchdog.leave()
+            dist.destroy_process_group()
+            watchdog.close()
         return code
     except UserError as error:
         if shows_errors:
             _show(error)
         if watchdog is not None:
-            watchdog.explain(error)
+            _leave(watchdog.explain(error))
         return USAGE_ERROR
     except Exception as error:
         if watchdog is None:
@@ -95,8 +107,6 @@ def run_rank(
             logger.error("this replica ends: %s", failure, exc_info=error if is_own else None)
         _leave(failure)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
         stop.close()
 
 
@@ -106,6 +116,8 @@ def _show(error: object) -> None:
 
 def _leave(failure: Failure) -> NoReturn:
     """At once: what libraries would wait for at an ordinary end may be gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     if failure.kind == "memory":
         with contextlib.suppress(OSError):
             start_over()
@@ -144,12 +156,15 @@ def _configure_logging(topology: Topology) -> None:
     # The last one has a line for every layer of every pass.
     for noisy in ("httpx", "DeepSpeed", "torch.nn.attention.varlen"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    # Which CPUs it is bound to every rank says for itself.
+    logging.getLogger("specdist.job.numa").setLevel(logging.INFO)
 
 
-def log_to_file(folder: Path, topology: Topology, membership: Membership | None) -> None:
-    """Every rank of every replica keeps a log of its own in the run folder. ``membership``: the lead's."""
+def log_to_file(folder: Path, topology: Topology, membership: Membership | None, activity: Activity) -> None:
+    """Every rank of every replica keeps a log of its own in the run folder, with its stacks if it hangs.
+    ``membership``: the lead's."""
     replica = told_by_lead(topology, "" if membership is None else membership.replica)
     remember_replica(replica)
     path = folder / "logs" / f"{replica}-rank-{topology.rank}.log"
-    if add_run_log(path, topology.role) and topology.world_size > 1:
-        dump_stacks_on_request(str(path))
+    if add_run_log(path, topology.role) and activity.stacks is not None:
+        activity.stacks.move_to(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from specdist.config import GenerateConfig, parse_generate_config
 from specdist.engine.ledger import Ledger
 from specdist.engine.stopping import StopRules
+from specdist.job.activity import Activity
 from specdist.job.card import write_card
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
@@ -51,21 +52,26 @@ def _parse(arguments: Sequence[str] | None) -> GenerateConfig:
     return config
 
 
-def _run(config: GenerateConfig, topology: Topology, stop: StopRequest) -> int:
+def _run(config: GenerateConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
     models = lead_first(topology, lambda: plan_models(config))
     run = lead_only(topology, lambda: plan_run(config, models, topology))
     try:
-        return _run_planned(config, topology, models, run, stop)
+        return _run_planned(config, topology, models, run, stop, activity)
     finally:
         if run is not None:
             run.membership.leave()
 
 
 def _run_planned(
-    config: GenerateConfig, topology: Topology, models: ModelPlan, run: RunPlan | None, stop: StopRequest
+    config: GenerateConfig,
+    topology: Topology,
+    models: ModelPlan,
+    run: RunPlan | None,
+    stop: StopRequest,
+    activity: Activity,
 ) -> int:
     """``run`` is None on every rank but the lead."""
-    log_to_file(Path(config.output), topology, None if run is None else run.membership)
+    log_to_file(Path(config.output), topology, None if run is None else run.membership, activity)
     for warning in config.warnings() if run is not None else []:
         logger.warning(warning)
     if not told_by_lead(topology, run is not None and bool(run.pending_shards)):
@@ -87,7 +93,9 @@ def _run_planned(
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
         num_context_tokens=told_by_lead(topology, middle),
         num_halvings=num_halvings,
+        activity=activity,
     )
+    activity.begin("generating")
     if run is None:
         is_complete = follow_turns(topology, replica, stop)
     else:

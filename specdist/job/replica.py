@@ -200,7 +200,7 @@ class Replica:
         if topology.world_size > 1 and topology.tp_size > 1:
             self._activity.begin("joining DeepSpeed")
             init_deepspeed(topology)
-            self._group = dist.new_group(list(range(topology.tp_size)))
+            self._group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
         if topology.holds_target:
             self._activity.begin("loading the target")
             self._target = ModelRunner(self._load_target(), topology.device, on_pass=self._activity.step)

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
+
+from specdist.job.launcher import is_gone
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # The exit code of a job that was stopped on request and has not finished (EX_TEMPFAIL: try again).
 EXIT_STOPPED = 75
 # A launcher kills what has not ended 30 s after it has passed a signal on.
 GRACE_S = 25.0
+# One whose launcher has gone may be relaunched at any time, and would share its GPU with its successor.
+ORPHAN_GRACE_S = 5.0
+LAUNCHER_POLL_S = 0.5
 # Slurm and the launcher may both pass on one and the same signal.
 ECHO_S = 1.0
 
@@ -33,11 +40,18 @@ class StopRequest:
     Until :meth:`become_gentle` there is nothing to lose, and the first signal ends the process at once. From
     then on it only sets :attr:`is_made`; a second SIGINT, a second later or more, ends the process, and so
     does the time limit if the process has not ended by itself. What was written down stays.
+
+    The end of the process that has launched this one is a request to stop, too.
     """
 
-    def __init__(self) -> None:
-        # Loops look before every round: it goes on as long as this grows.
-        self.num_looks = 0
+    def __init__(self, on_look: Callable[[], None] | None = None, launcher: int | None = None) -> None:
+        """
+        Args:
+            on_look: called whenever :attr:`is_made` is asked for; loops look before every round.
+            launcher: its process id; see :mod:`specdist.job.launcher`.
+        """
+        self._on_look = on_look
+        self._launcher = launcher
         self._is_made = threading.Event()
         self._is_gentle = False
         self._reader, self._writer = os.pipe()
@@ -49,7 +63,8 @@ class StopRequest:
 
     @property
     def is_made(self) -> bool:
-        self.num_looks += 1
+        if self._on_look is not None:
+            self._on_look()
         return self._is_made.is_set()
 
     @property
@@ -72,12 +87,26 @@ class StopRequest:
 
     def _listen(self) -> None:
         asked_at: float | None = None
+        ends_at: float | None = None
         while True:
-            left_s = None if asked_at is None else max(0.0, asked_at + GRACE_S - time.monotonic())
-            if not select.select([self._reader], [], [], left_s)[0]:
-                logger.warning("not ended %.0f s after it was asked to: ending now", GRACE_S)
+            if ends_at is not None and time.monotonic() >= ends_at:
+                logger.warning("not ended in the time that it had, since it was asked to: ending now")
                 end_process(EXIT_STOPPED)
-            received = os.read(self._reader, 1)
+            if self._launcher is not None and is_gone(self._launcher):
+                logger.warning(
+                    "the launcher (process %d) is gone, killed or crashed: stopping, within %.0f s; start "
+                    "the same command again to go on",
+                    self._launcher,
+                    ORPHAN_GRACE_S,
+                )
+                self._launcher = None
+                if not self._is_gentle:
+                    end_process(EXIT_STOPPED)
+                ends_at = min(ends_at or math.inf, time.monotonic() + ORPHAN_GRACE_S)
+                self._is_made.set()
+            received = self._wait(ends_at)
+            if received is None:
+                continue
             if not received:
                 return
             number = signal.Signals(received[0])
@@ -88,11 +117,21 @@ class StopRequest:
                 end_process(EXIT_STOPPED)
             if asked_at is None:
                 asked_at = time.monotonic()
+                ends_at = min(ends_at or math.inf, asked_at + GRACE_S)
                 self._is_made.set()
                 logger.warning("%s: stopping after this round; a second SIGINT ends at once", number.name)
             elif number == signal.SIGINT and time.monotonic() - asked_at >= ECHO_S:
                 logger.warning("SIGINT again: ending at once; finished rows are kept")
                 end_process(128 + number)
+
+    def _wait(self, ends_at: float | None) -> bytes | None:
+        """The next signal's number; empty when there will be none, None when it is time to look around."""
+        times = [] if ends_at is None else [max(0.0, ends_at - time.monotonic())]
+        if self._launcher is not None:
+            times.append(LAUNCHER_POLL_S)
+        if not select.select([self._reader], [], [], min(times, default=None))[0]:
+            return None
+        return os.read(self._reader, 1)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +16,12 @@ from specdist.engine.collectives import LEAD_RANK
 from specdist.errors import UserError
 from specdist.job.restart import num_restarts
 
-# Far above any pass, and above loading. A rank that dies or hangs is noticed long before, by the watchdog.
-WAIT = timedelta(minutes=30)
+# A rank may rightly wait for hours for one that reads its weights from slow storage. That no rank gets on is
+# noticed by the watchdog, after --rank_timeout; a collective gives up long after it, where nothing watches.
+COLLECTIVE_MARGIN = timedelta(days=1)
+LONGEST_TIMEOUT_S = timedelta(days=30).total_seconds()
+# An agent's store is there before its ranks are: where it is not found, the launcher has gone.
+AGENT_STORE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,8 @@ class Topology:
     tp_size: int
     uses_draft: bool
     device: torch.device
+    # So long no rank may get on; see --rank_timeout.
+    rank_timeout_s: float = 600.0
 
     @property
     def is_lead(self) -> bool:
@@ -45,6 +52,11 @@ class Topology:
     @property
     def draft_rank(self) -> int:
         return self.tp_size
+
+    @property
+    def collective_timeout(self) -> timedelta:
+        """Of every group of the replica's ranks."""
+        return COLLECTIVE_MARGIN + timedelta(seconds=min(self.rank_timeout_s, LONGEST_TIMEOUT_S))
 
     @property
     def role(self) -> str:
@@ -73,6 +85,7 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
         tp_size=config.tp_size,
         uses_draft=config.uses_draft,
         device=local_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
+        rank_timeout_s=config.rank_timeout,
     )
 
 
@@ -94,8 +107,11 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def join_world(topology: Topology, init_method: str = "env://") -> None:
-    """Meet the other ranks: integers go over gloo, tensors over the devices' own backend."""
+def join_world(topology: Topology, init_method: str | None = None) -> None:
+    """Meet the other ranks: integers go over gloo, tensors over the devices' own backend.
+
+    ``init_method``: by default they meet at the store of :func:`meeting_store`.
+    """
     if topology.world_size == 1:
         return
     on_gpu = topology.device.type == "cuda"
@@ -103,27 +119,51 @@ def join_world(topology: Topology, init_method: str = "env://") -> None:
         torch.cuda.set_device(topology.device)
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"
-    # What the ranks have told each other before they started over must not be found again.
-    store = dist.PrefixStore(f"world/{num_restarts()}", launcher_store(WAIT)) if num_restarts() else None
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=None if store else init_method,
-        store=store,
+        init_method=init_method,
+        store=None if init_method else meeting_store(topology, "world"),
         rank=topology.rank,
         world_size=topology.world_size,
-        timeout=WAIT,
+        timeout=topology.collective_timeout,
     )
 
 
-def launcher_store(timeout: timedelta) -> dist.Store:
-    """A connection of its own to the key-value store through which the ranks of a launch meet."""
-    return dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
+def hosts_store(topology: Topology) -> bool:
+    """Whether the ranks' key-value store ends with this rank: it is rank 0's, unless the launcher has one."""
+    return topology.is_lead and not _launcher_has_store()
+
+
+def meeting_store(topology: Topology, purpose: str) -> dist.Store:
+    """A connection of its own to the key-value store through which the ranks of a launch meet.
+
+    What the ranks have told each other before they started over is not found again. Raises RuntimeError if
+    the store cannot be reached.
+    """
+    wait_s = AGENT_STORE_TIMEOUT_S if _launcher_has_store() else math.inf
+    wait_s = min(wait_s, topology.rank_timeout_s, LONGEST_TIMEOUT_S)
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    try:
+        store = dist.TCPStore(
+            host,
+            int(port),
+            is_master=hosts_store(topology),
+            timeout=timedelta(seconds=wait_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except dist.DistError as error:
+        whose = "the launcher" if _launcher_has_store() else "rank 0"
+        raise RuntimeError(
+            f"{whose}, at whose store ({host}:{port}) the ranks meet, has not been reached within "
+            f"{wait_s:.0f} s: it has ended, has never started, or cannot be seen from here ({error})"
+        ) from error
+    store.set_timeout(topology.collective_timeout)
+    return dist.PrefixStore(f"{purpose}/{num_restarts()}", store)
+
+
+def _launcher_has_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def told_by_lead(topology: Topology, value: Any) -> Any:

@@ -4,15 +4,16 @@ A failure is written once, into the launcher's key-value store, by whoever sees 
 which knows why, or one that finds it dead. Ranks that only notice that a connection has broken look there for
 the reason. The store is asked from a thread, since the main thread may be deep in a library that waits.
 
-What is watched: that the other ranks' processes are there (of those on the same machine); that their own
-watchdogs count on, which a stopped process does not; and on the lead that rounds go on.
+What is watched, from before the ranks meet until the last one leaves: that all ranks come; that their
+processes are there (of those on the same machine); that their own watchdogs count on, which a stopped process
+does not; and that some rank gets on, see :class:`specdist.job.activity.Activity`. A rank that waits for
+another one that works is not at fault.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import faulthandler
 import json
 import logging
 import os
@@ -22,15 +23,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch.distributed as dist
 
 from specdist.data.heartbeat import Process
 from specdist.engine.faults import first_line, is_out_of_memory
 from specdist.errors import UserError
-from specdist.job.restart import num_restarts
-from specdist.job.topology import Topology, launcher_store
+from specdist.job.activity import STACKS_SIGNAL, Activity, StackLog
+from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meeting_store
 
 POLL_S = 0.5
 # How long a rank whose connection has broken waits for the reason: others need two polls to find a dead one.
@@ -39,10 +40,15 @@ PATIENCE_S = 4.0
 LEAVE_S = 5.0
 # How long the rank with the store stays, for the others to find the reason there.
 LINGER_S = 3 * POLL_S
-STACKS_SIGNAL = signal.SIGUSR2
+# A watchdog that has not looked for so long was stopped, and the others may have been, too.
+PAUSE_S = 5.0
+# A rank whose interpreter is held ends itself so much later than the others would end it.
+HELD_MARGIN_S = 15.0
 STORE_TIMEOUT = timedelta(seconds=5)
 # Of a broken connection: not the reason but its effect.
 CONNECTION_WORDS = ("gloo", "NCCL", "onnection")
+
+Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -50,68 +56,108 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Failure:
     """Why a replica ends. ``usage``: an error for the user to read; ``memory``: with a smaller batch it would
-    go on; ``silent``: the rank's process is there, and does nothing."""
+    go on; ``missing``: the rank has never come; ``silent``: its process is there, and does nothing;
+    ``stalled``: no rank gets on, and ``rank`` is the one that has noticed."""
 
-    kind: Literal["error", "usage", "memory", "gone", "silent", "stalled"]
+    kind: Literal["error", "usage", "memory", "missing", "gone", "silent", "stalled"]
     rank: int
     role: str
     reason: str
 
     def __str__(self) -> str:
+        if self.kind in ("missing", "stalled"):
+            return self.reason
         return f"rank {self.rank} ({self.role}): {self.reason}"
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a rank tells the others of itself. ``idle_s``: seconds since its last step."""
+
+    process: Process
+    num_beats: int
+    num_steps: int
+    phase: str
+    idle_s: float
+    has_left: bool
+
+    @staticmethod
+    def from_json(text: str | bytes) -> _State:
+        values = json.loads(text)
+        return _State(**{**values, "process": Process(**values["process"])})
 
 
 @dataclass
 class _Peer:
+    """Another rank, as it is known here. ``state``: None until it has come."""
+
     rank: int
-    process: Process | None = None
-    num_beats: int = -1
-    since: float = 0.0
+    state: _State | None = None
+    beaten_at: float = 0.0
 
 
 class Watchdog:
-    """Of one rank of several. To be closed before the ranks part."""
+    """Of one rank of several, from before they meet until they part."""
 
     def __init__(
         self,
         topology: Topology,
         store: dist.Store,
+        activity: Activity,
+        stacks: StackLog,
         *,
-        timeout_s: float,
-        num_looks: Callable[[], int],
         end: Callable[[Failure], None],
         can_start_over: Callable[[], bool],
     ) -> None:
         """
         Args:
-            timeout_s: so long a rank may be silent, and a round may take.
-            num_looks: grows with every round of this rank; 0 before the first.
+            activity: of this rank.
             can_start_over: whether a lack of memory, now, is a reason to go on with a smaller batch.
             end: ends the process, if the main thread has not done so in time.
         """
         self._topology = topology
         self._store = store
-        self._timeout_s = timeout_s
-        self._num_looks = num_looks
+        self._activity = activity
+        self._stacks = stacks
+        self._timeout_s = topology.rank_timeout_s
         self._end = end
         self._can_start_over = can_start_over
         self._peers = [_Peer(rank) for rank in range(topology.world_size) if rank != topology.rank]
-        self._looks = 0, 0.0
+        self._process = Process.current()
+        self._num_beats = 0
+        self._has_left = False
+        self._telling = threading.Lock()
+        self._began_at = self._looked_at = self._moved_at = time.monotonic()
+        self._num_steps = 0
         self._failure: Failure | None = None
+        self._is_store_gone = False
         # Without a launcher that has a store of its own it ends with the lead.
-        self._hosts_store = topology.is_lead and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        self._hosts_store = hosts_store(topology)
         self._is_closed = threading.Event()
-        store.set(f"process/{topology.rank}", json.dumps(dataclasses.asdict(Process.current())))
+        self._tell()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
+    def leave(self) -> None:
+        """This rank has nothing more to do with the others: its process may end. Until :meth:`close` its own
+        end is watched."""
+        self._has_left = True
+        self._tell()
+        deadline = time.monotonic() + LEAVE_S
+        while self._hosts_store and time.monotonic() < deadline and not self._have_all_left():
+            time.sleep(POLL_S / 5)
+
     def close(self) -> None:
-        """From here on the other ranks may leave."""
+        """Nothing is watched from here on."""
         self._is_closed.set()
+        self._stacks.close()
 
     def explain(self, error: BaseException) -> Failure:
-        """Why the replica has failed, of which this rank's error may be but an effect; told to the others."""
-        self.close()
+        """Why the replica has failed, of which this rank's error may be but an effect; told to the others.
+
+        Nothing is watched from here on, but the process ends if it does not come to its end by itself.
+        """
+        self._is_closed.set()
         failure = self._failure or self._explained(error)
         if self._hosts_store:
             time.sleep(LINGER_S)
@@ -137,75 +183,147 @@ class Watchdog:
                 return
 
     def _look(self) -> Failure | None:
+        now = time.monotonic()
+        self._forgive_a_pause(now)
+        self._stacks.expect_a_call(min(self._timeout_s, LONGEST_TIMEOUT_S) + HELD_MARGIN_S)
+        if self._has_left:
+            return self._stall(now)
+        self._tell()
+        failure = self._known() or self._dead_peer()
         # The store may have gone with the launcher; processes are seen without it.
-        with contextlib.suppress(RuntimeError):
-            self._store.add(f"beats/{self._topology.rank}", 1)
-        return self._known() or self._dead_peer() or self._silent_peer() or self._stall()
+        if failure is not None or not all(self._ask(peer) for peer in self._watched()):
+            return failure
+        return self._missing_peers(now) or self._silent_peer(now) or self._stall(now)
+
+    def _forgive_a_pause(self, now: float) -> None:
+        """Of all processes, such as a suspended job: nobody has been silent for as long as this one was."""
+        pause_s = now - self._looked_at - POLL_S
+        self._looked_at = now
+        if pause_s > PAUSE_S:
+            self._began_at += pause_s
+            self._moved_at += pause_s
+            for peer in self._peers:
+                peer.beaten_at += pause_s
+
+    def _tell(self) -> None:
+        with self._telling:
+            self._num_beats += 1
+            state = _State(
+                process=self._process,
+                num_beats=self._num_beats,
+                num_steps=self._activity.num_steps(),
+                phase=self._activity.phase,
+                idle_s=self._activity.idle_s,
+                has_left=self._has_left,
+            )
+            text = json.dumps(dataclasses.asdict(state))
+            self._with_store(lambda store: store.set(f"state/{self._topology.rank}", text))
+
+    def _ask(self, peer: _Peer) -> bool:
+        """Read what the peer has told last; False if the store does not answer."""
+        told = self._with_store(lambda store: _value(store, f"state/{peer.rank}"))
+        if told:
+            state = _State.from_json(told)
+            if peer.state is None or state.num_beats != peer.state.num_beats:
+                peer.beaten_at = time.monotonic()
+            peer.state = state
+        return told is not None
+
+    def _with_store(self, use: Callable[[dist.Store], Answer]) -> Answer | None:
+        """None if the store does not answer. One that has gone with its process is not asked again: torch
+        prints a page for every try."""
+        if self._is_store_gone:
+            return None
+        try:
+            return use(self._store)
+        except dist.DistNetworkError:
+            self._is_store_gone = True
+        except RuntimeError:
+            pass  # it is late
+        return None
+
+    def _watched(self) -> list[_Peer]:
+        return [peer for peer in self._peers if peer.state is None or not peer.state.has_left]
+
+    def _have_all_left(self) -> bool:
+        for peer in self._watched():
+            self._ask(peer)
+        return not self._watched()
 
     def _known(self) -> Failure | None:
-        with contextlib.suppress(RuntimeError):
-            if self._store.check(["failure"]):
-                return Failure(**json.loads(self._store.get("failure")))
-        return None
+        told = self._with_store(lambda store: _value(store, "failure"))
+        return Failure(**json.loads(told)) if told else None
 
     def _dead_peer(self) -> Failure | None:
-        for peer in self._peers:
-            if peer.process is None:
-                peer.process = self._process_of(peer.rank)
-            if peer.process is not None and peer.process.is_alive() is False:
-                # It may have had the time to say why.
+        for peer in self._watched():
+            if peer.state is not None and peer.state.process.is_alive() is False:
+                # It may have had the time to say why, or that it has come to its end.
                 time.sleep(POLL_S / 5)
-                return self._known() or self._report(
-                    "gone", peer.rank, f"{peer.process} is gone without a word: killed, or crashed"
+                self._ask(peer)
+                if peer.state.has_left:
+                    continue
+                reason = (
+                    f"{peer.state.process} is gone without a word (while {peer.state.phase}): killed, or "
+                    "crashed"
                 )
+                return self._known() or self._report("gone", peer.rank, reason)
         return None
 
-    def _process_of(self, rank: int) -> Process | None:
-        with contextlib.suppress(RuntimeError):
-            if self._store.check([f"process/{rank}"]):
-                return Process(**json.loads(self._store.get(f"process/{rank}")))
-        return None
+    def _missing_peers(self, now: float) -> Failure | None:
+        missing = [peer.rank for peer in self._peers if peer.state is None]
+        if not missing or now - self._began_at <= self._timeout_s:
+            return None
+        who = ", ".join(f"rank {rank} ({self._topology.role_of(rank)})" for rank in missing)
+        reason = (
+            f"{who} of {self._topology.world_size} ranks did not come within {self._timeout_s:.0f} s "
+            "(--rank_timeout): not started, ended at once, or hanging before it, such as in an import from "
+            "storage that does not answer"
+        )
+        return self._report("missing", missing[0], reason)
 
-    def _silent_peer(self) -> Failure | None:
-        now = time.monotonic()
-        for peer in self._peers:
-            try:
-                num_beats = self._store.add(f"beats/{peer.rank}", 0)
-            except RuntimeError:
-                return None
-            if num_beats != peer.num_beats:
-                peer.num_beats, peer.since = num_beats, now
-            elif now - peer.since > self._timeout_s:
-                reason = f"{peer.process} has been silent for {self._timeout_s:.0f} s: stopped, or it hangs"
+    def _silent_peer(self, now: float) -> Failure | None:
+        for peer in self._watched():
+            if peer.state is not None and now - peer.beaten_at > self._timeout_s:
+                reason = (
+                    f"{peer.state.process} has been silent for {self._timeout_s:.0f} s (--rank_timeout), "
+                    f"while {peer.state.phase}: stopped, or it hangs"
+                )
                 return self._report("silent", peer.rank, reason)
         return None
 
-    def _stall(self) -> Failure | None:
-        num_looks, now = self._num_looks(), time.monotonic()
-        if num_looks != self._looks[0] or not num_looks:
-            self._looks = num_looks, now
-        elif now - self._looks[1] > self._timeout_s:
-            reason = (
-                f"no round has ended for {self._timeout_s:.0f} s (--rank_timeout), though all ranks' "
-                "processes are there: the log of each rank shows where it is"
-            )
-            return self._report("stalled", self._topology.rank, reason)
-        return None
+    def _stall(self, now: float) -> Failure | None:
+        """Steps of peers that have left count on; whether all have come is another question."""
+        states = {peer.rank: peer.state for peer in self._peers if peer.state is not None}
+        num_steps = self._activity.num_steps() + sum(state.num_steps for state in states.values())
+        if num_steps != self._num_steps:
+            self._num_steps, self._moved_at = num_steps, now
+        if now - self._moved_at <= self._timeout_s:
+            return None
+        phases = {rank: (state.phase, state.idle_s) for rank, state in states.items()}
+        phases[self._topology.rank] = self._activity.phase, self._activity.idle_s
+        where = "; ".join(
+            f"rank {rank} ({self._topology.role_of(rank)}) for {idle_s:.0f} s in: {phase}"
+            for rank, (phase, idle_s) in sorted(phases.items())
+        )
+        reason = (
+            f"no rank has got on for {self._timeout_s:.0f} s (--rank_timeout), though all their processes "
+            f"are there: {where}. The log of each rank shows its stacks"
+        )
+        return self._report("stalled", self._topology.rank, reason)
 
     def _report(self, kind: str, rank: int, reason: str) -> Failure:
         """The first failure counts; the one that does is the answer."""
         failure = Failure(kind, rank, self._topology.role_of(rank), reason)  # type: ignore[arg-type]
-        with contextlib.suppress(RuntimeError):
-            told = self._store.compare_set("failure", "", json.dumps(dataclasses.asdict(failure)))
-            return Failure(**json.loads(told))
-        return failure
+        text = json.dumps(dataclasses.asdict(failure))
+        told = self._with_store(lambda store: store.compare_set("failure", "", text))
+        return Failure(**json.loads(told)) if told else failure
 
     def _react(self, failure: Failure) -> None:
         self._failure = failure
         if failure.kind != "usage":
             logger.error("this replica ends: %s", failure)
-        if failure.kind == "stalled":
-            os.kill(os.getpid(), STACKS_SIGNAL)
+        if failure.kind in ("missing", "silent", "stalled"):
+            self._stacks.write()
         if failure.kind == "silent":
             self._kill(failure.rank)
         # A broken connection wakes the main thread, which then gives the shards back and ends.
@@ -215,37 +333,28 @@ class Watchdog:
     def _kill(self, rank: int) -> None:
         """A process that hangs would keep its GPU, and the launcher waiting. First it may say where it is."""
         for peer in self._peers:
-            if peer.rank == rank and peer.process is not None and peer.process.is_alive():
+            if peer.rank == rank and peer.state is not None and peer.state.process.is_alive():
                 with contextlib.suppress(OSError):
-                    os.kill(peer.process.pid, STACKS_SIGNAL)
+                    os.kill(peer.state.process.pid, STACKS_SIGNAL)
                     time.sleep(POLL_S)
-                    os.kill(peer.process.pid, signal.SIGKILL)
+                    os.kill(peer.state.process.pid, signal.SIGKILL)
+
+
+def _value(store: dist.Store, key: str) -> bytes:
+    """Empty for a key that nobody has set; :meth:`get` alone would wait for it."""
+    return store.get(key) if store.check([key]) else b""
 
 
 def watch_over(
     topology: Topology,
+    activity: Activity,
+    stacks: StackLog,
     *,
-    timeout_s: float,
-    num_looks: Callable[[], int],
     end: Callable[[Failure], None],
     can_start_over: Callable[[], bool],
-) -> Watchdog | None:
-    """The watchdog of a rank that the launcher has started; None for one that is alone."""
-    if topology.world_size == 1:
-        return None
-    return Watchdog(
-        topology,
-        # On the process group's own connection the main thread may wait.
-        dist.PrefixStore(f"watchdog/{num_restarts()}", launcher_store(STORE_TIMEOUT)),
-        timeout_s=timeout_s,
-        num_looks=num_looks,
-        end=end,
-        can_start_over=can_start_over,
-    )
-
-
-def dump_stacks_on_request(log_path: str) -> None:
-    """Where every thread of this process is, into its log, whenever it gets ``STACKS_SIGNAL``: also while a
-    library holds the interpreter."""
-    log = open(log_path, "a")  # noqa: PTH123, SIM115 (as long as the process)
-    faulthandler.register(STACKS_SIGNAL, file=log, all_threads=True)
+) -> Watchdog:
+    """The watchdog of a rank that is one of several. Raises RuntimeError if the launcher is out of reach."""
+    # On the process group's own connection the main thread may wait.
+    store = meeting_store(topology, "watchdog")
+    store.set_timeout(STORE_TIMEOUT)
+    return Watchdog(topology, store, activity, stacks, end=end, can_start_over=can_start_over)

@@ -84,7 +84,7 @@ class ModelRunner:
         """
         Args:
             acceleration: by default what pays on the device.
-            on_pass: called when the model has run, also while a graph is recorded, not when one is replayed.
+            on_pass: called after every pass, also of those that record a graph.
             head: reads the last hidden states of every pass; it takes the model's precision.
         """
         self.model = model.eval()
@@ -241,6 +241,8 @@ class ModelRunner:
         if self._static is not None:
             logits = self._static.forward(batch, asked_N, self._table.pages, features_3N)
             if logits is not None:
+                if self._on_pass is not None:
+                    self._on_pass()  # a replay runs no model
                 return logits
         return self._forward_ragged(batch, asked_N, features_3N)
 

@@ -1,0 +1,119 @@
+"""Jobs of three ranks that stand still in one way each, without any model. Called in the ranks' processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+from specdist.config import GenerateConfig, parse_generate_config
+from specdist.job import entry, watchdog
+from specdist.job.activity import Activity
+from specdist.job.signals import StopRequest
+from specdist.job.topology import Topology
+
+STEP_S, NUM_STEPS = 0.5, 20
+Work = Callable[[Topology, Activity], None]
+
+
+def run(work: Work, arguments: Sequence[str]) -> int:
+    """A rank whose work this is."""
+
+    def at_work(config: GenerateConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
+        del config, stop
+        work(topology, activity)
+        return 0
+
+    return entry.run_rank(lambda: parse_generate_config(arguments), lambda config: config, at_work)
+
+
+def hang() -> None:
+    """As a read does whose server does not answer."""
+    while True:
+        time.sleep(3600)
+
+
+def one_hangs(arguments: Sequence[str]) -> int:
+    """While it loads; the others wait for it in a collective."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        if topology.rank == 2:
+            activity.begin("loading the draft")
+            hang()
+        activity.begin("waiting until every rank has loaded")
+        dist.barrier()
+
+    return run(work, arguments)
+
+
+def one_is_slow(arguments: Sequence[str]) -> int:
+    """It takes longer than any rank may stand still, in many steps; the others wait for it."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        if topology.rank == 1:
+            for _ in range(NUM_STEPS):
+                time.sleep(STEP_S)
+                activity.step()
+        dist.barrier()
+
+    return run(work, arguments)
+
+
+def one_never_comes(arguments: Sequence[str]) -> int:
+    """It hangs before it has met the others."""
+    if os.environ["RANK"] == "1":
+        hang()
+    return run(lambda topology, activity: None, arguments)
+
+
+def the_first_never_comes(arguments: Sequence[str]) -> int:
+    """The one that has the store at which the others meet."""
+    if os.environ["RANK"] == "0":
+        hang()
+    return run(lambda topology, activity: None, arguments)
+
+
+def one_does_not_leave(arguments: Sequence[str]) -> int:
+    """The others are at the last barrier."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        del activity
+        if topology.rank == 1:
+            hang()
+
+    return run(work, arguments)
+
+
+def one_hangs_at_its_end(arguments: Sequence[str]) -> int:
+    """In what a library does when all is over."""
+    if os.environ["RANK"] == "1":
+        entry.dist.destroy_process_group = hang
+    return run(lambda topology, activity: None, arguments)
+
+
+def hold_the_interpreter() -> None:
+    """As an extension does that reads without letting other threads run."""
+    sleep = ctypes.PyDLL(None).sleep
+    while True:
+        sleep(3600)
+
+
+def one_holds_its_interpreter(arguments: Sequence[str]) -> int:
+    """No thread of it can say anything."""
+
+    def work(topology: Topology, activity: Activity) -> None:
+        activity.begin("loading the target")
+        if topology.rank == 1:
+            hold_the_interpreter()
+        dist.barrier()
+
+    return run(work, arguments)
+
+
+def all_hold_their_interpreters(arguments: Sequence[str]) -> int:
+    """Nobody can notice anything."""
+    watchdog.HELD_MARGIN_S = 1.0
+    return run(lambda topology, activity: hold_the_interpreter(), arguments)

@@ -1,0 +1,108 @@
+"""Ranks are bound to the CPUs next to their GPUs, and to no CPU that they may not use."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+
+from specdist.job.numa import bind_near_gpu, ranges
+from tests.slurm.nvidia import write_nvidia_smi
+
+BUS_IDS = ["00000000:07:00.0", "00000000:C7:00.0", "00000001:07:00.0"]
+NODES = [0, 1, -1]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three GPUs: one on each of two NUMA nodes, and one of which nobody knows where. CPUs 0-3 and 4-7,10."""
+    folder = write_nvidia_smi(tmp_path / "bin", BUS_IDS[:2], slices=["MIG-1", "MIG-2"])
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    for bus_id, numa_node in zip(BUS_IDS, NODES, strict=True):
+        device = tmp_path / "sys/bus/pci/devices" / bus_id[4:].lower()
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{numa_node}\n")
+    for numa_node, cpus in enumerate(["0-3", "4-7,10"]):
+        (tmp_path / f"sys/devices/system/node/node{numa_node}").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/node/node{numa_node}/cpulist").write_text(f"{cpus}\n")
+    return tmp_path / "sys"
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """Those that are set, for a process that may use CPUs 2 to 11."""
+    found: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(2, 12)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: found.append(set(cpus)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("visible", "rank", "cpus"),
+    [
+        (None, 0, {2, 3}),
+        (None, 1, {4, 5, 6, 7, 10}),
+        ("1,0", 0, {4, 5, 6, 7, 10}),
+        ("1,0", 1, {2, 3}),
+        ("GPU-1aaa-bbb", 0, {4, 5, 6, 7, 10}),
+        ("GPU-0a,GPU-1a", 1, {4, 5, 6, 7, 10}),
+        ("MIG-2", 0, {4, 5, 6, 7, 10}),
+        # Not known: not bound.
+        ("0", 1, None),
+        ("", 0, None),
+        ("7", 0, None),
+        ("MIG-9", 0, None),
+        ("GPU-", 0, None),
+    ],
+)
+def test_a_rank_is_bound_to_the_cpus_next_to_its_gpu(
+    node: Path, masks: list[set[int]], visible: str | None, rank: int, cpus: set[int] | None
+) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    bind_near_gpu(rank, environment=environment, system=node)
+    assert all(mask == cpus for mask in masks) and bool(masks) == (cpus is not None)
+
+
+def test_a_mask_without_a_near_cpu_is_left_as_it_is(
+    node: Path, masks: list[set[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {8, 9, 12})
+    bind_near_gpu(1, environment={}, system=node)
+    assert masks == []
+    assert "are 4-7,10, and this rank may only use 8-9,12" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["no nvidia-smi", "a GPU on a machine of one node"])
+def test_where_nothing_is_known_nothing_is_done(
+    node: Path, masks: list[set[int]], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "no nvidia-smi":
+        monkeypatch.setenv("PATH", str(node))
+    else:
+        write_nvidia_smi(node.parent / "bin", BUS_IDS[2:])
+    bind_near_gpu(0, environment={}, system=node)
+    assert masks == []
+
+
+def bound(node: Path, answers: multiprocessing.SimpleQueue[set[int]]) -> None:
+    logging.disable()
+    (node / "devices/system/node/node0/cpulist").write_text(f"{max(os.sched_getaffinity(0))}\n")
+    bind_near_gpu(0, environment={}, system=node)
+    answers.put(os.sched_getaffinity(0))
+
+
+def test_the_kernel_takes_it(node: Path) -> None:
+    """In a process of its own, which ends with its binding."""
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    process = context.Process(target=bound, args=(node, answers))
+    process.start()
+    process.join(60)
+    assert answers.get() == {max(os.sched_getaffinity(0))}
+
+
+def test_ranges_are_written_as_the_kernel_does() -> None:
+    assert ranges({0, 1, 2, 3, 8, 10, 11}) == "0-3,8,10-11"

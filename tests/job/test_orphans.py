@@ -1,0 +1,164 @@
+"""Ranks do not outlive their launcher: a relaunch would put a second copy of the models beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from specdist.job.launcher import LAUNCHER_VARIABLES
+from tests.job.killing import wait_until
+from tests.job.launching import command, logged_rows, run_here, shard_bytes
+from tests.ranks import REPOSITORY
+
+SLOW = {"rows_per_shard": 6, "max_batch_rows": 2, "max_new_tokens": 60, "tp_size": 2}
+SOON_S = 30
+# A process that starts {rank} from a thread, which ends, and stays; it tells the process's number.
+LAUNCHER = """
+import subprocess, sys, threading, time
+def start():
+    process = subprocess.Popen([sys.executable, "-c", {rank!r}])
+    print(process.pid, flush=True)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+time.sleep(3600)
+"""
+# A process that waits to be stopped, {gentle} or not. It tells when it is ready, and how it ends.
+RANK = """
+import logging, os, sys, time
+from specdist.job import signals
+from specdist.job.launcher import find_launcher
+logging.basicConfig(stream=sys.stderr)
+signals.ORPHAN_GRACE_S = {grace}
+def end(code):
+    print("ended with", code, file=sys.stderr, flush=True)
+    os._exit(code)
+signals.end_process = end
+stop = signals.StopRequest(launcher=find_launcher())
+if {gentle}:
+    stop.become_gentle()
+print("ready", flush=True)
+while not (stop.is_made and {leaves}):
+    time.sleep(0.01)
+print("left by itself", file=sys.stderr, flush=True)
+"""
+
+
+@contextmanager
+def launched(
+    tmp_path: Path, *, gentle: bool, leaves: bool, is_rank: bool = True, grace: float = 60.0
+) -> Iterator[tuple[subprocess.Popen[str], psutil.Process, Path]]:
+    """A launcher, the process that it has started, and what that one says on stderr."""
+    words = tmp_path / "stderr"
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+    if is_rank:
+        environment[LAUNCHER_VARIABLES[0]] = "some-launch"
+    script = LAUNCHER.format(rank=RANK.format(gentle=gentle, leaves=leaves, grace=grace))
+    with words.open("w") as stderr:
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=REPOSITORY,
+            env=environment,
+        )
+    assert launcher.stdout is not None
+    told = sorted(launcher.stdout.readline().strip() for _ in range(2))
+    rank = psutil.Process(int(told[0]))
+    assert told[1] == "ready"
+    try:
+        yield launcher, rank, words
+    finally:
+        launcher.kill()
+        launcher.wait()
+        if rank.is_running():
+            rank.kill()
+
+
+def wait_for(process: psutil.Process) -> None:
+    """Until it has ended; nobody is its parent who would wait for it."""
+    _, alive = psutil.wait_procs([process], timeout=SOON_S)
+    assert not alive or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("gentle", "leaves", "grace", "said"),
+    [
+        (False, False, 60.0, "ended with 75"),
+        (True, True, 60.0, "left by itself"),
+        (True, False, 0.2, "ended with 75"),
+    ],
+    ids=["nothing to save", "a round to end", "a round that does not end"],
+)
+def test_a_rank_ends_with_its_launcher(
+    tmp_path: Path, gentle: bool, leaves: bool, grace: float, said: str
+) -> None:
+    with launched(tmp_path, gentle=gentle, leaves=leaves, grace=grace) as (launcher, rank, words):
+        launcher.kill()
+        wait_for(rank)
+        assert f"the launcher (process {launcher.pid}) is gone" in words.read_text()
+        assert said in words.read_text()
+
+
+def test_a_rank_outlives_the_thread_that_has_started_it(tmp_path: Path) -> None:
+    """For which the kernel would send its signal of a parent's death."""
+    with launched(tmp_path, gentle=True, leaves=True) as (_, rank, words):
+        time.sleep(1.5)
+        assert rank.is_running() and words.read_text() == ""
+
+
+def test_a_job_that_was_started_by_hand_outlives_its_shell(tmp_path: Path) -> None:
+    with launched(tmp_path, gentle=True, leaves=True, is_rank=False) as (launcher, rank, words):
+        launcher.kill()
+        launcher.wait()
+        wait_until(lambda: rank.ppid() != launcher.pid)
+        time.sleep(1.5)
+        assert rank.is_running() and words.read_text() == ""
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_leaves_no_rank_and_loses_no_row(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The real one. The same command goes on where its ranks were."""
+    assert run_here(**(options | SLOW | {"tp_size": 1}), output=tmp_path / "undisturbed").code == 0
+    output = tmp_path / "run"
+    launch = command(3, **(options | SLOW), output=output)
+    launch[1:3] = ["-m", "specdist.job.launch"]
+    process = subprocess.Popen(launch, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ranks: list[psutil.Process] = []
+    try:
+        wait_until(lambda: logged_rows(output, 1).count(b"\n") >= 2, lambda: process.poll() is None)
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        rows = logged_rows(output, 1)
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(ranks, timeout=SOON_S)
+        assert alive == []
+    finally:
+        process.kill()
+        for rank in ranks:
+            if rank.is_running():
+                rank.kill()
+    logs = [path.read_text() for path in (output / "logs").iterdir()]
+    assert len(logs) == 3
+    assert all(f"the launcher (process {process.pid}) is gone" in log for log in logs)
+    # The round was ended, and the shard given back.
+    assert all(
+        json.loads(path.read_text())["replica"] is None for path in (output / "claims").glob("shard-*")
+    )
+    assert logged_rows(output, 1).startswith(rows)
+    assert run_here(**(options | SLOW | {"tp_size": 1}), output=output).totals["complete"] is True
+    assert shard_bytes(output) == shard_bytes(tmp_path / "undisturbed")

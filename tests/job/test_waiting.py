@@ -1,0 +1,157 @@
+"""Waiting has an end: a replica in which no rank gets on ends in --rank_timeout, and shows where it was."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from specdist.job.topology import Topology, local_device
+from tests.job import standing, stepping
+from tests.job.launching import Main
+from tests.job.pair import Pair
+from tests.job.ranks import fork_ranks, started_ranks
+
+NUM_RANKS = 3
+TIMEOUT_S = 5
+# It takes the time-out and a few seconds; without an end it would take a day.
+SOON_S = 100
+ROLES = ["target 1/2", "target 2/2", "draft"]
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> dict[str, Any]:
+    """Options of a job that loads nothing."""
+    return {
+        "prompts": "none", "target": "none", "draft": "none-either", "device": "cpu", "tp_size": 2,
+        "rank_timeout": TIMEOUT_S, "output": tmp_path / "run",
+    }  # fmt: skip
+
+
+def ended(main: Main, options: dict[str, Any]) -> tuple[list[int | None], list[str]]:
+    """Exit codes and stderr of all ranks, each of which comes to its own end."""
+    with started_ranks(NUM_RANKS, main, **options) as world:
+        deadline = time.monotonic() + SOON_S
+        for process in world.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return [process.exitcode for process in world.processes], world.words("stderr")
+
+
+def stacks(words: str) -> Iterator[str]:
+    """The functions in them, innermost first."""
+    for line in words.splitlines():
+        if line.startswith('  File "') and " in " in line:
+            yield line.rpartition(" in ")[2]
+
+
+def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: dict[str, Any]) -> None:
+    codes, words = ended(standing.one_hangs, still)
+    assert codes == [1] * NUM_RANKS
+    for rank, said in enumerate(words):
+        assert "this replica ends: no rank has got on for 5 s (--rank_timeout)" in said
+        assert "s in: waiting until every rank has loaded; rank 1 (target 2/2) for" in said
+        assert "rank 2 (draft) for" in said and "s in: loading the draft" in said
+        assert ("hang" if rank == 2 else "barrier") in set(stacks(said))
+
+
+def test_a_rank_that_is_slow_is_waited_for(still: dict[str, Any]) -> None:
+    """For twice as long as all ranks together may stand still."""
+    assert standing.STEP_S * standing.NUM_STEPS == 2 * TIMEOUT_S
+    codes, words = ended(standing.one_is_slow, still)
+    assert codes == [0] * NUM_RANKS, words
+
+
+def test_ranks_that_do_not_come_are_named(still: dict[str, Any]) -> None:
+    with started_ranks(NUM_RANKS, standing.one_never_comes, **still) as world:
+        for rank in (0, 2):
+            world.processes[rank].join(SOON_S)
+            assert world.processes[rank].exitcode == 1
+            said = world.words("stderr")[rank]
+            assert "this replica ends: rank 1 (target 2/2) of 3 ranks did not come within 5 s" in said
+            assert "init_process_group" in set(stacks(said))
+
+
+def test_a_first_rank_that_does_not_come_is_named(still: dict[str, Any]) -> None:
+    """Without a launcher that has a store for them the others have no place to meet."""
+    with started_ranks(NUM_RANKS, standing.the_first_never_comes, **still) as world:
+        for rank in (1, 2):
+            world.processes[rank].join(SOON_S)
+            assert world.processes[rank].exitcode == 1
+            said = world.words("stderr")[rank]
+            assert "rank 0, at whose store" in said and "has not been reached within 5 s" in said
+
+
+def test_the_last_barrier_has_an_end(still: dict[str, Any]) -> None:
+    codes, words = ended(standing.one_does_not_leave, still)
+    assert codes == [1] * NUM_RANKS
+    for rank, said in enumerate(words):
+        assert "rank 0 (target 1/2) for" in said and "s in: leaving; rank 1 (target 2/2) for" in said
+        assert ("hang" if rank == 1 else "barrier") in set(stacks(said))
+
+
+def test_a_rank_that_hangs_at_its_end_harms_no_other(still: dict[str, Any]) -> None:
+    codes, words = ended(standing.one_hangs_at_its_end, still)
+    assert codes == [0, 1, 0]
+    assert "hang" in set(stacks(words[1]))
+
+
+def test_a_rank_whose_interpreter_is_held_shows_its_stacks_and_is_ended(still: dict[str, Any]) -> None:
+    codes, words = ended(standing.one_holds_its_interpreter, still)
+    assert codes == [1, -signal.SIGKILL, 1]
+    for rank in (0, 2):
+        assert "this replica ends: rank 1 (target 2/2): process" in words[rank]
+        assert "has been silent for 5 s (--rank_timeout), while loading the target" in words[rank]
+        assert "barrier" in set(stacks(words[rank]))
+    assert "hold_the_interpreter" in set(stacks(words[1]))
+
+
+def test_ranks_whose_interpreters_are_all_held_end_themselves(still: dict[str, Any]) -> None:
+    codes, words = ended(standing.all_hold_their_interpreters, still)
+    assert codes == [1] * NUM_RANKS
+    assert all("hold_the_interpreter" in set(stacks(said)) for said in words)
+
+
+def num_tensors(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            total += len(file.keys())
+    return total
+
+
+def test_loading_and_measuring_are_counted_in_steps(
+    options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    """On every rank: each tensor that is read, and each pass that is run, is one."""
+    # A policy that needs measured costs.
+    changes = {"policy": "goodput", "tp_size": 2, "limit": 1, "max_new_tokens": 2, "max_batch_rows": 2}
+    done = fork_ranks(NUM_RANKS, stepping.main, **(options | changes), output=tmp_path / "run")
+    assert done.code == 0, done.stderr
+    steps = [stepping.steps_of(tmp_path / "run", rank) for rank in range(NUM_RANKS)]
+    for rank in (0, 1):
+        assert steps[rank]["loading the target"] > num_tensors(pair.target)
+    assert steps[2]["loading the draft"] > num_tensors(pair.draft)
+    # Passes of 1, 2, 4, ... tokens, ten times each.
+    assert all(found["measuring what passes cost"] > 10 for found in steps)
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 600.0, 1e9, math.inf])
+def test_a_collective_gives_up_long_after_the_watchdog(timeout_s: float) -> None:
+    """An honest wait for slow storage lasts for hours."""
+    topology = Topology(
+        rank=0,
+        world_size=2,
+        tp_size=1,
+        uses_draft=True,
+        device=local_device("cpu"),
+        rank_timeout_s=timeout_s,
+    )
+    assert topology.collective_timeout.total_seconds() >= min(timeout_s, 30 * 86400) + 86400

@@ -1,0 +1,108 @@
+"""Replicas on one node never share a GPU, whatever Slurm tells them; each rank is near its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.job.killing import wait_until
+from tests.ranks import REPOSITORY
+from tests.slurm.cluster import NUM_GPUS, Cluster, missing
+from tests.slurm.nvidia import launches, write_launch, write_nvidia_smi
+
+NODE = [f"00000000:{bus:02X}:00.0" for bus in range(4)]
+
+
+def launch(folder: Path, local_id: int, num_gpus: int, **told: str) -> tuple[int, str, str]:
+    """Exit code of slurm/replica.sh, the GPUs that it launches on, and stderr. ``told``: by Slurm."""
+    untold = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CUDA"))}
+    ended = subprocess.run(
+        ["bash", "slurm/replica.sh", "some.yaml"],
+        cwd=REPOSITORY,
+        env={
+            **untold, "PATH": f"{folder}:{os.environ['PATH']}", "SPECDIST_PYTHON": str(write_launch(folder)),
+            "ACCELERATE_CONFIG": "some", "GPUS_PER_REPLICA": str(num_gpus), "SLURM_LOCALID": str(local_id),
+            **told,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )  # fmt: skip
+    (found,) = launches(folder).values() or [""]
+    return ended.returncode, found, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "num_seen", "expected"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 4, "2,3"),
+        ({"CUDA_VISIBLE_DEVICES": "5,1,7,3"}, 8, "7,3"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,MIG-c,MIG-GPU-d/1/0"}, 4, "MIG-c,MIG-GPU-d/1/0"),
+        # Wins over what the node has: it is how a user takes GPUs out.
+        ({"CUDA_VISIBLE_DEVICES": "3,2,1,0", "SLURM_STEP_GPUS": "0,1,2,3"}, 4, "1,0"),
+        ({"SLURM_STEP_GPUS": "4,5,6,7", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7"}, 8, "6,7"),
+        ({"SLURM_JOB_GPUS": "1,3,5,7"}, 8, "5,7"),
+        # A cgroup hides the others, and numbers those that are left anew.
+        ({"SLURM_STEP_GPUS": "4,5,6,7"}, 4, "2,3"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 4, "2,3"),
+        ({}, 4, "2,3"),
+        ({}, 0, ""),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0, "NoDevFiles"),
+    ],
+)
+def test_the_second_replica_takes_the_second_half(
+    tmp_path: Path, told: dict[str, str], num_seen: int, expected: str
+) -> None:
+    write_nvidia_smi(tmp_path, NODE * 2 if num_seen == 8 else NODE[:num_seen])
+    code, gpus, stderr = launch(tmp_path, 1, 2, **told)
+    assert (code, gpus) == (0, f"PCI_BUS_ID {expected}".strip()), stderr
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"CUDA_VISIBLE_DEVICES": "0,1,2"}, {"SLURM_STEP_GPUS": "0,1,2"}, {}],
+    ids=["visible", "step", "seen"],
+)
+def test_too_few_gpus_are_a_message(tmp_path: Path, told: dict[str, str]) -> None:
+    write_nvidia_smi(tmp_path, NODE[:3])
+    code, gpus, stderr = launch(tmp_path, 1, 2, **told)
+    assert (code, gpus) == (2, "")
+    assert stderr == (
+        "error: replica 1 of this node needs 2 GPUs, but of 0,1,2 1 are left: raise --gpus-per-node, or "
+        "lower REPLICAS or GPUS_PER_REPLICA\n"
+    )
+
+
+@pytest.fixture
+def cluster() -> Iterator[tuple[Cluster, Path]]:
+    """One node, and a folder that its processes may write to."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
+        folder = Path(name)
+        (folder / "node").mkdir()
+        with Cluster(folder, 1) as found:
+            yield found, folder / "node"
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+@pytest.mark.parametrize(
+    "is_asked", [True, False], ids=["GPUs of Slurm's", "GPUs that Slurm knows nothing of"]
+)
+def test_two_replicas_of_a_job_share_no_gpu(cluster: tuple[Cluster, Path], is_asked: bool) -> None:
+    slurm, folder = cluster
+    write_nvidia_smi(folder, NODE)
+    environment = {"REPLICAS": "2", "GPUS_PER_REPLICA": "2", "SPECDIST_PYTHON": str(write_launch(folder))}
+    environment["PATH"] = f"{folder}:{slurm.environment['PATH']}"
+    job = slurm.submit(
+        REPOSITORY, environment, f"--gpus-per-node={NUM_GPUS if is_asked else 0}", "--cpus-per-task=2",
+        "--no-requeue", f"--output={folder}/log", "slurm/run.sh", "some.yaml",
+    )  # fmt: skip
+    assert job
+    wait_until(lambda: not slurm.states())
+    assert launches(folder) == {"n0-0": "PCI_BUS_ID 0,1", "n0-1": "PCI_BUS_ID 2,3"}, (
+        folder / "log"
+    ).read_text()
