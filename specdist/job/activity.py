@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,12 +24,14 @@ BYTES_PER_STEP = 64 << 20
 class Activity:
     """Of one rank. Steps are counted from any thread, and read by the watchdog's.
 
-    ``phase`` completes "it hangs while ...". ``stacks``: of a rank that is one of several.
+    ``phase`` completes "it hangs while ...". ``stacks``: of a rank that is one of several. ``on_phase``:
+    called when another phase begins, since no thread may come to tell of it later.
     """
 
     def __init__(self) -> None:
         self.phase = "starting"
         self.stacks: StackLog | None = None
+        self.on_phase: Callable[[], None] | None = None
         self._num_steps = 0
         self._stepped_at = time.monotonic()
         self._num_bytes = _num_bytes_moved()
@@ -37,6 +40,8 @@ class Activity:
         """Say what comes next, such as "loading the draft": it is what a message names if it never ends."""
         self.phase = phase
         self.step()
+        if self.on_phase is not None:
+            self.on_phase()
 
     def step(self) -> None:
         """Something has been done: a tensor read, a pass run, a round ended."""

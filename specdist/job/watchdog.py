@@ -135,6 +135,7 @@ class Watchdog:
         self._hosts_store = hosts_store(topology)
         self._is_closed = threading.Event()
         self._tell()
+        activity.on_phase = self._tell
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
@@ -150,6 +151,7 @@ class Watchdog:
     def close(self) -> None:
         """Nothing is watched from here on."""
         self._is_closed.set()
+        self._activity.on_phase = None
         self._stacks.close()
 
     def explain(self, error: BaseException) -> Failure:

@@ -8,8 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from specdist.job import entry
 from specdist.job.numa import bind_near_gpu, ranges
+from specdist.job.topology import Topology
+from tests.job.launching import parse
 from tests.slurm.nvidia import write_nvidia_smi
 
 BUS_IDS = ["00000000:07:00.0", "00000000:C7:00.0", "00000001:07:00.0"]
@@ -106,3 +110,20 @@ def test_the_kernel_takes_it(node: Path) -> None:
 
 def test_ranges_are_written_as_the_kernel_does() -> None:
     assert ranges({0, 1, 2, 3, 8, 10, 11}) == "0-3,8,10-11"
+
+
+@pytest.mark.parametrize(("affinity", "device", "bound_ranks"), [
+    ("numa", "cuda:1", [1]), ("none", "cuda:1", []), ("numa", "cpu", []),
+])  # fmt: skip
+def test_every_rank_on_a_gpu_is_bound_unless_it_is_not_to_be(
+    monkeypatch: pytest.MonkeyPatch, affinity: str, device: str, bound_ranks: list[int]
+) -> None:
+    config = parse(
+        prompts="none", target="none", device="cpu", output="none", policy="none", cpu_affinity=affinity
+    )
+    topology = Topology(rank=0, world_size=1, tp_size=1, uses_draft=False, device=torch.device(device))
+    found: list[int] = []
+    monkeypatch.setattr(entry, "topology_from_environment", lambda config: topology)
+    monkeypatch.setattr(entry, "bind_near_gpu", found.append)
+    assert entry.run_rank(lambda: config, lambda config: config, lambda *_: 0) == 0
+    assert found == bound_ranks
