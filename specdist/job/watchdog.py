@@ -134,6 +134,7 @@ class Watchdog:
         # Without a launcher that has a store of its own it ends with the lead.
         self._hosts_store = hosts_store(topology)
         self._is_closed = threading.Event()
+        self._set_timer()
         self._tell()
         activity.on_phase = self._tell
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -187,7 +188,7 @@ class Watchdog:
     def _look(self) -> Failure | None:
         now = time.monotonic()
         self._forgive_a_pause(now)
-        self._stacks.expect_a_call(min(self._timeout_s, LONGEST_TIMEOUT_S) + HELD_MARGIN_S)
+        self._set_timer()
         if self._has_left:
             return self._stall(now)
         self._tell()
@@ -196,6 +197,10 @@ class Watchdog:
         if failure is not None or not all(self._ask(peer) for peer in self._watched()):
             return failure
         return self._missing_peers(now) or self._silent_peer(now) or self._stall(now)
+
+    def _set_timer(self) -> None:
+        """For an interpreter that is held, in which no thread looks any more."""
+        self._stacks.expect_a_call(min(self._timeout_s, LONGEST_TIMEOUT_S) + HELD_MARGIN_S)
 
     def _forgive_a_pause(self, now: float) -> None:
         """Of all processes, such as a suspended job: nobody has been silent for as long as this one was."""
