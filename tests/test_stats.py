@@ -6,7 +6,7 @@ import random
 import pytest
 
 from specdist.regression import CostSums
-from specdist.stats import Stats, split_proportionally
+from specdist.stats import AheadOutcome, Stats, split_proportionally
 
 
 def some_stats(seed: int) -> Stats:
@@ -76,6 +76,36 @@ def test_blocks_are_counted_by_position_and_length() -> None:
     summary = stats.summary()
     assert summary["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
     assert summary["draft_acceptance_rate"] == pytest.approx(0.5)
+
+
+def test_tokens_ahead_are_counted_by_what_has_become_of_them() -> None:
+    stats = Stats()
+    outcomes = [
+        # Nothing ahead, nothing prepared; a chain that goes on; one that breaks at its first token and finds
+        # the second alternative's branch; one that was never reached, without a branch of use.
+        (AheadOutcome(0, False, 0, 0, 0), True, False),
+        (AheadOutcome(4, True, 2, 6, 0), True, False),
+        (AheadOutcome(3, False, 2, 5, 2), True, True),
+        (AheadOutcome(2, False, 1, 1, 0), False, True),
+    ]
+    for outcome, is_reached, is_miss in outcomes:
+        stats.observe_ahead(outcome, is_reached=is_reached, is_miss=is_miss)
+    assert (stats.num_ahead_chains, stats.num_ahead_judged, stats.num_ahead_hits) == (3, 2, 1)
+    # Of a chain that goes on the others become candidates, and are counted as such.
+    assert stats.num_ahead_tokens == 1 + 3 + 2
+    assert (stats.num_branches, stats.num_branch_tokens, stats.num_misses) == (5, 12, 2)
+    assert stats.num_branch_hits_per_rank == [0, 1]
+    assert stats.summary()["miss_catch_rate"] == 0.5
+
+
+def test_what_a_lossy_run_trusts_counts_as_accepted_and_not_as_judged() -> None:
+    stats = Stats()
+    stats.observe_block(num_drafted=4, num_accepted=4, num_trusted=3)
+    stats.observe_block(num_drafted=3, num_accepted=2, num_trusted=2)
+    stats.observe_ahead(AheadOutcome(0, False, 0, 0, 0), is_reached=False, is_miss=True)
+    assert (stats.num_accepted_tokens, stats.num_trusted_tokens) == (6, 5)
+    # One accepted and one rejected were judged.
+    assert stats.judged_acceptance_rate == 0.5
 
 
 def test_the_fit_recovers_the_costs_that_made_the_times() -> None:

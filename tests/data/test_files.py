@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from specdist.data import files
-from specdist.data.files import publish, sha256_of, write_atomically, write_json
+from specdist.data.files import (
+    json_bytes,
+    publish,
+    sealed,
+    sha256_of,
+    unsealed,
+    write_atomically,
+    write_json,
+)
 
 
 def test_the_content_is_complete_and_durable_before_it_gets_its_name(tmp_path, monkeypatch):
@@ -153,3 +162,14 @@ def test_the_data_layer_imports_no_model_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_was_sealed_is_known_to_be_whole():
+    values = {"num_rows": 3, "note": "as it was", "parts": [1, 2.5, None]}
+    kept = json.loads(json_bytes(sealed(values)))
+    assert unsealed(kept) == values
+    for name, value in (("num_rows", 4), ("note", "as it is"), ("parts", [1, 2.5])):
+        with pytest.raises(ValueError, match="checksum"):
+            unsealed({**kept, name: value})
+    with pytest.raises(ValueError, match="checksum"):
+        unsealed(values)

@@ -248,3 +248,42 @@ def test_who_was_paused_while_the_run_was_overwritten_leaves_the_new_one_alone(t
     monkeypatch.setattr(Attempt, "publish_data", overwritten)
     assert not folder.finish_shard(0, TABLE, STATS, TRACE)
     assert sorted(contents(tmp_path / "run")) == ["config.yaml", "manifest.json"]
+
+
+def test_who_goes_on_after_a_crash_keeps_the_order(tmp_path, monkeypatch):
+    """The record comes last: it says that all the others are there."""
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch_step(patch, Attempt, "publish_stats", "before")
+        with pytest.raises(Crash):
+            finish(open_(path))
+    named, real_replace = [], Path.replace
+
+    def replace(source, target):
+        named.append(str(Path(target).relative_to(path)))
+        return real_replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    assert open_(path).is_complete(0)
+    assert [name for name in named if name.startswith(("shards", "stats"))] == [
+        "stats/shard-00000.json", "stats/shard-00000.trace.arrow", "shards/shard-00000.json"
+    ]  # fmt: skip
+
+
+def test_the_attempt_that_won_is_known_by_its_content(tmp_path):
+    """Two attempts whose files have the same size, of which one's data was published."""
+    paths = open_(tmp_path / "run").paths(0)
+    for path in paths.all():
+        path.parent.mkdir(exist_ok=True)
+    for order in (("a", "b"), ("b", "a")):
+        for tag in order:
+            rows = [row_result(row, completion=tag * 10) for row in range(5)]
+            table = shard_table(INPUTS, rows, first_row=0, num_samples=1)
+            assert Attempt(paths, tag).write(table, STATS, None)
+        assert Attempt(paths, order[1]).publish_data()
+        won = Attempt.that_won(paths)
+        won.finish()
+        assert not list(paths.record.parent.glob(f"{paths.record.name}.{order[1]}.*"))
+        assert list(paths.record.parent.glob(f"{paths.record.name}.{order[0]}.*"))
+        for path in (*paths.all(), *paths.record.parent.glob("*.tmp"), *paths.stats.parent.glob("*.tmp")):
+            path.unlink(missing_ok=True)

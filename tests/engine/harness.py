@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -26,19 +27,24 @@ from specdist.engine.targets import LocalTarget, Target
 from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner
-from specdist.policies import FixedLength, LengthPolicy
+from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
+from tests.engine.markov import MarkovModel, MarkovRunner
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 4
 
 
 def paged_runner(
-    model: PreTrainedModel,
+    model: PreTrainedModel | MarkovModel,
     acceleration: Acceleration | None = None,
     head: HiddenStateHead | None = None,
     device: torch.device = CPU,
+    *,
+    reads_head: bool = False,
 ) -> ModelRunner:
+    if isinstance(model, MarkovModel):
+        return cast(ModelRunner, MarkovRunner(model, has_head=reads_head))
     model = copy.deepcopy(model).to(device)
     use_paged_attention(model)
     return ModelRunner(model, device, acceleration, head=copy.deepcopy(head))
@@ -54,8 +60,8 @@ class Replica:
 
     def __init__(
         self,
-        target: PreTrainedModel,
-        draft: PreTrainedModel | None,
+        target: PreTrainedModel | MarkovModel,
+        draft: PreTrainedModel | MarkovModel | None,
         *,
         num_draft_tokens: int = 4,
         policy: LengthPolicy | None = None,
@@ -93,7 +99,9 @@ class Replica:
         self.max_seq_len = max_seq_len
         self.runners = [paged_runner(target, acceleration, device=device)]
         if draft is not None:
-            self.runners.append(paged_runner(draft, acceleration, head, device))
+            self.runners.append(
+                paged_runner(draft, acceleration, head, device, reads_head=reads_head(self.policy))
+            )
         self.trusts_draft = trusts_draft
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:

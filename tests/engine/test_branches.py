@@ -159,6 +159,7 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert chosen.positions_B.tolist() == [10, 11, 20]
     assert chosen.token_ids_B.tolist() == [2, 5, 9]
     assert chosen.ranks_B.tolist() == [1, 1, 2]
+    assert chosen.chances_B == pytest.approx([0.3, 0.5 * 0.3, 0.05])
     assert len(set(chosen.rows_B.tolist())) == 3 and min(chosen.rows_B) >= 4
     book.open(chosen, np.array([4, 3, 2]))
     lines, rows, lengths = book.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))

@@ -12,8 +12,9 @@ from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens,
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Replica, requests_for
 from tests.engine.heads import random_head
+from tests.engine.markov import markov_pair
+from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
 from tests.engine.test_greedy import MODES, prompts_of_lengths
-from tests.engine.test_law import ALARM, FILTERED, PLAIN, bucket_p_values, small_pair, small_replica
 from tests.models.families import noisy_copy, tiny_model
 
 CAP = 4
@@ -58,13 +59,12 @@ class Picky(WithoutHistory):
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_goodput_follows_the_target_law(ahead: dict[str, int], settings: SamplingSettings) -> None:
-    reads_head = settings is FILTERED
-    target, draft = small_pair()
-    head = random_head(draft, uses_features=True) if reads_head else None
-    replica = small_replica(CAP, settings, head=head, **ahead)
-    replica.policy = goodput(settings, reads_head=reads_head)
-    assert min(bucket_p_values(replica, target)) > ALARM
+def test_goodput_follows_the_target_s_distribution(ahead: dict[str, int], settings: SamplingSettings) -> None:
+    policy = goodput(settings, reads_head=settings is FILTERED)
+    pair = markov_pair(uses_features=True)
+    replica = markov_replica(settings, pair=pair, policy=policy, max_batch_rows=100, **ahead)
+    found = p_values(replica, pair[0])
+    assert min(found) > ALARM, found
     stats = replica.ledger.close_shard(0)
     lengths = np.flatnonzero(stats.draft_length_histogram)
     assert len(lengths) > 1 and stats.num_accepted_tokens > 100
@@ -126,15 +126,16 @@ def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.Monk
         return lengths
 
     monkeypatch.setattr(drafting.Drafter, "extend", picky_extend)
-    assert min(bucket_p_values(small_replica(CAP, PLAIN), small_pair()[0])) < 1e-8
+    assert min(p_values(markov_replica(num_draft_tokens=CAP), markov_pair()[0])) < 1e-8
 
 
 @pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
 def test_what_is_left_out_of_a_pass_but_judged_later_biases_nothing(ahead: dict[str, int]) -> None:
     """The same choice, where the draft works ahead: the token stays in its chain."""
-    replica = small_replica(CAP, PLAIN, **ahead)
-    replica.policy = policy = Picky()
-    assert min(bucket_p_values(replica, small_pair()[0])) > ALARM
+    policy = Picky()
+    replica = markov_replica(policy=policy, **ahead)
+    found = p_values(replica, markov_pair()[0])
+    assert min(found) > ALARM, found
     assert policy.num_left_out > 1000
 
 

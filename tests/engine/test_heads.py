@@ -18,9 +18,10 @@ from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPl
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Replica, requests_for
 from tests.engine.heads import constant_head, random_head
+from tests.engine.markov import markov_pair
+from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
-from tests.engine.test_law import ALARM, FILTERED, PLAIN, bucket_p_values, small_pair, small_replica
 from tests.engine.test_policies import check_coupled, check_greedy, num_lengths
 from tests.models.families import noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer
@@ -50,12 +51,13 @@ def with_head(name: str, *, offset: float = 0.7) -> dict[str, Any]:
 @every_policy
 @every_mode
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
-def test_the_output_follows_the_target_law(name: str, ahead: dict[str, int], settings: Any) -> None:
-    target, draft = small_pair()
-    head = random_head(draft, spread=4.0, offset=1.0, uses_features=settings is FILTERED)
-    replica = small_replica(3, settings, policy=policy_of(name), head=head, **ahead)
-    p_values = bucket_p_values(replica, target)
-    assert min(p_values) > ALARM, p_values
+def test_the_output_follows_the_target_s_distribution(
+    name: str, ahead: dict[str, int], settings: SamplingSettings
+) -> None:
+    pair = markov_pair(head_offset=1.0, uses_features=settings is FILTERED)
+    replica = markov_replica(settings, pair=pair, policy=policy_of(name), **ahead)
+    found = p_values(replica, pair[0])
+    assert min(found) > ALARM, found
     stats = replica.ledger.close_shard(0)
     assert num_lengths(stats) > 2 and 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
 
@@ -71,10 +73,8 @@ def test_throwing_away_the_doubted_token_would_be_seen(monkeypatch: pytest.Monke
         return np.where(is_doubted, lengths - 1, lengths)
 
     monkeypatch.setattr(drafting.Drafter, "extend", without_the_last)
-    target, draft = small_pair()
-    head = random_head(draft, spread=20.0, seed=7)
-    replica = small_replica(3, PLAIN, policy=policy_of("sprinter"), head=head)
-    assert min(bucket_p_values(replica, target)) < 1e-8
+    replica = markov_replica(policy=policy_of("sprinter"))
+    assert min(p_values(replica, markov_pair()[0])) < 1e-8
 
 
 @every_policy

@@ -6,13 +6,18 @@ import dataclasses
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
+from specdist.cache.pages import PageUpdates
 from specdist.engine import engine as engine_module
 from specdist.engine.device_clock import DeviceClock
-from specdist.engine.sequence import Request
+from specdist.engine.ledger import Ledger
+from specdist.engine.proposals import ProposalReply, RoleTimes, Traffic
+from specdist.engine.scheduler import RoundPlan
+from specdist.engine.sequence import Request, Sequence
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import Stats
+from specdist.stats import Stats, TargetTimes
 from tests.engine.harness import Replica
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -51,8 +56,8 @@ def test_two_shards_that_share_passes_add_up_to_the_run() -> None:
     assert 0 < total.num_target_passes < sum(c.num_spec_steps + 1 for c in completions)
     assert sum(dataclasses.astuple(total.target_ns)) == total.wall_ns
     assert min(dataclasses.astuple(total.target_ns)) >= 0
-    # The draft's clock starts when it is made, a little before the first round.
-    assert 0.5 * total.wall_ns < sum(dataclasses.astuple(total.draft_ns)) < 1.5 * total.wall_ns
+    # The draft works while the target waits for it, and in one process for nothing else.
+    assert 0 < total.draft_ns.draft + total.draft_ns.prefill <= total.target_ns.idle
 
 
 class SlowEvent:
@@ -100,3 +105,63 @@ def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.Mon
     timed_ns = sum(stats.target_pass_ns_per_size.values())
     assert 0 < timed_ns == stats.target_ns.prefill + stats.target_ns.verify < stats.wall_ns <= passed_ns
     assert stats.target_pass_ns_per_size.keys() == stats.num_target_passes_per_size.keys()
+
+
+def round_of(sequences: list[Sequence], opened: list[Sequence]) -> RoundPlan:
+    return RoundPlan(
+        decoding=sequences,
+        draft_limits=[0] * len(sequences),
+        chunks=[],
+        opened=opened,
+        suspended_slots=[],
+        page_updates=PageUpdates.from_entries([]),
+    )
+
+
+def reply_of(num_passes: int, draft_ns: int) -> ProposalReply:
+    nothing = np.zeros(0, np.int64)
+    return ProposalReply(
+        decision_ids_R=nothing, num_drafted_R=nothing, candidate_ids_C=nothing,
+        draft_probabilities_C=nothing, num_ahead_R=nothing, is_hit_R=nothing, num_branches_R=nothing,
+        num_branch_tokens_R=nothing, branch_ranks_R=nothing, draft_pass_sizes_P=np.ones(num_passes, np.int64),
+        times=RoleTimes(draft=draft_ns, prefill=5, transfer=3, idle=11),
+    )  # fmt: skip
+
+
+def test_the_fit_finds_what_each_pass_has_cost() -> None:
+    """Rows that begin and end in different rounds; a row's time and passes are those of its own rounds."""
+    t_target, t_draft = 1000, 70
+    ledger = Ledger()
+    rows = [
+        Sequence(
+            request=Request(row_id=order, sample_index=0, prompt_ids=[1]), order=order, stream_key=order,
+            max_length=9, token_ids=[1],
+        )
+        for order in range(5)
+    ]  # fmt: skip
+    first_and_last = [(0, 3), (2, 4), (2, 9), (5, 10), (6, 12)]
+    for number in range(13):
+        running = [row for row, (first, last) in zip(rows, first_and_last, strict=True)
+                   if first <= number <= last]  # fmt: skip
+        opened = [row for row, (first, _) in zip(rows, first_and_last, strict=True) if first == number]
+        # Some rounds end before their target pass.
+        num_passes, has_target = 1 + number**2 % 5, number % 4 != 3
+        ledger.open_round(round_of(running, opened))
+        ledger.book_round(
+            round_of(running, opened),
+            target=TargetTimes(verify=t_target * has_target, prefill=13, idle=500, host=7),
+            reply=reply_of(num_passes, t_draft * num_passes),
+            num_pass_tokens=4 if has_target else 0,
+            target_traffic=Traffic(),
+            target_peak_bytes=0,
+        )
+        for row, (_, last) in zip(rows, first_and_last, strict=True):
+            if last == number:
+                ledger.book_completion(row)
+    stats = ledger.close_shard(0)
+    assert stats.num_target_passes == 10 and stats.num_draft_passes == sum(1 + n**2 % 5 for n in range(13))
+    fit = stats.cost_sums.fit()
+    assert fit is not None and stats.cost_sums.num == 5
+    assert fit["t_target_s"] == pytest.approx(t_target * 1e-9)
+    assert fit["t_draft_s"] == pytest.approx(t_draft * 1e-9)
+    assert fit["r_squared"] == pytest.approx(1)

@@ -1,4 +1,5 @@
-"""Whatever the policy and the mode: the target's law, its greedy tokens, and rows that are their own affair.
+"""Whatever the policy and the mode: the target's distribution, its greedy tokens, and rows that do not depend
+on one another.
 
 The thresholds are such that on these models blocks have many lengths.
 """
@@ -26,10 +27,11 @@ from specdist.policies import (
 )
 from specdist.stats import Stats
 from tests.engine.harness import Replica, requests_for
+from tests.engine.markov import markov_pair
+from tests.engine.sampled import ALARM, markov_replica, p_values
 from tests.engine.test_coupling import COUPLED
 from tests.engine.test_greedy import MAX_NEW_TOKENS, MODES, prompts_of_lengths, reference
 from tests.engine.test_identity import GREEDY, SAMPLED, check_preempted
-from tests.engine.test_law import ALARM, PLAIN, bucket_p_values, small_pair, small_replica
 from tests.models.families import noisy_copy, tiny_model
 
 CAP = 6
@@ -53,7 +55,7 @@ def policies_by_name(
     }  # fmt: skip
 
 
-# For a vocabulary of 96, on which these models are undecided, and for one of 5.
+# For a vocabulary of 96, on which these models are undecided, and for the Markov pair.
 POLICIES = policies_by_name(stop_probability=0.12, stop_root_entropy=1.75, stop_bound=0.2)
 SMALL_POLICIES = policies_by_name(stop_probability=0.4, stop_root_entropy=1.0, stop_bound=0.5)
 every_policy = pytest.mark.parametrize("name", POLICIES)
@@ -71,11 +73,11 @@ def num_lengths(stats: Stats) -> int:
 
 @every_policy
 @every_mode
-def test_output_follows_the_target_law(name: str, ahead: dict[str, int]) -> None:
+def test_output_follows_the_target_s_distribution(name: str, ahead: dict[str, int]) -> None:
     """A policy looks at drawn tokens before it stops: each of them has to be kept."""
-    replica = small_replica(3, PLAIN, policy=SMALL_POLICIES[name], **ahead)
-    p_values = bucket_p_values(replica, small_pair()[0], num_samples=400)
-    assert min(p_values) > ALARM, p_values
+    replica = markov_replica(policy=SMALL_POLICIES[name], **ahead)
+    found = p_values(replica, markov_pair()[0])
+    assert min(found) > ALARM, found
     stats = replica.ledger.close_shard(0)
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
     assert num_lengths(stats) > 1

@@ -1,4 +1,4 @@
-"""A lossy run emits what its mechanism says, between the draft's law and the target's, and nothing else."""
+"""A lossy run emits what its mechanism says, between the draft's distribution and the target's."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.theory import sprinter_run_length, sprinter_stopping_time
 from tests.engine.harness import Replica, requests_for
 from tests.engine.heads import NoiseHead, constant_head, random_head
-from tests.engine.sprinter_law import sprinter_law
+from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
+from tests.engine.sampled import ALARM, FILTERED, NUM_SAMPLES, PLAIN, PROMPTS, markov_replica, p_values
+from tests.engine.sprinter_distribution import (
+    bucket_p_value,
+    completion_distribution,
+    sprinter_distribution,
+)
 from tests.engine.test_coupling import COUPLED
 from tests.engine.test_greedy import MODES, prompts_of_lengths
-from tests.engine.test_law import (
-    ALARM,
-    DEPTH,
-    FILTERED,
-    PLAIN,
-    bucket_p_values,
-    completion_law,
-    small_pair,
-    small_replica,
-)
 from tests.engine.test_policies import num_lengths
 from tests.models.families import noisy_copy, tiny_model
-from tests.statistics import chi_square_p_value
 
 CAP = 3
 THRESHOLD = 0.5
+# Of completions whose distribution is written down in full.
+DEPTH = 5
 SURE, UNSURE = 20.0, -20.0
 AHEAD = [{}, {"num_ahead_tokens": CAP + 1}]
 every_mode = pytest.mark.parametrize("ahead", [*AHEAD, {**AHEAD[1], "num_branches": 2}], ids=MODES)
@@ -41,68 +38,55 @@ def sprinter(cap: int = CAP) -> Sprinter:
 
 
 def lossy_replica(
-    settings: SamplingSettings, head: torch.nn.Module, cap: int = CAP, **options: Any
+    settings: SamplingSettings, pair: tuple[MarkovModel, MarkovModel], cap: int = CAP, **options: Any
 ) -> Replica:
-    return small_replica(cap, settings, policy=sprinter(cap), head=head, trusts_draft=True, **options)
+    return markov_replica(settings, pair=pair, policy=sprinter(cap), trusts_draft=True, **options)
 
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES[:2])
-def test_the_output_follows_the_law_of_the_mechanism(
+def test_the_output_follows_the_distribution_of_the_mechanism(
     ahead: dict[str, int], settings: SamplingSettings
 ) -> None:
-    target, draft = small_pair()
-    head = random_head(draft, spread=4.0)
-    replica = lossy_replica(settings, head, **ahead)
-    distances = []
-
-    def law_of(prompt: list[int]) -> torch.Tensor:
-        law = sprinter_law(
-            (target, draft), head, prompt, settings, depth=DEPTH, threshold=THRESHOLD, cap=CAP, **ahead
-        )
-        distances.append(float((law - completion_law(target, prompt, settings)).abs().sum()) / 2)
-        return law
-
-    p_values = bucket_p_values(replica, target, law_of=law_of)
-    assert min(p_values) > ALARM, p_values
+    pair = markov_pair(head_offset=1.0)
+    replica = lossy_replica(settings, pair, max_new_tokens=DEPTH, **ahead)
+    completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     stats = replica.ledger.close_shard(0)
     assert num_lengths(stats) > 1 and stats.num_misses > 100 and stats.num_trusted_tokens > 1000
-    # And that is not the target's.
-    assert min(distances) > 0.1, distances
+    for row, prompt in enumerate(PROMPTS):
+        expected = sprinter_distribution(
+            pair, prompt, settings, depth=DEPTH, threshold=THRESHOLD, cap=CAP, **ahead
+        )
+        mine = completions[row * NUM_SAMPLES : (row + 1) * NUM_SAMPLES]
+        assert bucket_p_value(mine, expected, DEPTH) > ALARM
+        # And that is not the target's.
+        of_target = completion_distribution(pair[0], prompt, settings, DEPTH)
+        assert float((expected - of_target).abs().sum()) / 2 > 0.1
 
 
 @every_mode
-def test_a_verifier_that_doubts_all_leaves_the_target_s_law(ahead: dict[str, int]) -> None:
-    target, draft = small_pair()
-    replica = lossy_replica(PLAIN, constant_head(draft, UNSURE), **ahead)
-    p_values = bucket_p_values(replica, target)
-    assert min(p_values) > ALARM, p_values
+def test_a_verifier_that_doubts_all_leaves_the_target_s_distribution(ahead: dict[str, int]) -> None:
+    pair = markov_pair(head_offset=UNSURE)
+    replica = lossy_replica(PLAIN, pair, **ahead)
+    found = p_values(replica, pair[0])
+    assert min(found) > ALARM, found
     stats = replica.ledger.close_shard(0)
     assert stats.num_trusted_tokens == 0 and stats.num_misses > 100
 
 
-def test_a_verifier_that_doubts_nothing_leaves_the_draft_s_law() -> None:
+def test_a_verifier_that_doubts_nothing_leaves_the_draft_s_distribution() -> None:
     """Between the prompt's own decision and what ends a row: its last candidate and the bonus token."""
-    target, draft = small_pair()
-    replica = lossy_replica(PLAIN, constant_head(draft, SURE), cap=DEPTH)
-    for prompt in ([1, 2, 3, 1], [4]):
-        first_V = completion_law(target, prompt, PLAIN).view(5, -1).sum(1)
-        of_draft = completion_law(draft, prompt, PLAIN).view(5, 5 ** (DEPTH - 3), -1).sum(2)
-        behind = of_draft / of_draft.sum(1, keepdim=True)
-        expected = (first_V[:, None] * behind).flatten()
-        completions = replica.generate(requests_for([prompt], 3000))
-        found = torch.tensor([c.token_ids for c in completions])
-        heads = (found[:, : DEPTH - 2] * 5 ** torch.arange(DEPTH - 3, -1, -1)).sum(1)
-        counts = torch.bincount(heads, minlength=len(expected))
-        assert p_value_of_many(counts, expected) > ALARM
-        assert p_value_of_many(counts, completion_law(target, prompt, PLAIN).view(-1, 25).sum(1)) < 1e-8
-
-
-def p_value_of_many(counts: torch.Tensor, law: torch.Tensor) -> float:
-    """Over buckets, as most completions are rare."""
-    buckets = torch.randint(40, (len(law),), generator=torch.Generator().manual_seed(4))
-    found = torch.zeros(40, dtype=torch.int64).index_add_(0, buckets, counts)
-    return chi_square_p_value(found, torch.zeros(40, dtype=torch.float64).index_add_(0, buckets, law))
+    target, draft = pair = markov_pair(head_offset=SURE)
+    replica = lossy_replica(PLAIN, pair, cap=DEPTH, max_new_tokens=DEPTH)
+    depth = DEPTH - 2
+    for prompt in PROMPTS[:2]:
+        of_target = completion_distribution(target, prompt, PLAIN, depth)
+        first_V = of_target.view(VOCAB_SIZE, -1).sum(1)
+        of_draft = completion_distribution(draft, prompt, PLAIN, depth).view(VOCAB_SIZE, -1)
+        expected = (first_V[:, None] * of_draft / of_draft.sum(1, keepdim=True)).flatten()
+        completions = replica.generate(requests_for([prompt], 2 * NUM_SAMPLES))
+        assert bucket_p_value(completions, expected, depth) > ALARM
+        assert bucket_p_value(completions, of_target, depth) < 1e-8
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])

@@ -21,7 +21,7 @@ from specdist.models.hidden import HiddenStateHead
 from specdist.policies import Sprinter
 from specdist.theory import sprinter_run_length, sprinter_stopping_time
 from tests.engine.harness import Replica, requests_for
-from tests.engine.test_law import PLAIN
+from tests.engine.sampled import PLAIN
 from tests.models.families import tiny_model
 
 NUM_GOOD = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,7 @@ def test_a_finished_run_does_nothing_and_says_its_totals(
 ) -> None:
     """A requeued job that had just ended must not load 140 GB to find that out."""
     before = state(finished)
-    start = time.monotonic()
     ended = run_here(**options, output=finished)
-    assert time.monotonic() - start < 5
     assert "nothing to do" in ended.stderr
     assert ended.totals == greedy[1].totals | {"output": str(finished)}
     assert state(finished) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,19 +35,23 @@ def asked(
     entropies: Sequence[float] | None = None,
     chances: Sequence[float] | None = None,
     top_chances: Sequence[float] | None = None,
+    estimates: Sequence[float] | None = None,
+    chains: Sequence[int] | None = None,
 ) -> list[bool]:
     """The answer for every row. What is not given of the features is not a number: a policy that looks at it
-    stops."""
+    stops. ``estimates`` are a trained head's; ``chains`` by default the rows' numbers."""
     num_rows = len(histories_RH)
     nothing = np.full(num_rows, np.nan)
     given = [nothing if x is None else np.array(x) for x in (entropies, chances, top_chances)]
     features = DraftFeatures(entropies_R=given[0], probabilities_R=given[1], top_probabilities_R=given[2])
+    if estimates is not None:
+        features = dataclasses.replace(features, estimates_R=np.array(estimates))
     rows = DraftedRows(
         slots_R=np.arange(num_rows),
-        chains_R=np.arange(num_rows),
+        chains_R=np.arange(num_rows) if chains is None else np.array(chains),
         histories_RH=histories_RH,
         num_drafted=num_drafted,
-        features=features if num_drafted and policy.uses_features else None,
+        features=features if num_drafted and (policy.uses_features or estimates is not None) else None,
         reach_R=np.ones(num_rows),
         round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=False),
     )

@@ -180,3 +180,30 @@ def test_equal_probabilities_accept_every_number() -> None:
     probabilities = torch.rand(1000, generator=torch.Generator().manual_seed(2), dtype=torch.float32).double()
     largest = torch.full((1000,), 1 - 2.0**-52, dtype=torch.float64)
     assert bool(accepted_flags(probabilities, probabilities, largest).all())
+
+
+def test_the_number_0_accepts_nothing_impossible() -> None:
+    """u is 0 once in 2**52 draws, and P(y) = 0 is what top-k and top-p make of most tokens."""
+    zeros = torch.zeros(3, dtype=torch.float64)
+    draft = torch.tensor([1.0, 0.5, 1e-30], dtype=torch.float64)
+    assert not accepted_flags(zeros, draft, zeros).any()
+    assert accepted_flags(torch.full_like(zeros, 1e-30), draft, zeros).all()
+
+
+def test_equals_at_the_edge_of_a_filter_are_treated_as_transformers_does() -> None:
+    """Where a filter's edge falls between tokens of equal probability, and exactly on a sum of them."""
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    # Four equal tokens have 1/4 each, without rounding; the last row has one token that is nearly certain.
+    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [2.0, 1.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0], [40.0, 0, 0, 0]])
+    for top_p in (0.25, 0.5, 0.75, 0.6, 1e-9):
+        laws = distributions_from_logits(logits, SamplingSettings(top_p=top_p))
+        assert isinstance(laws, Dense)
+        expected = TopPLogitsWarper(top_p)(None, logits).softmax(-1)
+        torch.testing.assert_close(laws.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
+    for top_k, num_kept in ((1, [4, 1, 2, 1]), (2, [4, 4, 2, 4]), (3, [4, 4, 4, 4])):
+        laws = distributions_from_logits(logits, SamplingSettings(top_k=top_k))
+        assert isinstance(laws, Dense)
+        assert (laws.probabilities_NV > 0).sum(1).tolist()[:3] == num_kept[:3]
+        expected = TopKLogitsWarper(top_k)(None, logits).softmax(-1)
+        torch.testing.assert_close(laws.probabilities_NV, expected, atol=1e-7, rtol=1e-6)

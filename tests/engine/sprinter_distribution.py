@@ -1,4 +1,4 @@
-"""What a lossy run must emit: the law of whole completions, from both models and the verifier.
+"""What a lossy run must emit: the distribution of whole completions, from both models and the verifier.
 
 Per prefix and token x: drafting goes on behind x if the verifier does not doubt it and the block has room;
 x is then emitted with the draft's own probability Q(x). Else x ends the block and is judged: it is emitted
@@ -13,10 +13,13 @@ from itertools import product
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from specdist.models.hidden import HiddenStateHead
+from specdist.engine.sequence import Completion
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
+from tests.engine.markov import MarkovModel
+from tests.statistics import chi_square_p_value
+
+NUM_BUCKETS = 48
 
 # What comes next: a token that the target decides alone; one that was drafted in a decision's place, and is
 # judged; and, from here on, a candidate of the block with so many before it.
@@ -24,9 +27,8 @@ BONUS, JUDGED_AHEAD, CANDIDATE = "bonus", "ahead", 0
 State = str | int
 
 
-def sprinter_law(
-    models: tuple[PreTrainedModel, PreTrainedModel],
-    head: HiddenStateHead,
+def sprinter_distribution(
+    models: tuple[MarkovModel, MarkovModel],
     prompt: list[int],
     settings: SamplingSettings,
     *,
@@ -37,7 +39,7 @@ def sprinter_law(
 ) -> Tensor:
     """Probability of each of the V^depth completions, the last token running fastest. No branches."""
     target, draft = models
-    vocab_size = target.config.vocab_size
+    vocab_size = target.vocab_size
     cap = num_ahead_tokens - 1 if num_ahead_tokens else cap
     masses: dict[State, Tensor] = {
         (JUDGED_AHEAD if num_ahead_tokens else BONUS): torch.ones(1, dtype=torch.float64)
@@ -45,12 +47,12 @@ def sprinter_law(
     for place in range(depth):
         tails = torch.tensor(list(product(range(vocab_size), repeat=place)), dtype=torch.int64)
         prefixes = torch.cat([torch.tensor(prompt).expand(len(tails), -1), tails], dim=1)
-        target_UV, draft_UV = (_next_laws(model, prefixes, settings) for model in models)
+        target_UV, draft_UV = (_probabilities(model, prefixes, settings) for model in models)
         # The last token of a row is always the target's, and the one before it is judged in any case.
         num_left = depth - 1 - place
         doubts_UV = torch.ones_like(draft_UV, dtype=torch.bool)
         if num_left > 1:
-            doubts_UV = _estimates(draft, head, prefixes, vocab_size) < threshold
+            doubts_UV = _estimates(draft, prefixes) < threshold
         found: dict[State, Tensor] = {}
 
         def add(state: State, mass_UV: Tensor, found: dict[State, Tensor] = found) -> None:
@@ -83,20 +85,41 @@ def sprinter_law(
     return sum(masses.values(), torch.zeros(vocab_size**depth, dtype=torch.float64))
 
 
-def _next_laws(model: PreTrainedModel, prefixes: Tensor, settings: SamplingSettings) -> Tensor:
-    with torch.inference_mode():
-        logits = torch.cat([model(part).logits[:, -1] for part in prefixes.split(4096)])
-    law = distributions_from_logits(logits, settings)
-    assert isinstance(law, Dense)
-    return law.probabilities_NV.double()
+def completion_distribution(
+    model: MarkovModel, prompt: list[int], settings: SamplingSettings, depth: int
+) -> Tensor:
+    """Probability of each of the V^depth completions of the model alone, the last token running fastest."""
+    found = torch.ones(1, dtype=torch.float64)
+    for place in range(depth):
+        tails = torch.tensor(list(product(range(model.vocab_size), repeat=place)), dtype=torch.int64)
+        prefixes = torch.cat([torch.tensor(prompt).expand(len(tails), -1), tails], dim=1)
+        found = (found[:, None] * _probabilities(model, prefixes, settings)).flatten()
+    return found
 
 
-def _estimates(draft: PreTrainedModel, head: HiddenStateHead, prefixes: Tensor, vocab_size: int) -> Tensor:
-    """[U, V]: of each token behind each prefix, from the pass over it."""
+def bucket_p_value(completions: list[Completion], expected: Tensor, depth: int) -> float:
+    """Of completions that begin with ``depth`` tokens each, thrown into buckets by a fixed random function of
+    all of these, since most of them are rare."""
+    vocab_size = round(len(expected) ** (1 / depth))
+    found = torch.tensor([completion.token_ids[:depth] for completion in completions])
+    numbers = (found * vocab_size ** torch.arange(depth - 1, -1, -1)).sum(1)
+    buckets = torch.randint(NUM_BUCKETS, (len(expected),), generator=torch.Generator().manual_seed(9))
+    counts = torch.bincount(buckets[numbers], minlength=NUM_BUCKETS)
+    masses = torch.zeros(NUM_BUCKETS, dtype=torch.float64).index_add_(0, buckets, expected)
+    return chi_square_p_value(counts, masses)
+
+
+def _probabilities(model: MarkovModel, prefixes: Tensor, settings: SamplingSettings) -> Tensor:
+    found = distributions_from_logits(model.logits_after(prefixes), settings)
+    assert isinstance(found, Dense)
+    return found.probabilities_NV.double()
+
+
+def _estimates(draft: MarkovModel, prefixes: Tensor) -> Tensor:
+    """[U, V]: of each token after each prefix, from the pass over it."""
+    vocab_size = draft.vocab_size
     longer = torch.cat(
         [prefixes.repeat_interleave(vocab_size, 0), torch.arange(vocab_size).repeat(len(prefixes))[:, None]],
         1,
     )
-    with torch.inference_mode():
-        hidden = torch.cat([draft.model(part).last_hidden_state[:, -1] for part in longer.split(4096)])
-        return head(hidden).sigmoid().double().view(len(prefixes), vocab_size)
+    return draft.estimates_after(longer).view(len(prefixes), vocab_size)

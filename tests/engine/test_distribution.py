@@ -1,0 +1,120 @@
+"""What the engine emits follows the target's distribution: chi-square tests on a Markov pair.
+
+Per run 48,000 tokens: 2,400 completions of 20 tokens, in half a second or a second. ``sampled.py`` says what
+is tested of them.
+
+FIGURES
+"""
+
+from typing import Any
+
+import pytest
+
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import requests_for
+from tests.engine.markov import markov_pair
+from tests.engine.sampled import (
+    ALARM,
+    COUPLED,
+    COUPLED_FILTERED,
+    FILTERED,
+    NUM_SAMPLES,
+    PLAIN,
+    PROMPTS,
+    TOP_K,
+    markov_replica,
+    p_values,
+    p_values_of,
+    probabilities_VVV,
+)
+from tests.engine.sliced import SlicedMarkovReplica
+from tests.engine.test_greedy import MODES
+
+TARGET = markov_pair()[0]
+SETTINGS = {
+    "plain": PLAIN,
+    "filtered": FILTERED,
+    "top-k": TOP_K,
+    "coupled": COUPLED,
+    "coupled, filtered": COUPLED_FILTERED,
+}
+AHEAD: list[dict[str, Any]] = [
+    {},
+    {"num_ahead_tokens": 4},
+    {"num_ahead_tokens": 4, "num_branches": 2},
+]
+every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+
+
+@every_setting
+@pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
+def test_in_turns(num_draft_tokens: int, settings: SamplingSettings) -> None:
+    replica = markov_replica(settings, num_draft_tokens=num_draft_tokens)
+    found = p_values(replica, TARGET)
+    assert min(found) > ALARM, found
+    stats = replica.ledger.close_shard(0)
+    # Both branches of the rule must have been taken often, or nothing was tested.
+    assert 0.05 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+
+
+@every_setting
+@pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(1, 0), (4, 0), (2, 1), (4, 3)])
+def test_ahead(num_ahead_tokens: int, num_branches: int, settings: SamplingSettings) -> None:
+    replica = markov_replica(settings, num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
+    found = p_values(replica, TARGET)
+    assert min(found) > ALARM, found
+    stats = replica.ledger.close_shard(0)
+    assert 0.3 < stats.num_ahead_hits / stats.num_ahead_judged < 0.9
+    assert stats.num_drafts == 0 if num_ahead_tokens == 1 else stats.num_accepted_tokens > 3000
+    caught = sum(stats.num_branch_hits_per_rank) / stats.num_misses
+    assert 0.1 < caught < 0.95 if num_branches else caught == 0
+
+
+@pytest.mark.parametrize("settings", [FILTERED, COUPLED], ids=["filtered", "coupled"])
+def test_target_only(settings: SamplingSettings) -> None:
+    found = p_values(markov_replica(settings, pair=(TARGET, None)), TARGET)
+    assert min(found) > ALARM, found
+
+
+@every_setting
+def test_a_target_in_slices(settings: SamplingSettings) -> None:
+    """And each token is the whole target's."""
+    replica = markov_replica(settings, kind=SlicedMarkovReplica, max_batch_rows=400)
+    completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
+    found = p_values_of(completions, probabilities_VVV(TARGET, settings))
+    assert min(found) > ALARM, found
+    whole = markov_replica(settings, max_batch_rows=400).generate(requests_for(PROMPTS, NUM_SAMPLES))
+    # A probability that differs in the last bit may decide otherwise once in a long time.
+    num_same = sum(one.token_ids == other.token_ids for one, other in zip(completions, whole, strict=True))
+    assert num_same > 0.995 * len(whole)
+
+
+@every_mode
+def test_with_stop_tokens(ahead: dict[str, int]) -> None:
+    """A completion that ends early says nothing less of the tokens before its end."""
+    replica = markov_replica(PLAIN, eos=[5], **ahead)
+    found = p_values(replica, TARGET, eos=[5])
+    assert min(found) > ALARM, found
+
+
+@every_mode
+def test_with_rows_that_give_way(ahead: dict[str, int]) -> None:
+    """Rows begin again in another slot, in the middle of other rows' completions."""
+    replica = markov_replica(PLAIN, max_batch_rows=400, num_pages=1000, **ahead)
+    found = p_values(replica, TARGET)
+    assert min(found) > ALARM, found
+    assert replica.ledger.close_shard(0).num_preemptions > 30
+
+
+@every_setting
+@every_mode
+def test_a_draft_that_is_the_target_is_accepted_always(
+    ahead: dict[str, int], settings: SamplingSettings
+) -> None:
+    """Tells of a draft whose cache is not what its row says: then it would draw other tokens."""
+    replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_batch_rows=50, **ahead)
+    p_values(replica, TARGET, 100, eos=[5])
+    stats = replica.ledger.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert stats.num_misses == 0

@@ -1,0 +1,97 @@
+"""What the draft believes to be in its cache is there: of rejected tokens nothing, of branches all.
+
+A draft with a stale cache draws worse tokens, and says truly how it drew them: the output stays exact, and no
+test of the output sees it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import pytest
+
+from specdist.engine.draft import DraftModel
+from specdist.engine.proposals import ProposalReply, ProposalRequest, Proposer
+from specdist.engine.proposers import ColocatedDraft
+from specdist.engine.timeline import Timeline
+from specdist.policies import DraftedRows, FixedLength, WithoutHistory
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Replica, requests_for
+from tests.engine.markov import MarkovRunner
+from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
+from tests.engine.test_greedy import MODES
+
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+@dataclass
+class Pausing(WithoutHistory):
+    """Drafts nothing every third time: the cache of a row then lacks several tokens, and has rejected ones in
+    their places."""
+
+    max_draft_tokens: int = 3
+    uses_features: ClassVar[bool] = False
+    _num_bursts: int = 0
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        self._num_bursts += rows.num_drafted == 0
+        is_pause = self._num_bursts % 3 == 0
+        return np.full(len(rows.slots_R), not is_pause and rows.num_drafted < self.max_draft_tokens)
+
+
+class CheckedDraft:
+    """Looks at the cache of every row after every round."""
+
+    def __init__(self, draft: DraftModel, runner: MarkovRunner) -> None:
+        self._draft = draft
+        self._runner = runner
+        self._inner = ColocatedDraft(draft)
+        self._begins: dict[int, int] = {}
+        self.num_checked = 0
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = self._inner.propose(request, clock)
+        rows = self._draft._rows
+        for slot in request.slots_R.tolist():
+            begin, end = self._begins[slot], int(rows.num_computed[slot])
+            assert self._runner.is_cached(slot, begin, rows.token_ids[slot, begin:end])
+            self.num_checked += end - begin
+        # What stands before a context is in pages that another row has written.
+        for slot in request.opened.slots.tolist():
+            self._begins[slot] = int(request.context.positions_T[request.context.slots_T == slot].min())
+        return reply
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class CheckedReplica(Replica):
+    """Whose draft is looked at."""
+
+    def proposer(self) -> Proposer:
+        inner = super().proposer()
+        assert isinstance(inner, ColocatedDraft)
+        self.checked = CheckedDraft(inner._draft, cast(MarkovRunner, self.runners[1]))
+        return self.checked
+
+
+@pytest.mark.parametrize("settings", [GREEDY, PLAIN, FILTERED], ids=["greedy", "plain", "filtered"])
+@pytest.mark.parametrize(
+    "ahead", [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}], ids=MODES
+)
+@pytest.mark.parametrize("num_pages", [1000, 40], ids=["roomy", "tight"])
+@pytest.mark.parametrize("pauses", [False, True], ids=["fixed", "pausing"])
+def test_every_row_s_cache_is_what_the_draft_believes(
+    pauses: bool, num_pages: int, ahead: dict[str, Any], settings: SamplingSettings
+) -> None:
+    policy = Pausing() if pauses else FixedLength(3)
+    replica = markov_replica(
+        settings, kind=CheckedReplica, policy=policy, max_batch_rows=20, num_pages=num_pages, **ahead
+    )
+    replica.generate(requests_for(PROMPTS, 25))
+    stats = replica.ledger.close_shard(0)
+    assert replica.checked.num_checked > 1500 and stats.num_misses > 50
+    assert (stats.num_preemptions > 5) == (num_pages == 40)
+    assert sum(stats.num_branch_hits_per_rank) > 20 or not replica.ahead.num_branches

@@ -1,0 +1,54 @@
+"""A row's completion is its own affair, on the Markov pair: many rows, in moments.
+
+``test_identity.py`` asks the same of transformers, whose keys also know what stands before them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdist.sampling.distributions import SamplingSettings
+from specdist.stats import Stats
+from tests.engine.harness import requests_for
+from tests.engine.sampled import COUPLED, FILTERED, PLAIN, PROMPTS, markov_replica
+from tests.engine.test_greedy import MODES
+from tests.engine.test_identity import outcome
+
+AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
+every_setting = pytest.mark.parametrize(
+    "settings", [PLAIN, FILTERED, COUPLED], ids=["plain", "filtered", "coupled"]
+)
+
+
+@every_setting
+@pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+def test_alone_in_any_batch_or_after_giving_way(ahead: dict[str, Any], settings: SamplingSettings) -> None:
+    """Tokens, and counts of speculation too."""
+    requests = requests_for(PROMPTS, 5)
+    expected = outcome(markov_replica(settings, **ahead).generate(requests))
+    total = Stats()
+    for limits in ({"max_batch_rows": 2}, {"max_batch_rows": 20, "num_pages": 20}, {"max_batch_tokens": 23}):
+        replica = markov_replica(settings, **ahead, **limits)
+        assert outcome(replica.generate(requests)) == expected, limits
+        total.add(replica.ledger.close_shard(0))
+    assert total.num_preemptions > 0 and total.num_misses + total.num_accepted_tokens > 300
+
+
+@every_setting
+def test_ahead_no_length_and_no_branch_changes_a_token(settings: SamplingSettings) -> None:
+    """Every decision but the last has a drafted token to judge, with the numbers of its position and of the
+    misses before it."""
+    requests = requests_for(PROMPTS, 5)
+    found = []
+    for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 0), (5, 1), (8, 2)):
+        replica = markov_replica(
+            settings,
+            num_draft_tokens=num_draft_tokens,
+            num_ahead_tokens=num_draft_tokens + 1,
+            num_branches=num_branches,
+            max_batch_rows=7 * num_draft_tokens,
+        )
+        found.append([completion.token_ids for completion in replica.generate(requests)])
+    assert all(token_ids == found[0] for token_ids in found)

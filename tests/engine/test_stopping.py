@@ -1,0 +1,47 @@
+"""Where a completion ends, when the end falls inside a block."""
+
+import pytest
+
+from specdist.engine.sequence import FinishReason, Request, Sequence
+from specdist.engine.stopping import StopRules
+from tests.engine.harness import decode
+
+EOS = 7
+
+
+def sequence_of(num_committed: int, max_length: int) -> Sequence:
+    request = Request(row_id=0, sample_index=0, prompt_ids=[1, 2])
+    token_ids = [1, 2, *[0, 1, 2, 3, 4][:num_committed]]
+    return Sequence(request=request, order=1, stream_key=0, max_length=max_length, token_ids=token_ids)
+
+
+@pytest.mark.parametrize(
+    ("new_ids", "num_kept", "reason"),
+    [
+        ([3, 3, 5], 3, None),
+        ([], 0, None),
+        ([3, EOS, 4, EOS], 2, "stop"),
+        ([EOS], 1, "stop"),
+        # "EF", of which the first letter may have been committed before.
+        ([4, 5, 6], 2, "stop"),
+        ([5, 6], 1, "stop"),
+        # The stop token comes first, or the string does.
+        ([EOS, 4, 5], 1, "stop"),
+        ([4, 5, EOS], 2, "stop"),
+        # Room for six.
+        ([3, 3, 3, 3, 3, 3, 3], 6, "length"),
+        ([3, 3, 3, 3, 3, 3], 6, "length"),
+        ([3, 3, 3, 3, 3, EOS], 6, "stop"),
+        ([3, 3, 3, 3, 3, 3, EOS], 6, "length"),
+    ],
+)
+def test_what_is_kept_of_a_block(new_ids: list[int], num_kept: int, reason: FinishReason | None) -> None:
+    rules = StopRules(decode, frozenset([EOS]), ("EF",))
+    assert rules.examine(sequence_of(5, max_length=13), new_ids) == (num_kept, reason)
+
+
+def test_the_text_ends_before_the_first_stop_string() -> None:
+    rules = StopRules(decode, frozenset(), ("EF", "C"))
+    assert rules.text([0, 1, 2, 4, 5]) == "AB"
+    assert rules.text([0, 1, 3, 4, 5]) == "ABD"
+    assert rules.text([0, 1, 3]) == "ABD"

@@ -1,0 +1,8 @@
+"""All faults that are planted."""
+
+from tests.mutants.data_faults import DATA_FAULTS
+from tests.mutants.engine_faults import ENGINE_FAULTS
+from tests.mutants.mutant import Mutant
+from tests.mutants.sampling_faults import SAMPLING_FAULTS
+
+MUTANTS: tuple[Mutant, ...] = (*SAMPLING_FAULTS, *ENGINE_FAULTS, *DATA_FAULTS)

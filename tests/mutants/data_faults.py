@@ -1,0 +1,245 @@
+"""Faults in statistics, and in how rows and shards reach the disk."""
+
+from tests.mutants.mutant import Mutant
+
+LEDGER = "tests/engine/test_ledger.py"
+STATS = "tests/test_stats.py"
+FILES = "tests/data/test_files.py"
+PUBLISHING = "tests/data/test_publishing.py"
+PARTS = "tests/data/test_parts.py"
+CLAIMS = "tests/data/test_claims.py"
+TRACING = "tests/engine/test_tracing.py"
+RUN_FOLDER = "tests/data/test_run_folder.py"
+
+DATA_FAULTS = (
+    # Statistics.
+    Mutant(
+        name="target-passes-not-counted-for-fit-of-times",
+        file="engine/ledger.py",
+        old="            self._now.num_target_passes + (pass_time is not None),\n",
+        new="            self._now.num_target_passes,\n",
+        tests=(LEDGER,),
+    ),
+    Mutant(
+        name="fit-leaves-out-drafts-time",
+        file="engine/ledger.py",
+        old="self._now.decoding_ns + target.verify + reply.times.draft",
+        new="self._now.decoding_ns + target.verify",
+        tests=(LEDGER,),
+    ),
+    Mutant(
+        name="fit-counts-passes-before-row-began",
+        file="engine/ledger.py",
+        old="num_target_passes=self._now.num_target_passes - mark.num_target_passes,",
+        new="num_target_passes=self._now.num_target_passes,",
+        tests=(LEDGER,),
+    ),
+    Mutant(
+        name="shards-completion-counts-no-prompt-tokens",
+        file="engine/ledger.py",
+        old="        stats.num_prompt_tokens += sequence.num_prompt_tokens\n",
+        new="",
+        tests=(LEDGER,),
+    ),
+    Mutant(
+        name="all-drafted-tokens-count-as-accepted",
+        file="stats.py",
+        old="self.num_accepted_tokens += num_accepted",
+        new="self.num_accepted_tokens += num_drafted",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="acceptance-by-position-counts-what-drafted",
+        file="stats.py",
+        old="for position in range(num_accepted):",
+        new="for position in range(num_drafted):",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="hit-counts-all-tokens-of-chain-as-drafted-ahead",
+        file="stats.py",
+        old="self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens",
+        new="self.num_ahead_tokens += outcome.num_tokens",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="rank-of-branch-counts-from-0",
+        file="stats.py",
+        old="_add_to(self.num_branch_hits_per_rank, outcome.branch_rank - 1, 1)",
+        new="_add_to(self.num_branch_hits_per_rank, outcome.branch_rank, 1)",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="trusted-tokens-count-as-judged",
+        file="stats.py",
+        old="num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits",
+        new="num_accepted = self.num_accepted_tokens + self.num_ahead_hits",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="peak-memory-of-two-shards-added-up",
+        file="stats.py",
+        old="mine.target, mine.draft = max(mine.target, theirs.target), max(mine.draft, theirs.draft)",
+        new="mine.target, mine.draft = mine.target + theirs.target, mine.draft + theirs.draft",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="proportional-parts-lose-their-remainders",
+        file="stats.py",
+        old="        parts[key], given = upto - given, upto\n",
+        new="        parts[key] = amount * weight // total\n",
+        tests=(STATS,),
+    ),
+    Mutant(
+        name="trace-calls-one-token-more-judged",
+        file="engine/engine.py",
+        old="num_judged = min(num_kept + (reason is None), num_drafted)",
+        new="num_judged = num_drafted",
+        tests=(TRACING,),
+    ),
+    # Files.
+    Mutant(
+        name="file-gets-name-before-on-disk",
+        file="data/files.py",
+        old="            file.flush()\n            os.fsync(file.fileno())\n",
+        new="            file.flush()\n",
+        tests=(FILES,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="rename-not-made-durable",
+        file="data/files.py",
+        old="        temporary.unlink(missing_ok=True)\n        raise\n    fsync_folder(path.parent)\n",
+        new="        temporary.unlink(missing_ok=True)\n        raise\n",
+        tests=(FILES,),
+    ),
+    Mutant(
+        name="publishing-overwrites-what-there",
+        file="data/files.py",
+        old="        os.link(temporary, path)\n",
+        new="        temporary.replace(path)\n",
+        tests=(FILES,),
+    ),
+    Mutant(
+        name="link-whose-answer-lost-counts-as-failed",
+        file="data/files.py",
+        old="        if not path.exists() or not temporary.samefile(path):\n            return False\n",
+        new="        return False\n",
+        tests=(FILES,),
+    ),
+    Mutant(
+        name="seal-not-compared",
+        file="data/files.py",
+        old="    if values.get(SEAL) != _seal_of(rest):\n",
+        new="    if SEAL not in values:\n",
+        tests=(FILES, RUN_FOLDER),
+    ),
+    Mutant(
+        name="shards-digest-of-first-piece",
+        file="data/files.py",
+        old="        while block := file.read(READ_BYTES):\n            digest.update(block)\n",
+        new="        digest.update(file.read(READ_BYTES))\n",
+        tests=(FILES,),
+    ),
+    # Shards.
+    Mutant(
+        name="shard-complete-before-statistics",
+        file="data/publishing.py",
+        old="        self.publish_stats()\n        self.publish_trace()\n        self.publish_record()\n",
+        new="        self.publish_record()\n        self.publish_stats()\n        self.publish_trace()\n",
+        tests=(PUBLISHING,),
+    ),
+    Mutant(
+        name="shard-of-another-size-counts-as-complete",
+        file="data/publishing.py",
+        old="self.data.stat().st_size == record.num_bytes",
+        new="self.data.is_file()",
+        tests=(PUBLISHING, RUN_FOLDER),
+    ),
+    Mutant(
+        name="attempt-won-told-by-size-alone",
+        file="data/publishing.py",
+        old="                if record.sha256 == digest:\n",
+        new="                if digest:\n",
+        tests=(PUBLISHING,),
+    ),
+    Mutant(
+        name="attempts-names-not-durable-when-data-published",
+        file="data/publishing.py",
+        old="        for folder in {path.parent for path in paths.all()}:\n            fsync_folder(folder)\n",
+        new="",
+        tests=(PUBLISHING,),
+    ),
+    Mutant(
+        name="who-finds-anothers-data-overwrites-it",
+        file="data/publishing.py",
+        old="            return publish(self._own(self._paths.data), self._paths.data)\n",
+        new="            return self.replace_data()\n",
+        tests=(PUBLISHING,),
+    ),
+    # Rows of unfinished shards.
+    Mutant(
+        name="lines-checksum-not-compared",
+        file="data/parts.py",
+        old="if match is None or int(match[1], 16) != zlib.crc32(match[2]):",
+        new="if match is None:",
+        tests=(PARTS,),
+    ),
+    Mutant(
+        name="of-two-results-for-sample-last-counts",
+        file="data/parts.py",
+        old="                    self.results.setdefault((result.row_id, result.sample_index), result)\n",
+        new="                    self.results[result.row_id, result.sample_index] = result\n",
+        tests=(PARTS,),
+    ),
+    Mutant(
+        name="torn-line-stays-in-front-of-next",
+        file="data/parts.py",
+        old="            self._file.truncate(self._num_bytes)\n            fsync_folder(path.parent)\n",
+        new="            fsync_folder(path.parent)\n",
+        tests=(PARTS,),
+    ),
+    Mutant(
+        name="rows-of-another-shard-taken",
+        file="data/parts.py",
+        old="if self._rows is None or result.row_id in self._rows:",
+        new="if True:",
+        tests=(PARTS,),
+    ),
+    Mutant(
+        name="appended-rows-never-made-durable",
+        file="data/parts.py",
+        old="if self._clock() - self._synced_at >= SYNC_INTERVAL_S:",
+        new="if False:",
+        tests=(PARTS,),
+    ),
+    # Claims.
+    Mutant(
+        name="old-look-at-claims-wins-claim",
+        file="data/claims.py",
+        old="        if not self.is_held(claim):\n            self._remove(claim)\n            return None\n",
+        new="",
+        tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="claim-taken-from-who-holds-it",
+        file="data/claims.py",
+        old="return holding.replica is None or self._watch.is_gone(holding.replica)",
+        new="return True",
+        tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="who-takes-claim-removes-it",
+        file="data/claims.py",
+        old="other.generation < claim.generation:\n                self._remove(other)",
+        new="other.generation <= claim.generation:\n                self._remove(other)",
+        tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="lowest-claim-in-force",
+        file="data/claims.py",
+        old="found[claim.name].generation < claim.generation",
+        new="found[claim.name].generation > claim.generation",
+        tests=(CLAIMS,),
+    ),
+)

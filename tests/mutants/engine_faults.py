@@ -1,0 +1,390 @@
+"""Faults in the round: engine, draft, work ahead, branches, pages, stopping, heads and policies."""
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.sampling_faults import AHEAD, BRANCHES, DISTRIBUTION, IN_TURNS
+
+LONE_DRAFT = (
+    "tests/engine/test_branches.py::test_candidates_are_always_the_continuation_of_what_was_committed[llama]"
+)
+BRANCH_CHOICE = "tests/engine/test_branches.py"
+GIVING_WAY = DISTRIBUTION + "test_with_rows_that_give_way"
+STOPS = DISTRIBUTION + "test_with_stop_tokens"
+ROW_IDENTITY = "tests/engine/test_row_identity.py"
+SAME_MODEL = DISTRIBUTION + "test_a_draft_that_is_the_target_is_accepted_always"
+IDENTITY = "tests/engine/test_identity.py"
+PAGES = "tests/cache/test_pages.py"
+POLICIES = "tests/engine/test_policies.py::test_output_follows_the_target_s_distribution"
+SPRINTER = "tests/engine/test_sprinter.py"
+HEADS = "tests/engine/test_heads.py"
+HISTORIES = "tests/engine/test_histories.py"
+THRESHOLDS = "tests/policies/test_thresholds.py"
+HEAD_POLICIES = "tests/policies/test_heads.py"
+LENGTHS = "tests/policies/test_lengths.py"
+DRAFT_CACHE = "tests/engine/test_draft_cache.py"
+STOPPING = "tests/engine/test_stopping.py"
+
+ENGINE_FAULTS = (
+    Mutant(
+        name="bonus-token-drawn-one-position-early",
+        file="engine/engine.py",
+        old="starts_R + judged.num_accepted_R - unasked_R, len(asked_N)",
+        new="starts_R + np.maximum(judged.num_accepted_R - unasked_R - 1, 0), len(asked_N)",
+        tests=(IN_TURNS,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="decision-always-drawn-behind-whole-block",
+        file="engine/engine.py",
+        old="starts_R + judged.num_accepted_R - unasked_R, len(asked_N)",
+        new="starts_R + asked_R - 1, len(asked_N)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="blocks-stand-one-position-too-late",
+        file="engine/blocks.py",
+        old="firsts = np.array([len(block.sequence.token_ids) - 1 for block in blocks], np.int64)",
+        new="firsts = np.array([len(block.sequence.token_ids) for block in blocks], np.int64)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="rejected-candidates-stay-in-drafts-cache",
+        file="engine/draft.py",
+        old="        rows.num_computed[slots_R] = np.minimum(rows.num_computed[slots_R], kept_R)\n",
+        new="",
+        tests=(DRAFT_CACHE,),
+    ),
+    Mutant(
+        name="draft-never-runs-what-cache-lacks",
+        file="engine/chains.py",
+        old="begins_A = np.minimum(self.num_computed[rows_A], positions_A - 1)",
+        new="begins_A = positions_A - 1",
+        tests=(
+            DRAFT_CACHE,
+            SAME_MODEL,
+        ),
+    ),
+    Mutant(
+        name="tokens-drafted-ahead-kept-after-miss",
+        file="engine/draft.py",
+        old="np.where(is_hit_R, self._num_ahead[slots_R] - 1, 0)",
+        new="np.maximum(self._num_ahead[slots_R] - 1, 0)",
+        tests=(LONE_DRAFT,),
+    ),
+    Mutant(
+        name="token-drafted-ahead-judged-by-neighbours-probability",
+        file="engine/draft.py",
+        old="torch.from_numpy(rows.probabilities[slots_W, positions_W])",
+        new="torch.from_numpy(rows.probabilities[slots_W, positions_W + 1])",
+        tests=(AHEAD,),
+    ),
+    Mutant(
+        name="rejected-token-ahead-leaves-no-residual",
+        file="engine/draft.py",
+        old="is_rejected_W = (is_rejected_R | is_judged_R)[drawn] & ~is_hit_R[drawn]",
+        new="is_rejected_W = is_rejected_R[drawn] & ~is_hit_R[drawn]",
+        tests=(AHEAD,),
+    ),
+    Mutant(
+        name="draft-does-not-count-rows-misses",
+        file="engine/draft.py",
+        old="        rows.num_misses[slots_R] += (is_rejected_R | is_judged_R) & ~is_hit_R\n",
+        new="",
+        tests=(ROW_IDENTITY,),
+    ),
+    Mutant(
+        name="engine-counts-no-miss-of-token-ahead",
+        file="engine/engine.py",
+        old="missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)",
+        new="missed = not was_full",
+        tests=(ROW_IDENTITY,),
+    ),
+    Mutant(
+        name="row-gave-way-goes-on-with-new-decision",
+        file="engine/engine.py",
+        old="DRAW if sequence.forced_decision is None else sequence.forced_decision",
+        new="sequence.token_ids[-1] if sequence.forced_decision is not None else DRAW",
+        tests=(ROW_IDENTITY, GIVING_WAY),
+    ),
+    Mutant(
+        name="row-gave-way-keeps-unfinished-block",
+        file="engine/sequence.py",
+        old="            del self.token_ids[length:], self.trace[num_traced:]\n",
+        new="            del self.trace[num_traced:]\n",
+        tests=(ROW_IDENTITY, GIVING_WAY),
+    ),
+    Mutant(
+        name="row-gave-way-counts-block-twice",
+        file="engine/sequence.py",
+        old="length, self.num_redraft, self.counters, num_traced = self._block",
+        new="length, self.num_redraft, _, num_traced = self._block",
+        tests=(ROW_IDENTITY,),
+    ),
+    Mutant(
+        name="stop-token-not-emitted",
+        file="engine/stopping.py",
+        old='num_kept, reason = index + 1, "stop"',
+        new='num_kept, reason = index, "stop"',
+        tests=(
+            STOPPING,
+            STOPS,
+        ),
+    ),
+    Mutant(
+        name="tokens-after-stop-token-emitted",
+        file="engine/stopping.py",
+        old='                num_kept, reason = index + 1, "stop"\n',
+        new='                reason = "stop"\n',
+        tests=(STOPPING,),
+    ),
+    Mutant(
+        name="stop-string-found-token-late",
+        file="engine/stopping.py",
+        old="if self._first_stop(self.decode(committed + new_ids[:count])) is not None",
+        new="if self._first_stop(self.decode(committed + new_ids[: count - 1])) is not None",
+        tests=(IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall",),
+    ),
+    # Branches.
+    Mutant(
+        name="branch-adopted-for-another-token",
+        file="engine/branches.py",
+        old="        is_it &= self._token_ids[slots_S] == token_ids_S[:, None]\n",
+        new="",
+        tests=(LONE_DRAFT,),
+    ),
+    Mutant(
+        name="branch-adopted-at-another-position",
+        file="engine/branches.py",
+        old="is_it = self._positions[slots_S] == positions_S[:, None]",
+        new="is_it = self._positions[slots_S] != UNUSED",
+        tests=(LONE_DRAFT,),
+    ),
+    Mutant(
+        name="adopted-branch-probabilities-of-lost-chain",
+        file="engine/chains.py",
+        old="        self.probabilities[targets] = self.probabilities[sources]\n",
+        new="",
+        tests=(BRANCHES,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="adopted-branch-scores-of-lost-chain",
+        file="engine/chains.py",
+        old="        self._scores.adopt(sources, targets)\n",
+        new="",
+        tests=(BRANCHES,),
+    ),
+    Mutant(
+        name="branch-draws-numbers-of-chain-replaces",
+        file="engine/draft.py",
+        old="rows.num_misses[branches.rows_B] = rows.num_misses[branches.slots_B] + 1",
+        new="rows.num_misses[branches.rows_B] = rows.num_misses[branches.slots_B]",
+        tests=(ROW_IDENTITY,),
+    ),
+    Mutant(
+        name="branches-draw-from-stream-of-their-own",
+        file="engine/draft.py",
+        old="        rows.stream_keys[branches.rows_B] = rows.stream_keys[branches.slots_B]\n",
+        new="",
+        tests=(ROW_IDENTITY,),
+    ),
+    Mutant(
+        name="branch-written-into-rows-own-pages",
+        file="models/forks.py",
+        old="        self.pages[branches_B[:, None], columns_BP] = "
+        "self._own_pages[branches_B - self._num_slots]\n",
+        new="",
+        tests=(DRAFT_CACHE,),
+    ),
+    Mutant(
+        name="branch-lacks-what-stands-before-in-first-page",
+        file="models/forks.py",
+        old="return self._copies(slots_B, branches_B, begins_B, positions_B - begins_B)",
+        new="return self._copies(slots_B, branches_B, begins_B, 0 * begins_B)",
+        tests=(LONE_DRAFT,),
+    ),
+    Mutant(
+        name="adopted-branchs-keys-stay-behind",
+        file="engine/draft.py",
+        old="            self._runner.adopt_branches(branches_B, slots_B, decided_B, lengths_B)\n",
+        new="",
+        tests=(DRAFT_CACHE,),
+    ),
+    Mutant(
+        name="likeliest-branch-looked-for-without-what-stands-before-it",
+        file="engine/branches.py",
+        old="scores[lines_N, offsets_N] = reached[:, None] * chances_NA",
+        new="scores[lines_N, offsets_N] = chances_NA",
+        tests=(BRANCH_CHOICE + "::test_the_likeliest_misses_are_chosen",),
+    ),
+    # Pages.
+    Mutant(
+        name="page-known-by-own-tokens-alone",
+        file="cache/pages.py",
+        old="hashlib.blake2b(key + page_bytes, digest_size=DIGEST_BYTES)",
+        new="hashlib.blake2b(page_bytes, digest_size=DIGEST_BYTES)",
+        tests=(PAGES,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="page-shared-before-full",
+        file="cache/pages.py",
+        old="min(length // self.page_size, len(row.keys))",
+        new="min(-(-length // self.page_size), len(row.keys))",
+        tests=(PAGES,),
+    ),
+    Mutant(
+        name="last-token-of-context-shared",
+        file="cache/pages.py",
+        old="row.keys[: (len(context_ids) - 1) // self.page_size]",
+        new="row.keys[: len(context_ids) // self.page_size]",
+        tests=(PAGES,),
+    ),
+    Mutant(
+        name="page-freed-while-another-row-shares-it",
+        file="cache/pages.py",
+        old="            if self._references[page] == 0:\n",
+        new="            if self._references[page] <= 1:\n",
+        tests=(PAGES,),
+    ),
+    Mutant(
+        name="evictable-page-not-taken-out-of-queue-when-shared-again",
+        file="cache/pages.py",
+        old="        self._evictable.pop(page, None)\n",
+        new="",
+        tests=(PAGES,),
+    ),
+    Mutant(
+        name="pages-whose-pass-failed-can-be-found",
+        file="cache/pages.py",
+        old="        self._page_of_key.clear()\n        self._key_of_page.clear()\n",
+        new="",
+        tests=(PAGES, "tests/engine/test_faults.py"),
+    ),
+    # Heads and lossy runs.
+    Mutant(
+        name="lossy-run-trusts-last-token-of-block-too",
+        file="engine/engine.py",
+        old="num_trusted = max(0, num_drafted - 1) if self._trusts_draft else 0",
+        new="num_trusted = num_drafted if self._trusts_draft else 0",
+        tests=(SPRINTER,),
+    ),
+    Mutant(
+        name="every-run-trusts-draft",
+        file="engine/engine.py",
+        old="num_trusted = max(0, num_drafted - 1) if self._trusts_draft else 0",
+        new="num_trusted = max(0, num_drafted - 1)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="one-token-more-trusted-than-said",
+        file="engine/blocks.py",
+        old="arange_segments(num_asked_R) < np.repeat(trusted_R, num_asked_R)",
+        new="arange_segments(num_asked_R) <= np.repeat(trusted_R, num_asked_R)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="heads-estimate-kept-with-next-token",
+        file="engine/drafting.py",
+        old="            self._rows.keep_estimates(places, known_A)\n",
+        new="            self._rows.keep_estimates((rows_A, positions_A), known_A)\n",
+        tests=(HEADS + "::test_the_trace_has_the_estimates",),
+    ),
+    Mutant(
+        name="policy-told-heads-estimate-of-another-row",
+        file="engine/drafting.py",
+        old="features = DraftFeatures.of_head(estimates_A)",
+        new="features = DraftFeatures.of_head(np.roll(estimates_A, 1))",
+        tests=(SPRINTER,),
+    ),
+    Mutant(
+        name="heads-logit-taken-for-estimate",
+        file="models/runner.py",
+        old="outputs[:, -1].double().sigmoid()",
+        new="outputs[:, -1].double()",
+        tests=(HEADS + "::test_the_policy_is_told_the_head_s_word_on_the_token_itself",),
+    ),
+    # Policies.
+    Mutant(
+        name="token-policy-looked-at-thrown-away",
+        file="engine/drafting.py",
+        old="            active_A = active_A[keep_A]\n"
+        "            if not len(active_A):\n                break\n            last = None",
+        new="            if depth:\n"
+        "                num_drafted_R[active_A[~keep_A & (num_wanted_R[active_A] > depth)]] -= 1\n"
+        "            active_A = active_A[keep_A]\n            if not len(active_A):\n                break\n"
+        "            last = None",
+        tests=(POLICIES + "[none-confidence]",),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="token-head-doubts-thrown-away",
+        file="engine/drafting.py",
+        old="                if not len(active_A):\n                    break\n                estimates_A = None\n",
+        new="                num_drafted_R[np.setdiff1d(np.arange(len(rows_R)), active_A)] -= 1\n"
+        "                if not len(active_A):\n                    break\n                estimates_A = None\n",
+        tests=(HEADS + "::test_the_output_follows_the_target_s_distribution[plain-none-sprinter]",),
+    ),
+    Mutant(
+        name="row-gives-way-loses-policys-history",
+        file="engine/histories.py",
+        old="self._lines_SH[slot] = self._suspended.pop(key, self._initial_H)",
+        new="self._lines_SH[slot] = self._initial_H",
+        tests=(HISTORIES,),
+    ),
+    Mutant(
+        name="history-put-aside-as-view-of-slots",
+        file="engine/histories.py",
+        old="self._lines_SH[slots_R].copy(), strict=True)",
+        new="[self._lines_SH[slot] for slot in slots_R], strict=True)",
+        tests=(HISTORIES,),
+    ),
+    Mutant(
+        name="blocks-without-candidates-move-history",
+        file="engine/histories.py",
+        old="judged = np.flatnonzero(num_drafted_R)",
+        new="judged = np.arange(len(num_drafted_R))",
+        tests=(HISTORIES,),
+    ),
+    Mutant(
+        name="confidence-stops-behind-likely-tokens",
+        file="policies/confidence.py",
+        old="rows.features.probabilities_R >= self.stop_probability",
+        new="rows.features.probabilities_R <= self.stop_probability",
+        tests=(THRESHOLDS,),
+    ),
+    Mutant(
+        name="adaedl-moves-threshold-wrong-way",
+        file="policies/adaedl.py",
+        old="np.where(acceptances_R <= self.target_acceptance, 1, -1)",
+        new="np.where(acceptances_R <= self.target_acceptance, -1, 1)",
+        tests=(THRESHOLDS,),
+    ),
+    Mutant(
+        name="gammatune-gives-every-block-bonus",
+        file="policies/gammatune.py",
+        old="np.where(is_whole_R, self.length_bonus, 0.0)",
+        new="self.length_bonus",
+        tests=(LENGTHS,),
+    ),
+    Mutant(
+        name="specdecpp-forgets-all-estimates-but-last",
+        file="policies/specdecpp.py",
+        old="self._survival[chains_R] *= rows.features.estimates_R",
+        new="self._survival[chains_R] = rows.features.estimates_R",
+        tests=(HEAD_POLICIES,),
+    ),
+    Mutant(
+        name="specdecpp-carries-blocks-estimates-into-next",
+        file="policies/specdecpp.py",
+        old="        self._survival[chains_R] = 1.0\n",
+        new="",
+        tests=(HEAD_POLICIES,),
+    ),
+    Mutant(
+        name="sprinter-stops-where-verifier-sure",
+        file="policies/sprinter.py",
+        old="rows.features.estimates_R >= self.verifier_threshold",
+        new="rows.features.estimates_R < self.verifier_threshold",
+        tests=(HEAD_POLICIES,),
+    ),
+)

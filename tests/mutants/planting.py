@@ -1,0 +1,150 @@
+"""Plant a fault in a copy of the repository, and see whether a test fails there.
+
+The copy is in a temporary folder that goes away; the working tree is only read. pytest runs in a process
+that is forked from this one, which has imported the libraries already but nothing of the package: a mutant
+costs its tests alone, and not six seconds of imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutant import REPOSITORY, Mutant
+
+# What tests import beside the package; an optional one may be missing.
+LIBRARIES = (
+    "torch", "torch.distributed", "transformers", "transformers.models.llama.modeling_llama", "accelerate",
+    "datasets", "pandas", "pyarrow", "yaml", "psutil",
+)  # fmt: skip
+COPIED = ("specdist", "tests", "jobs", "pyproject.toml", "README.md")
+SHOWN_CHARACTERS = 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What has become of a run of tests.
+
+    Attributes:
+        killer: the first test that failed, or ``time-out``, or ``collection`` where the tests could not even
+            be imported; None if all have passed.
+        duration_s: of the run, in seconds.
+        output: the end of what pytest wrote.
+    """
+
+    killer: str | None
+    duration_s: float
+    output: str
+
+
+def import_libraries() -> None:
+    """So that forked processes need not."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def copy_repository(root: Path, mutant: Mutant | None) -> None:
+    """A copy of what tests need, with the fault in it."""
+    for item in COPIED:
+        source = REPOSITORY / item
+        if source.is_dir():
+            shutil.copytree(source, root / item, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, root / item)
+    if mutant is not None:
+        file = root / mutant.path
+        file.write_text(mutant.planted(file.read_text()))
+
+
+class Run:
+    """pytest on a copy with the fault, until the first failure, in a process of its own."""
+
+    def __init__(self, tests: Sequence[str], mutant: Mutant | None, *, limit_s: float) -> None:
+        """``limit_s``: seconds after which it is over, whether it has ended or not."""
+        self._folder = tempfile.TemporaryDirectory(prefix="specdist-mutant-")
+        root = Path(self._folder.name)
+        copy_repository(root, mutant)
+        self._words, self._killer = root / "words.txt", root / "killer.txt"
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_pytest, args=(root, list(tests), self._words, self._killer)
+        )
+        self._limit_s = limit_s
+        self._begun = time.monotonic()
+        self._process.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._process.is_alive() or time.monotonic() - self._begun > self._limit_s
+
+    def finish(self) -> Outcome:
+        """Wait until it is over; every process that it has started is ended, and nothing is left."""
+        self._process.join(max(0.0, self._begun + self._limit_s - time.monotonic()))
+        is_late = self._process.is_alive()
+        # It leads a group of its own, which outlives it where a test has left a process.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.join()
+        duration_s = time.monotonic() - self._begun
+        words = self._words.read_text(errors="replace") if self._words.exists() else ""
+        killer = None
+        if is_late:
+            killer = "time-out"
+        elif self._process.exitcode:
+            killer = self._killer.read_text() if self._killer.exists() else "collection"
+        self._folder.cleanup()
+        return Outcome(killer=killer, duration_s=duration_s, output=words[-SHOWN_CHARACTERS:])
+
+
+class _FirstFailure:
+    """A plugin of pytest that writes down which test failed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self._path.exists():
+            self._path.write_text(report.nodeid)
+
+
+def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
+    """In the forked process: see the copy, and nothing of this working tree."""
+    os.setsid()
+    with words.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    os.chdir(root)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("specdist", "tests")]:
+        del sys.modules[name]
+    elsewhere = [path for path in sys.path if path and Path(path).resolve() != REPOSITORY]
+    sys.path[:] = [str(root), *elsewhere]
+    # Processes that a test starts see the copy, too.
+    os.environ["PYTHONPATH"] = str(root)
+    arguments = [
+        "-x",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--rootdir",
+        str(root),
+    ]
+    code = pytest.main([*arguments, *tests], plugins=[_FirstFailure(killer)])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(code))

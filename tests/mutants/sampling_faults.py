@@ -1,0 +1,350 @@
+"""Faults in random numbers, distributions, acceptance, the residual, and the vocabulary's slices."""
+
+from tests.mutants.mutant import Mutant
+
+DISTRIBUTION = "tests/engine/test_distribution.py::"
+IN_TURNS = DISTRIBUTION + "test_in_turns[3-plain]"
+FILTERED = DISTRIBUTION + "test_in_turns[3-filtered]"
+COUPLED = DISTRIBUTION + "test_in_turns[3-coupled]"
+AHEAD = DISTRIBUTION + "test_ahead[4-0-plain]"
+BRANCHES = DISTRIBUTION + "test_ahead[4-3-plain]"
+ENUMERATION = "tests/sampling/test_enumeration.py"
+SLICES = "tests/sampling/test_slices.py"
+RANDOM = "tests/sampling/test_random.py"
+IN_SLICES = DISTRIBUTION + "test_a_target_in_slices"
+
+SAMPLING_FAULTS = (
+    # One random number for two purposes: every pair of draft draw, acceptance and recovered token.
+    Mutant(
+        name="recovered-token-drawn-with-number-rejected-candidate",
+        file="engine/draft.py",
+        old="self._uniforms(slots_W, positions_W, Purpose.DECIDE)",
+        new="self._uniforms(slots_W, positions_W, Purpose.ACCEPT)",
+        tests=(IN_TURNS,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="recovered-token-drawn-with-number-drew-candidate",
+        file="engine/draft.py",
+        old="self._uniforms(slots_W, positions_W, Purpose.DECIDE)",
+        new="self._uniforms(slots_W, positions_W, Purpose.DRAFT)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="candidate-judged-with-number-drew-it",
+        file="engine/blocks.py",
+        old="        Purpose.ACCEPT,\n",
+        new="        Purpose.DRAFT,\n",
+        tests=(IN_TURNS,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="candidate-judged-with-number-of-recovered-token",
+        file="engine/blocks.py",
+        old="        Purpose.ACCEPT,\n",
+        new="        Purpose.DECIDE,\n",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="candidate-drawn-with-number-judges-it",
+        file="engine/drafting.py",
+        old="            Purpose.DRAFT,\n",
+        new="            Purpose.ACCEPT,\n",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="token-drafted-ahead-judged-with-number-drew-it",
+        file="engine/draft.py",
+        old="self._uniforms(slots_W, positions_W, Purpose.ACCEPT)",
+        new="self._uniforms(slots_W, positions_W, Purpose.DRAFT)",
+        tests=(AHEAD,),
+    ),
+    Mutant(
+        name="token-drafted-ahead-judged-with-number-of-recovered-token",
+        file="engine/draft.py",
+        old="self._uniforms(slots_W, positions_W, Purpose.ACCEPT)",
+        new="self._uniforms(slots_W, positions_W, Purpose.DECIDE)",
+        tests=(AHEAD,),
+    ),
+    Mutant(
+        name="all-purposes-share-one-number",
+        file="sampling/random.py",
+        old="(attempts_N << PURPOSE_BITS) | int(purpose)",
+        new="(attempts_N << PURPOSE_BITS)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="number-does-not-depend-on-position",
+        file="sampling/random.py",
+        old="(positions_N << (ATTEMPT_BITS + PURPOSE_BITS)) | ",
+        new="(positions_N * 0) | ",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="number-does-not-depend-on-attempt",
+        file="sampling/random.py",
+        old="| (attempts_N << PURPOSE_BITS) |",
+        new="| (attempts_N * 0) |",
+        tests=(RANDOM,),
+    ),
+    Mutant(
+        name="all-candidates-of-block-judged-with-one-number",
+        file="engine/blocks.py",
+        old="torch.from_numpy(questions.positions_N[questions.judges_C]),",
+        new="torch.zeros(len(questions.judges_C), dtype=torch.int64),",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="all-rows-judge-with-numbers-of-one-stream",
+        file="engine/engine.py",
+        old="self._stream_keys[sequence.slot] = sequence.stream_key",
+        new="self._stream_keys[sequence.slot] = 0",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="streams-of-two-slots-mixed-up",
+        file="engine/engine.py",
+        old="stream_keys_N=self._stream_keys[batch.slots_T[index_N]],",
+        new="stream_keys_N=self._stream_keys[batch.slots_T[index_N] // 2],",
+        tests=("tests/engine/test_row_identity.py",),
+    ),
+    Mutant(
+        name="all-samples-of-prompt-one-stream",
+        file="sampling/keys.py",
+        old="for part in (row_id, sample_index):",
+        new="for part in (row_id,):",
+        tests=(RANDOM, IN_TURNS),
+    ),
+    Mutant(
+        name="seed-left-out-of-stream",
+        file="sampling/keys.py",
+        old="_mix(seed + GOLDEN_GAMMA)",
+        new="_mix(GOLDEN_GAMMA)",
+        tests=(RANDOM,),
+    ),
+    Mutant(
+        name="all-positions-share-coupled-noise",
+        file="sampling/coupling.py",
+        old="hash_words(stream_keys_N, positions_N, attempts_N, Purpose.COUPLE)",
+        new="hash_words(stream_keys_N, attempts_N, attempts_N, Purpose.COUPLE)",
+        tests=(COUPLED,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="every-slice-of-vocabulary-coupled-noise-of-first",
+        file="sampling/coupling.py",
+        old="torch.arange(ids.start + 1, ids.stop + 1, device=device)",
+        new="torch.arange(1, len(ids) + 1, device=device)",
+        tests=(SLICES,),
+    ),
+    Mutant(
+        name="coupled-noise-not-exponential",
+        file="sampling/coupling.py",
+        old="return -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))",
+        new="return open_unit_interval(mix(words_N[:, None] + steps_V))",
+        tests=(COUPLED,),
+    ),
+    # Acceptance.
+    Mutant(
+        name="candidate-impossible-for-target-accepted-by-number-0",
+        file="sampling/acceptance.py",
+        old="return uniforms_C * draft_C < target_C",
+        new="return uniforms_C * draft_C <= target_C",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="acceptance-leaves-out-drafts-probability",
+        file="sampling/acceptance.py",
+        old="return uniforms_C * draft_C < target_C",
+        new="return uniforms_C < target_C",
+        tests=(ENUMERATION, IN_TURNS),
+    ),
+    Mutant(
+        name="candidate-after-rejected-one-kept",
+        file="sampling/acceptance.py",
+        old="flags_RK.cumprod(dim=1).sum(dim=1)",
+        new="flags_RK.sum(dim=1)",
+        tests=(ENUMERATION, IN_TURNS),
+    ),
+    Mutant(
+        name="candidate-judged-by-probability-of-another-token",
+        file="engine/verdicts.py",
+        old="candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[judges_C] + 1],",
+        new="candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[judges_C]],",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="candidate-judged-by-what-follows-it",
+        file="engine/verdicts.py",
+        old="self.laws_N.select(torch.from_numpy(self.questions.judges_C).to(device))",
+        new="self.laws_N.select(torch.from_numpy(self.questions.judges_C + 1).to(device))",
+        tests=(IN_TURNS,),
+    ),
+    # The residual.
+    Mutant(
+        name="recovered-token-drawn-from-targets-whole-distribution",
+        file="sampling/distributions.py",
+        old="mass_NV = (self.probabilities_NV - draft.probabilities_NV).clamp_(min=0)",
+        new="mass_NV = self.probabilities_NV.clone()",
+        tests=(IN_TURNS,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="residual-not-normalised",
+        file="sampling/distributions.py",
+        old="torch.where(total_N1 > 0, mass_NV / total_N1, self.probabilities_NV)",
+        new="torch.where(total_N1 > 0, mass_NV, self.probabilities_NV)",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="residual-filtered-again",
+        file="sampling/distributions.py",
+        old="        total_N1 = mass_NV.sum(dim=1, keepdim=True)\n",
+        new="        mass_NV = mass_NV.where(mass_NV >= mass_NV.topk(3).values[:, -1:], 0)\n"
+        "        total_N1 = mass_NV.sum(dim=1, keepdim=True)\n",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="residual-of-another-rows-draft",
+        file="engine/draft.py",
+        old="draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))",
+        new="draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)).roll(1, 0))",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="residual-of-draft-one-position-later",
+        file="engine/draft.py",
+        old="np.where(is_rejected_W, positions_W, NOWHERE)",
+        new="np.where(is_rejected_W, positions_W + 1, NOWHERE)",
+        tests=(IN_TURNS,),
+    ),
+    # Which distribution.
+    Mutant(
+        name="draft-reports-probabilities-before-temperature-and-filters",
+        file="engine/drafting.py",
+        old="laws_A.probabilities_of(drawn_A), features_3A",
+        new="logits_AV.softmax(dim=1).gather(1, drawn_A[:, None])[:, 0].double(), features_3A",
+        tests=(FILTERED,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="draft-keeps-scores-from-before-temperature-and-filters",
+        file="sampling/beliefs.py",
+        old="return DraftLaws(laws, laws.probabilities_NV, laws)",
+        new="return DraftLaws(laws, logits_NV.float().softmax(dim=1), laws)",
+        tests=(FILTERED,),
+    ),
+    Mutant(
+        name="temperature-0-probabilities-of-temperature-1",
+        file="sampling/distributions.py",
+        old="        return OneHot.of_largest(logits_NV)\n    scores_NV = tempered",
+        new="        return Dense(logits_NV.float().softmax(dim=1))\n    scores_NV = tempered",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="top-p-leaves-out-token-at-edge",
+        file="sampling/distributions.py",
+        old="outside_NV = ascending_NV.softmax(dim=1).cumsum(dim=1) <= 1 - settings.top_p",
+        new="outside_NV = ascending_NV.softmax(dim=1).cumsum(dim=1) <= 1.01 - settings.top_p",
+        tests=(ENUMERATION, FILTERED),
+    ),
+    Mutant(
+        name="top-p-keeps-token-whose-tail-exactly-rest",
+        file="sampling/distributions.py",
+        old="cumsum(dim=1) <= 1 - settings.top_p",
+        new="cumsum(dim=1) < 1 - settings.top_p",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="top-p-may-leave-no-token",
+        file="sampling/distributions.py",
+        old="        outside_NV[:, -1] = False\n",
+        new="",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="top-p-cuts-in-order-of-own-among-equals",
+        file="sampling/distributions.py",
+        old="ascending_NV, order_NV = scores_NV.sort(dim=1)",
+        new="ascending_NV, order_NV = (x.flip(1) for x in scores_NV.sort(dim=1, descending=True, stable=True))",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="top-k-drops-what-ties-with-last-keeps",
+        file="sampling/distributions.py",
+        old="scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)",
+        new="scores_NV.masked_fill(scores_NV <= kth_N1, -torch.inf)",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="top-k-of-1-filters-nothing",
+        file="sampling/distributions.py",
+        old="    if 0 < settings.top_k < scores_NV.shape[1]:\n",
+        new="    if 1 < settings.top_k < scores_NV.shape[1]:\n",
+        tests=(ENUMERATION,),
+    ),
+    Mutant(
+        name="number-0-draws-token-without-probability",
+        file="sampling/distributions.py",
+        old="torch.searchsorted(cumulative_NV, thresholds_N1, right=True)",
+        new="torch.searchsorted(cumulative_NV, thresholds_N1, right=False)",
+        tests=(ENUMERATION,),
+    ),
+    # Slices of the vocabulary.
+    Mutant(
+        name="candidates-place-in-slice-id",
+        file="sampling/slices.py",
+        old="places_C = token_ids_C - ids.start",
+        new="places_C = token_ids_C",
+        tests=(SLICES,),
+    ),
+    Mutant(
+        name="slices-likeliest-token-lacks-slices-offset",
+        file="sampling/slices.py",
+        old="return Winners(winners_N + ids.start, _picked(logits_Nv, winners_N)",
+        new="return Winners(winners_N, _picked(logits_Nv, winners_N)",
+        tests=(SLICES,),
+    ),
+    Mutant(
+        name="slices-compare-their-races-without-their-waiting-times",
+        file="sampling/slices.py",
+        old=".to(torch.float64) - _picked(waiting_Nv, winners_N).log()",
+        new=".to(torch.float64)",
+        tests=(SLICES,),
+    ),
+    Mutant(
+        name="candidate-normalised-by-first-slice-alone",
+        file="sampling/slices.py",
+        old="normalisers_SN.logsumexp(dim=0)[index_C]",
+        new="normalisers_SN[0][index_C]",
+        tests=(SLICES,),
+    ),
+    Mutant(
+        name="wider-slices-come-last",
+        file="sampling/slices.py",
+        old="width * (index + 1) + min(index + 1, num_wider)",
+        new="width * (index + 1) + max(0, index + 1 - num_slices + num_wider)",
+        tests=(SLICES,),
+    ),
+    Mutant(
+        name="decision-fetched-from-another-place-of-other-slices",
+        file="engine/slices.py",
+        old="self._gather_rows(logits_Nv[index_N[index_N != NO_DECISION].to(logits_Nv.device)])",
+        new="self._gather_rows(logits_Nv[index_N[index_N != NO_DECISION].flip(0).to(logits_Nv.device)])",
+        tests=(IN_SLICES + "[plain]",),
+    ),
+    Mutant(
+        name="each-slice-has-top-k-of-its-own",
+        file="engine/slices.py",
+        old="return without_the_rest(scores_Nv, self._collectives.gather_everywhere(top_scores(scores_Nv, top_k)))",
+        new="return without_the_rest(scores_Nv, top_scores(scores_Nv, top_k)[None])",
+        tests=(IN_SLICES + "[top-k]",),
+    ),
+    Mutant(
+        name="slices-forget-temperature",
+        file="engine/slices.py",
+        old="scores_Nv = tempered(logits_Nv, self._settings)",
+        new="scores_Nv = logits_Nv.float()",
+        tests=(IN_SLICES + "[top-k]",),
+    ),
+)
