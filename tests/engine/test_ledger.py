@@ -16,6 +16,7 @@ from specdist.engine.ledger import Ledger
 from specdist.engine.proposals import ProposalReply, RoleTimes, Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Request, Sequence
+from specdist.engine.timeline import PhaseTime
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats, TargetTimes
 from tests.engine.harness import Replica
@@ -152,6 +153,7 @@ def test_the_fit_finds_what_each_pass_has_cost() -> None:
             target=TargetTimes(verify=t_target * has_target, prefill=13, idle=500, host=7),
             reply=reply_of(num_passes, t_draft * num_passes),
             num_pass_tokens=4 if has_target else 0,
+            pass_time=PhaseTime(t_target, is_known=True) if has_target else None,
             target_traffic=Traffic(),
             target_peak_bytes=0,
         )

@@ -217,8 +217,8 @@ DATA_FAULTS = (
     Mutant(
         name="old-look-at-claims-wins-claim",
         file="data/claims.py",
-        old="        if not self.is_held(claim):\n            self._remove(claim)\n            return None\n",
-        new="",
+        old="        if not self.is_held(claim) or (latest",
+        new="        if (latest",
         tests=(CLAIMS,),
     ),
     Mutant(
