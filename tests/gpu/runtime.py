@@ -17,6 +17,10 @@ NAME = "pretended CUDA device"
 
 def install_runtime() -> None:
     """Replace functions of ``torch.cuda``, and of ``torch.Tensor`` where they ask for the current device."""
+    # torch looks there for the functions that a default device is meant for. Made at the first use, it would
+    # hold the replacements: then transformers does not see that it builds a model on "meta", and leaves the
+    # rotary frequencies uninitialised.
+    torch.utils._device._device_constructors()
     replacements: dict[str, Any] = {
         "_lazy_init": lambda: None,
         "is_initialized": lambda: True,

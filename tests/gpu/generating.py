@@ -1,0 +1,98 @@
+"""The main job on ranks with a pretended GPU each: ``main`` takes the place of the job's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+import specdist.job.generate
+import specdist.job.replica
+import specdist.models.loading
+from tests.forked import World, started_world
+from tests.gpu import process_groups
+from tests.gpu.device import CudaTensor, install, prepare
+from tests.gpu.referee import Referee, refereed
+from tests.job.launching import TIMEOUT_S, Ended, arguments
+from tests.job.ranks import free_port
+
+# Seed and offset of a CUDA generator.
+NUM_RANDOM_STATE_BYTES = 16
+
+Main = Callable[[Sequence[str]], int]
+
+
+def main(given: Sequence[str]) -> int:
+    """One rank of the job; its exit code."""
+    pretend()
+    return specdist.job.generate.main(given)
+
+
+def pretend() -> None:
+    """This process has a GPU from here on, and so have the others of its world."""
+    prepare()
+    process_groups.install()
+    install()
+    torch.cuda.get_rng_state = random_state
+    torch.cuda.set_rng_state = set_random_state
+    # What DeepSpeed finds where torch sees a GPU.
+    os.environ["DS_ACCELERATOR"] = "cuda"
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    set_accelerator(CUDA_Accelerator())
+    specdist.job.replica.load_whole = load_whole
+    torch.nn.Parameter.data = property(torch.Tensor.data.__get__, assign_data)
+
+
+def assign_data(parameter: Any, value: torch.Tensor) -> None:
+    """DeepSpeed moves a slice to the device by assigning to a parameter's ``data``: it changes kind."""
+    torch.Tensor.data.__set__(parameter, value)  # type: ignore[attr-defined]
+    if isinstance(value, CudaTensor):
+        parameter.__class__ = CudaTensor
+        parameter.host = value.host
+
+
+def random_state(device: Any = None) -> torch.Tensor:
+    return torch.zeros(NUM_RANDOM_STATE_BYTES, dtype=torch.uint8)
+
+
+def set_random_state(state: torch.Tensor, device: Any = None) -> None:
+    if state.is_cuda or state.numel() != NUM_RANDOM_STATE_BYTES:
+        raise RuntimeError("RNG state must be a torch.ByteTensor of the size of a CUDA generator's")
+
+
+def load_whole(checkpoint: Any, *, dtype: torch.dtype, device: torch.device) -> Any:
+    """transformers reads weights straight onto a device; here they are read first, then moved."""
+    with _disable_current_modes():
+        model = specdist.models.loading.load_whole(checkpoint, dtype=dtype, device=torch.device("cpu"))
+    return model.to(device)
+
+
+@dataclass(frozen=True)
+class Refereed(Ended):
+    """How the ranks ended, and what their referee has seen."""
+
+    referee: Referee
+
+
+@contextlib.contextmanager
+def started_gpu_ranks(num_ranks: int, rank: Main = main, **options: Any) -> Iterator[tuple[World, Referee]]:
+    """The job as so many ranks with a GPU each; who is still there at the end of the block is killed."""
+    with refereed() as referee:
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **referee.environment}
+        given = arguments(**(options | {"device": "cuda"}))
+        with started_world(num_ranks, rank, given, environment=environment) as world:
+            yield world, referee
+
+
+def fork_gpu_ranks(num_ranks: int, rank: Main = main, **options: Any) -> Refereed:
+    """The job as so many ranks with a GPU each, to its end."""
+    with started_gpu_ranks(num_ranks, rank, **options) as (world, referee):
+        code = world.end(TIMEOUT_S)
+        return Refereed(code, "".join(world.words("stdout")), "".join(world.words("stderr")), referee)

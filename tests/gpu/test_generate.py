@@ -1,0 +1,111 @@
+"""The main job on three ranks with a pretended GPU each writes what ranks on a CPU write.
+
+What such a device cannot show is said in ``tests/gpu/first_day.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.generating import Refereed, fork_gpu_ranks
+from tests.gpu.meetings import GLOO, NCCL
+from tests.job.heads import write_head
+from tests.job.launching import read_output, run_here, shard_bytes
+from tests.job.pair import Pair, build_pair
+from tests.job.ranks import fork_ranks
+
+pytestmark = pytest.mark.ranks
+
+NUM_RANKS, DRAFT_RANK = 3, 2
+WORLD = "the world"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return build_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def options(pair: Pair) -> dict[str, Any]:
+    """Two shards of few rows. In float32 devices differ by rounding alone, which decides no token here."""
+    return {
+        "prompts": pair.prompts,
+        "target": pair.target,
+        "draft": pair.draft,
+        "dtype": "float32",
+        "temperature": 0,
+        "policy": "fixed",
+        "num_draft_tokens": 3,
+        "max_new_tokens": 6,
+        "max_batch_rows": 3,
+        "cache_memory": "64MiB",
+        "rows_per_shard": 2,
+        "limit": 4,
+    }
+
+
+def check_collectives(ended: Refereed) -> None:
+    """Every rank of a group has entered each collective as often as the others, and none was left in one."""
+    assert ended.referee.failure is None, ended.referee.failure
+    counts = ended.referee.counts
+    first, second, draft = (counts[rank] for rank in range(NUM_RANKS))
+    messages = ("send", "recv")
+    for (name, backend, group), number in (first + second + draft).items():
+        if name in messages:
+            continue
+        members = (first, second, draft) if group == WORLD else (first, second)
+        assert number == len(members) * first[name, backend, group], (name, backend, group)
+        assert all(one[name, backend, group] == first[name, backend, group] for one in members)
+    for backend in (NCCL, GLOO):
+        assert first["send", backend, WORLD] == draft["recv", backend, WORLD]
+        assert first["recv", backend, WORLD] == draft["send", backend, WORLD]
+    sums = sum(
+        number for (name, backend, _), number in second.items() if (name, backend) == ("all_reduce", NCCL)
+    )
+    assert sums > 0 and first["send", GLOO, WORLD] > 0, "neither sharded nor drafted: nothing was tested"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="greedy"),
+        pytest.param({"temperature": 0.7, "trace": True}, id="rejection, trace"),
+        pytest.param({"temperature": 0.9, "top_p": 0.9, "top_k": 50}, id="top-p"),
+        pytest.param({"temperature": 0.7, "acceptance": "gumbel"}, id="gumbel"),
+    ],
+)
+def test_three_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
+    options: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whole files: the statistics of each row, and so the draft's tokens, are the same, too."""
+    expected = run_here(**(options | changes), device="cpu", output=tmp_path / "cpu")
+    ended = fork_gpu_ranks(NUM_RANKS, **(options | changes), tp_size=2, output=tmp_path / "gpu")
+    assert ended.totals["num_rows"] == options["limit"]
+    assert shard_bytes(tmp_path / "gpu") == shard_bytes(tmp_path / "cpu")
+    for name in ("draft_acceptance_rate", "mean_acceptance_length"):
+        assert ended.totals[name] == expected.totals[name]
+    assert ended.totals["draft_acceptance_rate"] > 0.1
+    assert "without graphs" not in ended.stderr and "not finite" not in ended.stderr
+    check_collectives(ended)
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "gumbel"])
+def test_a_draft_that_works_ahead_with_branches_and_a_head_changes_no_token(
+    options: dict[str, Any], pair: Pair, acceptance: str, tmp_path: Path
+) -> None:
+    """Where blocks end depends on measured times; what is in them does not."""
+    changes: dict[str, Any] = {"temperature": 0.7, "acceptance": acceptance}
+    ahead = changes | {"overlap": "ahead", "num_branches": 2}
+    if acceptance == "rejection":
+        head = write_head(tmp_path / "head", "acceptance", pair.draft)
+        ahead |= {"policy": "specdecpp", "head": head, "max_draft_tokens": 3, "num_draft_tokens": None}
+    alone = fork_ranks(2, **(options | ahead), device="cpu", output=tmp_path / "cpu")
+    ended = fork_gpu_ranks(NUM_RANKS, **(options | ahead), tp_size=2, output=tmp_path / "gpu")
+    assert ended.totals["num_rows"] == alone.totals["num_rows"] == options["limit"]
+    assert "the draft works ahead: " in ended.stderr
+    expected = read_output(tmp_path / "cpu")["completion_ids"].to_pylist()
+    assert read_output(tmp_path / "gpu")["completion_ids"].to_pylist() == expected
+    check_collectives(ended)
