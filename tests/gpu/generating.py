@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel
 
 import specdist.job.generate
-import specdist.job.replica
-import specdist.models.loading
 from tests.forked import World, started_world
 from tests.gpu import process_groups
 from tests.gpu.device import CudaTensor, install, prepare
@@ -23,6 +22,7 @@ from tests.job.ranks import free_port
 
 # Seed and offset of a CUDA generator.
 NUM_RANDOM_STATE_BYTES = 16
+_load = PreTrainedModel.from_pretrained.__func__
 
 Main = Callable[[Sequence[str]], int]
 
@@ -46,7 +46,7 @@ def pretend() -> None:
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
     set_accelerator(CUDA_Accelerator())
-    specdist.job.replica.load_whole = load_whole
+    PreTrainedModel.from_pretrained = classmethod(_from_pretrained)
     torch.nn.Parameter.data = property(torch.Tensor.data.__get__, assign_data)
 
 
@@ -67,11 +67,17 @@ def set_random_state(state: torch.Tensor, device: Any = None) -> None:
         raise RuntimeError("RNG state must be a torch.ByteTensor of the size of a CUDA generator's")
 
 
-def load_whole(checkpoint: Any, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """transformers reads weights straight onto a device; here they are read first, then moved."""
+def _from_pretrained(model_class: Any, *args: Any, device_map: Any = None, **options: Any) -> Any:
+    """transformers reads weights straight onto a device, in threads that know of none: they are read first,
+    then moved."""
+    device = (device_map or {}).get("")
+    if device is None or device.type != "cuda":
+        return _load(model_class, *args, device_map=device_map, **options)
     with _disable_current_modes():
-        model = specdist.models.loading.load_whole(checkpoint, dtype=dtype, device=torch.device("cpu"))
-    return model.to(device)
+        loaded = _load(model_class, *args, device_map={"": torch.device("cpu")}, **options)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    model.to(device)
+    return loaded
 
 
 @dataclass(frozen=True)

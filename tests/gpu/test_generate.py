@@ -84,6 +84,7 @@ def test_three_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
     expected = run_here(**(options | changes), device="cpu", output=tmp_path / "cpu")
     ended = fork_gpu_ranks(NUM_RANKS, **(options | changes), tp_size=2, output=tmp_path / "gpu")
     assert ended.totals["num_rows"] == options["limit"]
+    assert ended.totals["exact"], "the loaded target was not compared with its files"
     assert shard_bytes(tmp_path / "gpu") == shard_bytes(tmp_path / "cpu")
     for name in ("draft_acceptance_rate", "mean_acceptance_length"):
         assert ended.totals[name] == expected.totals[name]
