@@ -209,6 +209,9 @@ class PagedAttention:
 
     def _gather(self, pages: Tensor, group: AttentionGroup, heads: int, width: int) -> Tensor:
         rows = pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
+        if group.foreign_keys is not None:
+            # There are several rows, so this is a copy.
+            rows.view(-1, heads * width).index_fill_(0, group.foreign_keys, 0.0)
         return rows.view(group.num_rows, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
 
 

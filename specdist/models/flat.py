@@ -83,6 +83,9 @@ class AttentionGroup:
         query_index_RQ: flat position of every query; None where the group is the whole batch, unpadded.
         output_index: flat positions in the group's (row, query) order that are real, not padding.
         pages: physical pages, row by row; a slice where they are consecutive and need no copy.
+        foreign_keys: places in the rows' pages, counted in tokens, of keys beyond a row's own that only
+            longer rows of the group have; None where all rows are equally long. What lies there was written
+            by other rows, or never: the bias hides it, but 0 × NaN is NaN.
         positions_RQ: position of every query; a key is visible at or before it.
         sees_all_keys: every query is at the last key's position, as in a decoding step of equal lengths.
     """
@@ -93,6 +96,7 @@ class AttentionGroup:
     query_index_RQ: Tensor | None
     output_index: tuple[Tensor, Tensor] | None
     pages: Tensor | slice
+    foreign_keys: Tensor | None
     positions_RQ: Tensor
     sees_all_keys: bool
     _biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
@@ -149,6 +153,7 @@ def plan_attention(
                 num_keys=num_keys,
                 query_index_RQ=None if in_order else torch.from_numpy(index_RQ.ravel()).to(device),
                 output_index=None if in_order else _output_index(index_RQ, last_R1, device),
+                foreign_keys=_foreign_keys(num_keys_S[members_R], num_pages * page_size, device),
                 pages=_pages(page_table[slots_T[starts_S[members_R]], :num_pages], device),
                 positions_RQ=torch.from_numpy(positions_RQ).to(device),
                 sees_all_keys=bool(positions_RQ.min() == num_keys - 1),
@@ -179,6 +184,12 @@ def _similar_segments(lengths_S: np.ndarray, num_keys_S: np.ndarray) -> Iterator
 def _output_index(index_RQ: np.ndarray, last_R1: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
     real = np.flatnonzero((np.arange(index_RQ.shape[1]) <= last_R1).ravel())
     return torch.from_numpy(real).to(device), torch.from_numpy(index_RQ.ravel()[real]).to(device)
+
+
+def _foreign_keys(num_keys_R: np.ndarray, num_places: int, device: torch.device) -> Tensor | None:
+    places_P = np.arange(num_places)
+    is_foreign_RP = (places_P >= num_keys_R[:, None]) & (places_P < num_keys_R.max())
+    return torch.from_numpy(np.flatnonzero(is_foreign_RP)).to(device) if is_foreign_RP.any() else None
 
 
 def _pages(pages_RP: np.ndarray, device: torch.device) -> Tensor | slice:

@@ -87,6 +87,7 @@ class SdpaKernel:
     ) -> Tensor:
         num_heads, num_kv_heads = queries_THD.shape[1], key_pages.shape[2]
         bias = segments.bias(rules.window, num_heads // num_kv_heads, queries_THD.dtype)
+        foreign_SL11 = segments.foreign_keys()[:, :, None, None]
         num_rows = max(1, self._max_gathered_keys // segments.num_keys)
         outputs = []
         for first in range(0, len(segments.used_S), num_rows):
@@ -94,6 +95,7 @@ class SdpaKernel:
             keys_RGLD, values_RGLD = (
                 pages.index_select(0, table_RP.reshape(-1))
                 .view(len(table_RP), segments.num_keys, *pages.shape[2:])
+                .masked_fill_(foreign_SL11[first : first + num_rows], 0.0)
                 .transpose(1, 2)
                 for pages in (key_pages, value_pages)
             )

@@ -36,6 +36,7 @@ class PagedSegments:
     num_queries: int
     num_keys: int
     _biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+    _foreign_SL: Tensor | None = None
 
     @staticmethod
     def uniform(block_table_SP: Tensor, used_S: Tensor, *, num_queries: int, page_size: int) -> PagedSegments:
@@ -52,6 +53,13 @@ class PagedSegments:
             num_queries=num_queries,
             num_keys=num_keys,
         )
+
+    def foreign_keys(self) -> Tensor:
+        """Mask [S, L] of what lies beyond a segment's own keys, in pages of uniform segments. Other rows have
+        written it, or nobody: the bias hides it, but 0 × NaN is NaN. Built once per pass."""
+        if self._foreign_SL is None:
+            self._foreign_SL = torch.arange(self.num_keys, device=self.used_S.device) >= self.used_S[:, None]
+        return self._foreign_SL
 
     def bias(self, window: int | None, num_repeats: int, dtype: torch.dtype) -> Tensor:
         """Mask [S, 1, num_repeats × Q, L] of uniform segments; built once per pass, shared by all layers."""

@@ -20,11 +20,26 @@ from specdist.policies import (
     Sprinter,
     Svip,
 )
+from tests.engine.harness import Replica
 from tests.engine.heads import random_head
-from tests.gpu.engine_runs import MAX_DRAFT_TOKENS, MODES, RULES, Pair
+from tests.gpu.device import DEVICE
+from tests.gpu.engine_runs import (
+    GPU,
+    MAX_DRAFT_TOKENS,
+    MODES,
+    RULES,
+    SIZES,
+    Pair,
+    generate,
+    outcomes,
+    prompts,
+    warnings_into,
+)
 from tests.models.families import FAMILIES, noisy_copy, tiny_model
 
 CAP = {"max_draft_tokens": MAX_DRAFT_TOKENS}
+# A token of which the weights are damaged.
+BAD_TOKEN = 11
 COSTS = CostModel(Curve([1, 401], [2000, 2400]), Curve([1, 101], [20, 60]))
 WINDOW = {"num_draft_tokens": 3, "min_draft_tokens": 1, "length_bonus": 2.0, "length_rate": 0.5, **CAP}
 # Under their thresholds blocks have several lengths on these models.
@@ -71,3 +86,59 @@ def check_heads(mode: str) -> None:
     # The one that trusts the draft.
     lossy = Pair(target, draft, {**MODES[mode], "head": random_head(draft), "trusts_draft": True})
     lossy.check(RULES["rejection"], HEAD_POLICIES["sprinter"])
+
+
+def check_preemption() -> None:
+    """Rows outgrow the pages, lose them, and come back."""
+    target = tiny_model("qwen3").bfloat16()
+    few_pages = {"num_pages": 18, "max_batch_rows": 8, "max_new_tokens": 32}
+    pair = Pair(target, noisy_copy(target), {**MODES["branches"], **few_pages})
+    pair.check(RULES["rejection"], POLICIES["fixed"], prompts(range(3, 11)))
+    assert pair.on_gpu.ledger.close_shard(0).num_preemptions > 0
+
+
+def check_damaged_rows(dtype_name: str) -> None:
+    """A row whose numbers are not finite ends as an error, and costs no other row anything; graphs go on."""
+    target = tiny_model("llama")
+    draft = noisy_copy(target)
+    for model in (target, draft):
+        model.get_input_embeddings().weight[BAD_TOKEN] = torch.nan
+    dtype = getattr(torch, dtype_name)
+    # So few pages that rows get those of the damaged one.
+    pair = Pair(target.to(dtype), draft.to(dtype), {"max_batch_rows": 2, "num_pages": 20})
+    rows = [[12 if token == BAD_TOKEN else token for token in row] for row in prompts((20, 9, 18, 14, 17))]
+    rows[1][4] = BAD_TOKEN
+    messages: list[str] = []
+    expected = outcomes(pair.expected(RULES["rejection"], POLICIES["fixed"], rows))
+    with warnings_into(messages):
+        found = outcomes(generate(pair.on_gpu, RULES["rejection"], POLICIES["fixed"], rows))
+    assert found == expected
+    assert [reason for _, reason, _ in found] == ["length", "error", "length", "length", "length"]
+    assert all("draft's logits are not finite" in message for message in messages), messages
+
+
+def check_out_of_memory() -> None:
+    """In a pass, in the sampling after it, in the draft: the batch is halved, and no token changes. In a
+    capture: passes run without graphs from then on."""
+    target = tiny_model("llama", seed=3).bfloat16()
+    models = target, noisy_copy(target)
+    rule, policy = RULES["rejection"], POLICIES["gammatune"]
+    expected = outcomes(Pair(*models).expected(rule, policy))
+    for number, (plan, warning) in enumerate(
+        (
+            ({"allocation": 40, "within": "models/runner.py"}, "at most 1 rows and 16 tokens at a time"),
+            ({"allocation": 3, "within": "sampling/"}, "at most 1 rows and 16 tokens at a time"),
+            ({"allocation": 9, "within": "engine/drafting.py"}, "at most 1 rows and 16 tokens at a time"),
+            ({"capture": 2}, "without graphs from now on: Bucket"),
+        )
+    ):
+        messages: list[str] = []
+        replica = Replica(*models, device=GPU, **SIZES)
+        DEVICE.fail_at(**plan)  # type: ignore[arg-type]
+        with warnings_into(messages):
+            found = outcomes(generate(replica, rule, policy))
+        assert found == expected, number
+        (message,) = messages
+        assert "CUDA out of memory" in message and warning in message, message
+        is_capture = "capture" in plan
+        assert replica.ledger.close_shard(0).num_out_of_memory == (0 if is_capture else 1)

@@ -16,6 +16,19 @@ def test_families_under_all_rules(family: str) -> None:
     on_device(check_engine.check_family, family)
 
 
+def test_preemption() -> None:
+    on_device(check_engine.check_preemption)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_damaged_rows(dtype: str) -> None:
+    on_device(check_engine.check_damaged_rows, dtype)
+
+
+def test_out_of_memory() -> None:
+    on_device(check_engine.check_out_of_memory)
+
+
 @pytest.mark.parametrize("mode", ["in turns", "branches"])
 def test_heads(mode: str) -> None:
     on_device(check_engine.check_heads, mode)

@@ -46,10 +46,16 @@ class GrowingRows:
             }
 
     def run(self, runner: ModelRunner) -> Iterator[tuple[Tensor, Tensor]]:
-        """Found and expected logits of every pass; every other one asks for the chunks' last tokens alone."""
+        """Found and expected logits of every pass; every other one asks for the chunks' last tokens alone.
+
+        Where no row has written yet the cache holds what another row could have left: NaN.
+        """
         runner.allocate(
             num_pages=NUM_PAGES, page_size=self.page_size, num_slots=NUM_SLOTS, max_seq_len=MAX_SEQ_LEN
         )
+        assert runner._cache is not None
+        for memory in (*runner._cache.keys.values(), *runner._cache.values.values()):
+            memory.fill_(torch.nan)
         pages = PageTable(num_pages=NUM_PAGES, page_size=self.page_size, num_slots=NUM_SLOTS)
         done = dict.fromkeys(self._rows, 0)
         for number, ends in enumerate(self._schedule):

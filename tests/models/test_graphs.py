@@ -73,6 +73,18 @@ def test_a_recorded_function_is_checked_once_and_then_replayed() -> None:
     assert (capturer.num_captures, capturer.num_replays) == (1, 3)
 
 
+def test_a_row_that_is_not_finite_costs_no_graphs() -> None:
+    """Its damage is in the pass itself; a replay that is damaged elsewhere is wrong."""
+    damaged = torch.tensor([[torch.nan, 2.0], [torch.inf, 3.0]])
+    graphs = CheckedGraphs(FakeCapturer())
+    graphs.run("key", lambda: damaged)
+    assert "key" in graphs._replays
+    for wrong in (damaged + 1, damaged.flip(0), damaged.nan_to_num(0.0)):
+        graphs = CheckedGraphs(FakeCapturer(lambda result, wrong=wrong: wrong))  # type: ignore[misc]
+        graphs.run("key", lambda: damaged)
+        assert not graphs._replays
+
+
 FAULTS = {
     "raises": RaisingCapturer(),
     "differs": FakeCapturer(lambda result: result + 1),
