@@ -25,7 +25,7 @@ from specdist.benchmark import (
     summary,
     update_readme,
 )
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
             return
         result = run_benchmark(config, command)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print(console_report(result), f"\nall of it: {config.output}\n", sep="\n")
     print(json.dumps(summary(result)))
 

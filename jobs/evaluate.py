@@ -9,10 +9,9 @@ The last line on stdout is a JSON document.
 
 import json
 import logging
-import sys
 
 from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.run import run_evaluation
 
@@ -23,7 +22,7 @@ def main() -> None:
     try:
         text, document = run_evaluation(parse_arguments(EvaluateConfig, positional="run"))
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print(text, json.dumps(document), sep="\n\n")
 
 

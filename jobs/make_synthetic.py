@@ -9,13 +9,12 @@ The last line on stdout is a JSON document.
 import dataclasses
 import json
 import logging
-import sys
 from pathlib import Path
 
 import torch
 
 from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.job.topology import local_device
 from specdist.synthetic import SyntheticConfig, build_synthetic
 
@@ -35,7 +34,7 @@ def main() -> None:
             device=local_device(config.device),
         )
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print(json.dumps(dataclasses.asdict(record)))
 
 

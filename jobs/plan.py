@@ -14,7 +14,7 @@ import shlex
 import sys
 
 from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
 
@@ -26,7 +26,7 @@ def main() -> None:
         config = parse_arguments(PlanConfig)
         text, document = run_plan(config, shlex.join(["python", "jobs/plan.py", *sys.argv[1:]]))
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print(text, json.dumps(document), sep="\n\n")
 
 

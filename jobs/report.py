@@ -9,10 +9,9 @@ The last line on stdout is a JSON document.
 
 import argparse
 import json
-import sys
 
 from specdist.arguments import local_path
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.reporting import write_report
 
 
@@ -27,7 +26,7 @@ def main() -> None:
     try:
         report = write_report(arguments.outputs, folder=arguments.folder, tune=arguments.tune)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print(f"report: {report.page}")
     document = {
         "page": str(report.page),

@@ -5,7 +5,6 @@ python jobs/show.py --schema        what every column and every statistic means
 """
 
 import argparse
-import sys
 import textwrap
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from datasets.utils.logging import disable_progress_bar
 
 from specdist.arguments import local_path
 from specdist.data import RunFolder
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.job.report import comparison_lines, cut_line, is_often_cut, run_figures, total_stats
 from specdist.schema import SECTIONS
 
@@ -81,11 +80,11 @@ def main() -> None:
         parser.error("name the --output folder of a run, or --schema")
     data_paths = sorted((arguments.output / "shards").glob("*.arrow"))
     if not data_paths:
-        sys.exit(f"error: {arguments.output} holds no finished shard: name the --output folder of a run")
+        exit_with(UserError(f"{arguments.output} holds no finished shard: name the --output folder of a run"))
     try:
         print_totals(RunFolder(arguments.output))
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print_rows(data_paths, arguments.rows)
 
 

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from specdist.arguments import parse_arguments
 from specdist.demo import PairConfig, build_pair, load_corpus
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
         config = parse_arguments(PairConfig)
         record, is_new = build_pair(config, load_corpus())
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     print(
         f"demo pair in {config.output}: {'built' if is_new else 'complete already, built'} in "
         f"{record.wall_s:.0f} s; held-out loss {record.target.held_out_loss:.2f} (target), "

@@ -7,10 +7,9 @@ The last line on stdout is a JSON document.
 
 import json
 import logging
-import sys
 
 from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.training.config import TrainConfig
 from specdist.training.run import run_training
 
@@ -22,7 +21,7 @@ def main() -> None:
         config = parse_arguments(TrainConfig)
         info = run_training(config)
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     metrics = {name: value for name, value in info.metrics.items() if name != "history"}
     print(json.dumps({"output": config.output, "kind": info.kind, **metrics}))
 

@@ -7,10 +7,9 @@ The last line on stdout is a JSON document.
 
 import json
 import logging
-import sys
 
 from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.errors import UserError, exit_with
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
 
 
@@ -20,7 +19,7 @@ def main() -> None:
     try:
         result = run_tuning(parse_arguments(TuneConfig))
     except UserError as error:
-        sys.exit(f"error: {error}")
+        exit_with(error)
     write_report(result)
     print(console_report(result), end="\n\n")
     print(json.dumps(summary(result)))

@@ -178,6 +178,13 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     folder = run.folder
     log_exactness(config, folder.manifest.info)
     figures = run_figures(folder, total_stats(folder))
+    if figures.total.num_error_rows:
+        logger.warning(
+            "%d of %d rows have an error in place of a completion: jobs/status.py %s says why",
+            figures.total.num_error_rows,
+            figures.total.num_rows,
+            folder.path,
+        )
     num_cut, num_completions = figures.total.num_cut_completions, figures.total.num_completions
     if is_often_cut(num_cut, num_completions):
         logger.warning(cut_line(num_cut, num_completions, folder.manifest.fingerprint))

@@ -117,6 +117,8 @@ def test_trained_pair_on_prompts_sampled(setting: Setting, run_job: RunJob, tmp_
     assert "ynthetic" not in stdout.replace('"synthetic": false', "")
 
 
-def test_what_the_user_did_wrong_is_one_line(run_job: RunJob) -> None:
-    with pytest.raises(SystemExit, match=r"^error: --output is missing"):
+def test_what_the_user_did_wrong_is_one_line(run_job: RunJob, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
         run_job("--synthetic", "tiny", "--epsilon", "0.05")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: --output is missing")

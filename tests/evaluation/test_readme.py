@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import runpy
 import shlex
 import sys
@@ -75,5 +76,7 @@ def test_the_job_itself(generated, monkeypatch, capsys) -> None:
     runpy.run_path(job, run_name="__main__")
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["metrics"]["exact_match"]["num_prompts"] == 6
-    with pytest.raises(SystemExit, match=r"error: --output .* holds results.json already"):
+    with pytest.raises(SystemExit) as ended:
         runpy.run_path(job, run_name="__main__")
+    assert ended.value.code == 2
+    assert re.match(r"error: --output .* holds results.json already", capsys.readouterr().err)
