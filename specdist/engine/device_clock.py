@@ -43,7 +43,8 @@ class DeviceClock:
 
     def elapsed_ns(self, begin: TimingEvent, end: TimingEvent) -> int | None:
         """The device counts in steps of about half a microsecond."""
-        if not end.query():
+        # Both, since torch raises an error if one is not: whoever changed the stream between them.
+        if not (begin.query() and end.query()):
             return None
         # From mark to mark: a time since the start of the run would not fit in the float of milliseconds.
         return max(0, round(begin.elapsed_time(end) * NS_PER_MS))

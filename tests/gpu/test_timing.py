@@ -1,0 +1,23 @@
+"""Times of a device, on a pretended one: what they cost, and whether they add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu import check_timing
+from tests.gpu.processes import needs_pretended_device, on_device
+
+pytestmark = needs_pretended_device
+
+
+@pytest.mark.parametrize("rule", ["greedy", "rejection"])
+def test_events_add_no_synchronisation(rule: str) -> None:
+    on_device(check_timing.check_events_add_no_synchronisation, rule)
+
+
+def test_measurements_wait_for_the_device() -> None:
+    on_device(check_timing.check_measurements_wait_for_the_device)
+
+
+def test_free_memory_is_what_the_allocator_can_give_back() -> None:
+    on_device(check_timing.check_free_memory_is_what_the_allocator_can_give_back)
