@@ -35,7 +35,7 @@ GIB = 2**30
 NUM_TOKENS, NUM_ASKED = 256, 48
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 2048, "max_position_embeddings": 512}
 WIDE = LlamaConfig(intermediate_size=512, num_attention_heads=4, num_key_value_heads=2, **SHAPE)
-NARROW = LlamaConfig(intermediate_size=16, num_attention_heads=4, num_key_value_heads=2, **SHAPE)
+NARROW = LlamaConfig(intermediate_size=16, num_attention_heads=1, num_key_value_heads=1, head_dim=8, **SHAPE)
 MANY_HEADS = LlamaConfig(
     intermediate_size=16, num_attention_heads=16, num_key_value_heads=8, head_dim=64, **SHAPE
 )
