@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.passes import FlatPass, in_turn, random_rows
 from specdist.engine.device_clock import timed
+from specdist.models.sizes import model_size
 
 NUM_TRIALS = 12
 ROW_LENGTH = 1024
@@ -71,22 +71,24 @@ def measure_floors(
 ) -> list[FloorResult]:
     """The target's verification block and the draft's step, with torch's present number of threads."""
     results = []
-    for name, runner, num_new_tokens in (
-        ("target", paged.target, num_draft_tokens + 1),
-        ("draft", paged.draft, 1),
+    pair = paged.pair
+    for name, checkpoint, runner, num_new_tokens in (
+        ("target", pair.target_checkpoint, paged.target, num_draft_tokens + 1),
+        ("draft", pair.draft_checkpoint, paged.draft, 1),
     ):
-        num_weights, weight_bytes = _weights_read(runner.model)
+        size = model_size(name, checkpoint.config, runner.dtype.itemsize, trusts_code=checkpoint.trusts_code)
+        weight_bytes = size.streamed_bytes(tp_size=1)
         bytes_per_s = measure_bytes_per_s(min(weight_bytes, MOST_BYTES), runner.dtype, runner.device)
         flop_per_s = measure_flop_per_s(runner.dtype, runner.device)
         for batch_size in batch_sizes:
             context_BC, new_BN = random_rows(
-                paged.pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
+                pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
             )
             [seconds] = in_turn([FlatPass(paged, runner, context_BC, new_BN).seconds], num_passes)
             measured_s = float(np.median(seconds))
             num_tokens, num_keys = batch_size * num_new_tokens, num_context_tokens + num_new_tokens
-            num_bytes = weight_bytes + batch_size * num_keys * runner.bytes_per_page(1)
-            num_flop = num_tokens * (2 * num_weights + 4 * num_keys * _attention_width(runner.model))
+            num_bytes = weight_bytes + round(batch_size * size.cache_read_bytes(1, num_keys))
+            num_flop = round(num_tokens * (size.flops_per_token(1) + size.attention_flops(1, num_keys)))
             memory_s, arithmetic_s = num_bytes / bytes_per_s, num_flop / flop_per_s
             floor_s = max(memory_s, arithmetic_s)
             results.append(
@@ -143,19 +145,3 @@ def _one_dnn(x: Tensor, weight: Tensor) -> Tensor:
     """What a runner's linear layers use on a CPU."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return output
-
-
-def _weights_read(model: PreTrainedModel) -> tuple[int, int]:
-    """How many weights every token is multiplied with, and the bytes of all that is read: not the embeddings,
-    of which a pass needs a few rows, unless they are the output head too."""
-    embeddings = model.get_input_embeddings().weight
-    is_head = embeddings is model.get_output_embeddings().weight
-    read = [weight for weight in model.parameters() if weight is not embeddings or is_head]
-    return sum(weight.numel() for weight in read if weight.dim() > 1), sum(weight.nbytes for weight in read)
-
-
-def _attention_width(model: PreTrainedModel) -> int:
-    """Query dimensions of all layers."""
-    config = model.config.get_text_config()
-    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_hidden_layers * config.num_attention_heads * head_width)

@@ -24,7 +24,7 @@ class Clock:
         self.now += seconds
 
 
-class Replica:
+class Member:
     """A member without a thread: it beats when it is told to."""
 
     def __init__(self, output: Path, name: str, *, start: float = 0.0, is_visible: bool = False) -> None:
@@ -54,7 +54,7 @@ class Replica:
         self.beat()
 
 
-def watch_for(observer: Replica, seconds: float, name: str, *, beating: Replica | None = None, step_s=1.0):
+def watch_for(observer: Member, seconds: float, name: str, *, beating: Member | None = None, step_s=1.0):
     """Let the observer try for so long, one second after the other; what it gets at the end."""
     claim = None
     for _ in range(int(seconds / step_s)):

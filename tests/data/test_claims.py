@@ -13,19 +13,19 @@ import pytest
 from specdist.data.claims import Claim
 from specdist.data.heartbeat import Beat, Process, Watch, beat_path
 from specdist.errors import UserError
-from tests.data.replicas import SILENT_AFTER_S, Replica, watch_for
+from tests.data.replicas import SILENT_AFTER_S, Member, watch_for
 
 NAME = "shard-00000"
 
 
 @pytest.fixture
 def first(tmp_path):
-    return Replica(tmp_path, "first", start=1e6)
+    return Member(tmp_path, "first", start=1e6)
 
 
 @pytest.fixture
 def second(tmp_path):
-    return Replica(tmp_path, "second", start=5.0)
+    return Member(tmp_path, "second", start=5.0)
 
 
 def claim_files(tmp_path):
@@ -72,7 +72,7 @@ def test_a_holder_that_is_silent_is_taken_over(tmp_path, first, second):
 @pytest.mark.parametrize("skew_s", [-1e9, 0.0, 1e9])
 def test_clocks_of_two_nodes_are_never_compared(tmp_path, skew_s):
     """Neither the clocks that processes read nor the times of files decide anything."""
-    holder, observer = Replica(tmp_path, "holder"), Replica(tmp_path, "observer", start=skew_s)
+    holder, observer = Member(tmp_path, "holder"), Member(tmp_path, "observer", start=skew_s)
     holder.take(NAME)
     path = beat_path(tmp_path / "claims", "holder")
     for _ in range(40):
@@ -133,9 +133,9 @@ def test_an_old_look_at_the_claims_wins_nothing(tmp_path, first, second):
     watch_for(second, 2 * SILENT_AFTER_S, NAME)
     assert second.claims.latest()[NAME] == Claim(NAME, 2)
     second.claims.release(Claim(NAME, 2))
-    third = Replica(tmp_path, "third")
+    third = Member(tmp_path, "third")
     assert third.take(NAME) == Claim(NAME, 4)
-    first_again = Replica(tmp_path, "again")
+    first_again = Member(tmp_path, "again")
     # Given back since, and claimed by the third: the old look says that the first holds it, and is gone.
     first_again.claims._watch = Gone()
     assert first_again.claims.take(NAME, old) is None
@@ -159,7 +159,7 @@ class Gone(Watch):
 
 def test_of_two_that_take_over_at_once_one_succeeds(tmp_path, first, second):
     first.take(NAME)
-    third = Replica(tmp_path, "third")
+    third = Member(tmp_path, "third")
     latest = second.claims.latest()[NAME]
     for replica in (second, third):
         replica.claims._watch = Gone()
@@ -200,7 +200,7 @@ def test_a_beat_that_was_read_while_it_was_written_counts_as_life(tmp_path, firs
 
 
 def test_a_heartbeat_goes_on_by_itself_and_ends(tmp_path):
-    replica = Replica(tmp_path, "a")
+    replica = Member(tmp_path, "a")
     heartbeat, path = replica.membership.heartbeat, beat_path(tmp_path / "claims", "a")
     heartbeat._beat.silent_after_s = 0.012
     heartbeat.start()
@@ -220,7 +220,7 @@ def test_random_steps_of_replicas_never_give_one_claim_to_two(tmp_path, monkeypa
     force, and generations only grow."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rng = random.Random(0)
-    replicas = [Replica(tmp_path, f"replica{number}", start=100.0 * number) for number in range(4)]
+    replicas = [Member(tmp_path, f"replica{number}", start=100.0 * number) for number in range(4)]
     held: dict[int, Claim] = {}
     paused_until = [0] * 4
     highest = num_taken_over = 0
@@ -291,7 +291,7 @@ def test_another_at_work_is_found_and_one_that_is_gone_is_not(tmp_path, first, s
     assert second.membership.find_another() is None
     assert second.clock.now > SILENT_AFTER_S
     # On the same machine a look is enough.
-    third = Replica(tmp_path, "third", is_visible=True)
+    third = Member(tmp_path, "third", is_visible=True)
     now = second.clock.now
     third_seen = second.membership
     first.membership.leave()
@@ -303,7 +303,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for path, message in ((file, "is a file: give a folder"), (file / "run", "cannot be written")):
-        member = Replica(tmp_path, "a").membership
+        member = Member(tmp_path, "a").membership
         member.output, member._folder = path, path / "claims"
         with pytest.raises(UserError, match=f"--output .*{message}"):
             member.join()
@@ -312,7 +312,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
 def test_who_withdraws_leaves_no_trace(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
-    member = Replica(path, "a").membership
+    member = Member(path, "a").membership
     member.join()
     with member.setup():
         pass

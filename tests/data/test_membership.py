@@ -10,7 +10,7 @@ import pytest
 from specdist.data import Membership
 from specdist.data.claims import Claim
 from specdist.data.membership import SETUP
-from tests.data.replicas import Replica
+from tests.data.replicas import Member
 
 
 def names(output: Path) -> list[str]:
@@ -23,7 +23,7 @@ def set_up(member: Membership) -> None:
 
 
 def test_the_last_to_leave_removes_the_setup(tmp_path: Path) -> None:
-    first, second = Replica(tmp_path, "first"), Replica(tmp_path, "second")
+    first, second = Member(tmp_path, "first"), Member(tmp_path, "second")
     set_up(first.membership)
     set_up(second.membership)
     assert "setup.00004" in names(tmp_path)
@@ -37,10 +37,10 @@ def test_a_setup_that_another_has_begun_stays(tmp_path: Path) -> None:
     """It holds the claim, or it has looked at it, or it has just come."""
     for moment in ("holds", "comes"):
         output = tmp_path / moment
-        leaving = Replica(output, "leaving")
+        leaving = Member(output, "leaving")
         set_up(leaving.membership)
         if moment == "holds":
-            joining = Replica(output, "joining")
+            joining = Member(output, "joining")
             with joining.membership.setup():
                 leaving.membership.leave()
                 assert joining.claims.is_held(Claim(SETUP, 3))
@@ -48,7 +48,7 @@ def test_a_setup_that_another_has_begun_stays(tmp_path: Path) -> None:
             take, joined = leaving.claims.take, []
 
             def take_while_another_comes(*given, output=output, take=take, joined=joined):
-                joined.append(Replica(output, "joining"))
+                joined.append(Member(output, "joining"))
                 return take(*given)
 
             leaving.claims.take = take_while_another_comes
@@ -62,7 +62,7 @@ def test_a_setup_that_another_has_begun_stays(tmp_path: Path) -> None:
 
 def test_who_has_looked_before_all_was_removed_looks_again(tmp_path: Path) -> None:
     """Otherwise it would go on with the next number while another begins anew: two would hold the setup."""
-    late, other = Replica(tmp_path, "late"), Replica(tmp_path, "other")
+    late, other = Member(tmp_path, "late"), Member(tmp_path, "other")
     set_up(other.membership)
     seen, taken = late.claims.latest()[SETUP], []
     is_free = late.claims._is_free

@@ -10,7 +10,7 @@ import pytest
 
 from specdist.data import Manifest, RunFolder, ShardQueue, shard_table
 from specdist.errors import UserError
-from tests.data.replicas import SILENT_AFTER_S, Replica
+from tests.data.replicas import SILENT_AFTER_S, Member
 from tests.data.samples import row_result
 
 MANIFEST = Manifest(fingerprint={"seed": 1})
@@ -26,7 +26,7 @@ class Worker:
 
     def __init__(self, output, name, num_shards, *, is_deterministic=True, **options):
         self.name = name
-        self.replica = Replica(output, name, **options)
+        self.replica = Member(output, name, **options)
         self.folder = RunFolder(output)
         self.seen = []
         self.queue = ShardQueue(

@@ -55,7 +55,7 @@ def decode(token_ids: list[int]) -> str:
     return "".join(chr(ord("A") + token_id) for token_id in token_ids)
 
 
-class Replica:
+class Harness:
     """Both models with their caches; ``generate`` may be called again and again."""
 
     def __init__(

@@ -18,7 +18,7 @@ import torch
 
 from specdist.engine.sequence import Completion
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, markov_pair, weights
 from tests.statistics import chi_square_p_value, chi_square_p_value_of_rows
 
@@ -43,9 +43,9 @@ def markov_replica(
     *,
     pair: tuple[MarkovModel, MarkovModel | None] | None = None,
     num_draft_tokens: int = 3,
-    kind: type[Replica] = Replica,
+    kind: type[Harness] = Harness,
     **options: Any,
-) -> Replica:
+) -> Harness:
     """A large batch on the Markov pair."""
     target, draft = pair or markov_pair()
     defaults: dict[str, Any] = {
@@ -70,7 +70,7 @@ def probabilities_VVV(model: MarkovModel, settings: SamplingSettings) -> np.ndar
 
 
 def p_values(
-    replica: Replica, model: MarkovModel, num_samples: int = NUM_SAMPLES, *, eos: Sequence[int] = ()
+    replica: Harness, model: MarkovModel, num_samples: int = NUM_SAMPLES, *, eos: Sequence[int] = ()
 ) -> list[float]:
     """Of the transitions, and of each prompt's buckets, with the model as the one to follow."""
     completions = replica.generate(requests_for(PROMPTS, num_samples))

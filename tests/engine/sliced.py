@@ -24,7 +24,7 @@ from specdist.engine.verdicts import Questions, Verdicts
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.slices import vocabulary_slices
-from tests.engine.harness import PAGE_SIZE, Replica
+from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.markov import CPU, MarkovModel, MarkovRunner
 
 NUM_SLICES = 2
@@ -107,7 +107,7 @@ class SlicedTarget:
         self._pool.shutdown()
 
 
-class SlicedMarkovReplica(Replica):
+class SlicedMarkovReplica(Harness):
     """The Markov pair, with a target in slices; the draft is whole."""
 
     def __init__(self, target: MarkovModel, draft: MarkovModel, **options: Any) -> None:

@@ -16,7 +16,7 @@ from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_slice
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import PAGE_SIZE, Replica, requests_for
+from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.ranks import join, leave
@@ -33,7 +33,7 @@ IDENTITY = [
 NARROW = VOCAB_SIZE - 5
 
 
-class SlicedReplica(Replica):
+class SlicedReplica(Harness):
     """Both ranks construct it, and rank 0 generates while rank 1 follows."""
 
     def __init__(self, folder: str, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> None:
@@ -74,7 +74,7 @@ for draft in drafts:
         options = {"settings": settings, "eos": [7], "max_new_tokens": 24}
         replica = SlicedReplica(folder, target, draft, **options)
         if topology.is_lead:
-            expected = Replica(target, draft, **options).generate(requests)
+            expected = Harness(target, draft, **options).generate(requests)
             assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in expected]
             assert all(max(c.token_ids) < replica.vocab_size for c in expected)
         else:

@@ -6,7 +6,7 @@ import torch
 from specdist.sampling.coupling import coupled_draws
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.keys import stream_key
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.sampled import ALARM
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -20,11 +20,11 @@ def test_token_identical_whatever_drafts() -> None:
     drafts = {"weak": tiny_model("llama", seed=4), "strong": noisy_copy(target, scale=0.02), "itself": target}
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17), num_samples=2)
     common = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
-    expected = [c.token_ids for c in Replica(target, None, **common).generate(requests)]
+    expected = [c.token_ids for c in Harness(target, None, **common).generate(requests)]
     rates = {}
     for name, draft in drafts.items():
         for num_draft_tokens in range(1, 9):
-            replica = Replica(
+            replica = Harness(
                 target,
                 draft,
                 num_draft_tokens=num_draft_tokens,

@@ -18,7 +18,7 @@ from specdist.engine.proposers import ColocatedDraft
 from specdist.engine.timeline import Timeline
 from specdist.policies import DraftedRows, FixedLength, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovRunner
 from tests.engine.sampled import FILTERED, PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import MODES
@@ -67,7 +67,7 @@ class CheckedDraft:
         self._inner.close()
 
 
-class CheckedReplica(Replica):
+class CheckedReplica(Harness):
     """Whose draft is looked at."""
 
     def proposer(self) -> Proposer:

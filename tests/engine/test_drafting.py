@@ -8,7 +8,7 @@ import torch
 
 from specdist.policies import DraftedRows, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
@@ -36,7 +36,7 @@ class Spy(WithoutHistory):
 def test_features_are_those_of_the_distribution_behind_each_token(temperature: float) -> None:
     target = tiny_model("llama", seed=3)
     settings = SamplingSettings(temperature=temperature)
-    replica = Replica(target, target, settings=settings, num_draft_tokens=NUM_DRAFT_TOKENS, max_new_tokens=12)
+    replica = Harness(target, target, settings=settings, num_draft_tokens=NUM_DRAFT_TOKENS, max_new_tokens=12)
     replica.policy = spy = Spy()
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
@@ -68,7 +68,7 @@ def test_rows_and_their_branches_stop_each_where_its_policy_says(num_branches: i
     target = tiny_model("llama", seed=3)
     lengths = []
     for threshold in (0.0, 2.0):
-        replica = Replica(
+        replica = Harness(
             target,
             noisy_copy(target),
             num_draft_tokens=NUM_DRAFT_TOKENS,

@@ -27,7 +27,7 @@ from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import GammaTune
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.test_identity import outcome
 from tests.models.families import noisy_copy, tiny_model
@@ -90,10 +90,10 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         "num_ahead_tokens": num_ahead_tokens,
         "num_branches": num_branches,
     }
-    expected = Replica(*models, **common).generate(requests)
+    expected = Harness(*models, **common).generate(requests)
     # In the middle of the run, at any place of a round: before prompts, between the steps of a burst, ...
     for complaint, first in zip(COMPLAINTS, (3, 6, 8) if model == TARGET else (5, 12, 18), strict=True):
-        replica = Replica(*models, **common)
+        replica = Harness(*models, **common)
         with monkeypatch.context() as patch:
             fail_at(patch, replica.runners[model], complaint, first, first + 4)
             completions = replica.generate(requests)
@@ -103,7 +103,7 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
     assert "at most 4 rows and 32 tokens" in caplog.text and "at most 2 rows and 16 tokens" in caplog.text
 
 
-class OverAWire(Replica):
+class OverAWire(Harness):
     """The draft in a thread of its own, behind the wire."""
 
     def proposer(self) -> Proposer:
@@ -139,7 +139,7 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
         "num_ahead_tokens": num_ahead_tokens,
         "num_branches": num_branches,
     }
-    expected = Replica(*models, **common).generate(requests)
+    expected = Harness(*models, **common).generate(requests)
     for first in (5, 12, 18):
         replica = OverAWire(*models, **common)
         fail_at(monkeypatch, replica.runners[DRAFT], COMPLAINTS[0], first, first + 9)
@@ -154,8 +154,8 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
     """A long context takes memory however few of its tokens run."""
     requests = requests_for(prompts_of_lengths(5, 60, 8, 11, 2, 17, 9, 8))
     common: dict[str, Any] = {"max_new_tokens": 12, "max_batch_rows": 4}
-    expected = Replica(*models, **common).generate(requests)
-    replica = Replica(*models, **common)
+    expected = Harness(*models, **common).generate(requests)
+    replica = Harness(*models, **common)
     forward = replica.runners[TARGET].forward
 
     def run(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
@@ -177,7 +177,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
 def test_other_errors_are_not_taken_for_a_lack_of_memory(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = Replica(*models)
+    replica = Harness(*models)
     fail_at(monkeypatch, replica.runners[TARGET], RuntimeError("device-side assert triggered"), 1)
     with pytest.raises(RuntimeError, match="assert triggered"):
         replica.generate(requests_for(prompts_of_lengths(5)))
@@ -242,12 +242,12 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_do_not_notice(
     }
     common["num_branches"] = 2 * bool(num_ahead_tokens)
     pair = models if has_draft else (models[TARGET], None)
-    expected = Replica(*pair, **common).generate(requests)
+    expected = Harness(*pair, **common).generate(requests)
 
     def is_bad(token_id: int, position: int) -> bool:
         return (token_id + 3 * position) % 37 == 0
 
-    replica = Replica(*pair, **common)
+    replica = Harness(*pair, **common)
     poison(monkeypatch, replica.runners[TARGET], value, is_bad)
     completions = replica.generate(requests)
     assert 2 <= check_bad_rows(completions, expected, is_bad) < len(requests)
@@ -264,7 +264,7 @@ def test_a_draft_without_finite_logits_only_drafts_less(
 ) -> None:
     """One that is the target is believed wherever it has drafted: nothing but its NaNs is missing."""
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
-    replica = Replica(
+    replica = Harness(
         models[TARGET],
         models[TARGET],
         settings=settings,
@@ -289,10 +289,10 @@ def test_a_draft_of_nans_leaves_the_target_alone(
     settings: SamplingSettings,
 ) -> None:
     requests = requests_for(prompts_of_lengths(5, 23))
-    replica = Replica(*models, settings=settings)
+    replica = Harness(*models, settings=settings)
     poison(monkeypatch, replica.runners[DRAFT], float("nan"), lambda *_: True)
     completions = replica.generate(requests)
-    alone = Replica(models[TARGET], None, settings=settings).generate(requests)
+    alone = Harness(models[TARGET], None, settings=settings).generate(requests)
     assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
     assert replica.ledger.close_shard(0).num_draft_tokens == 0
 
@@ -302,7 +302,7 @@ def test_a_target_of_nans_ends_the_job_before_anything_is_written(
 ) -> None:
     """Also with fewer rows at a time than it takes to be sure; with fewer rows at all they are errors."""
     for max_batch_rows in (2, 16):
-        replica = Replica(*models, max_batch_rows=max_batch_rows, max_batch_tokens=128)
+        replica = Harness(*models, max_batch_rows=max_batch_rows, max_batch_tokens=128)
         poison(monkeypatch, replica.runners[TARGET], float("nan"), lambda *_: True)
         few = replica.generate(requests_for(prompts_of_lengths(*range(3, 2 + NUM_SUSPECT_ROWS))))
         assert [c.finish_reason for c in few] == ["error"] * (NUM_SUSPECT_ROWS - 1)

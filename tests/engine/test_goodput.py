@@ -10,7 +10,7 @@ from specdist.engine import drafting
 from specdist.engine.drafting import Burst, Drafter
 from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
@@ -76,10 +76,10 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> No
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17))
     for settings in (GREEDY, SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True)):
         common = {"settings": settings, "eos": [7], "max_new_tokens": 24}
-        expected = [c.token_ids for c in Replica(target, None, **common).generate(requests)]
+        expected = [c.token_ids for c in Harness(target, None, **common).generate(requests)]
         head = random_head(target, uses_features=True) if settings.is_coupled else None
         for max_batch_rows, num_pages in ((1, 512), (5, 512), (8, 30)):
-            replica = Replica(
+            replica = Harness(
                 target,
                 noisy_copy(target),
                 num_draft_tokens=CAP,
@@ -96,7 +96,7 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> No
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> None:
     target = tiny_model("llama", seed=3)
-    replica = Replica(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40,
+    replica = Harness(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40,
                       head=random_head(target), **ahead)  # fmt: skip
     replica.policy = goodput(PLAIN, per_token=0, reads_head=True)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
@@ -106,7 +106,7 @@ def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> No
 
 def test_a_target_without_time_to_spare_is_left_alone() -> None:
     target = tiny_model("llama", seed=3)
-    replica = Replica(target, noisy_copy(target), num_draft_tokens=CAP, max_new_tokens=20)
+    replica = Harness(target, noisy_copy(target), num_draft_tokens=CAP, max_new_tokens=20)
     replica.policy = goodput(GREEDY, per_token=100_000)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
     stats = replica.ledger.close_shard(0)
@@ -145,7 +145,7 @@ def test_leaving_tokens_out_changes_no_token_of_a_draft_ahead(ahead: dict[str, i
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     found = []
     for is_picky in (False, True):
-        replica = Replica(
+        replica = Harness(
             target,
             noisy_copy(target),
             settings=SamplingSettings(top_p=0.95),

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.models.runner import Acceleration
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 from tests.models.tape import TapeCapturer
 
@@ -47,7 +47,7 @@ def test_token_identical_with_a_draft_that_often_misses(
     # A token from the middle of one answer as the stop token: rows end inside blocks, at different times.
     eos = free_running[1][10]
     expected = [reference(target, prompt, eos) for prompt in prompts]
-    replica = Replica(
+    replica = Harness(
         target,
         draft,
         num_draft_tokens=4,

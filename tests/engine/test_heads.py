@@ -16,7 +16,7 @@ from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration
 from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPlus, Sprinter, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import constant_head, random_head
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
@@ -102,7 +102,7 @@ def test_a_row_is_the_same_in_any_batch_and_after_a_preemption(
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8))
     common: dict[str, Any] = {"settings": SAMPLED, "max_new_tokens": 40, "max_seq_len": 52, **ahead}
     common |= {**with_head(name), "trusts_draft": trusts_draft}
-    together = Replica(target, draft, **common).generate(requests)
+    together = Harness(target, draft, **common).generate(requests)
     stats = check_preempted(target, draft, requests, together, 22, **common)
     assert num_lengths(stats) > 1
 
@@ -115,14 +115,14 @@ def test_a_draft_that_is_the_target_is_accepted_always(
     name: str, ahead: dict[str, int], settings: Any, trusts_draft: bool
 ) -> None:
     target = tiny_model("llama", seed=3)
-    replica = Replica(target, target, **with_head(name), **ahead, settings=settings, max_new_tokens=16,
+    replica = Harness(target, target, **with_head(name), **ahead, settings=settings, max_new_tokens=16,
                       trusts_draft=trusts_draft)  # fmt: skip
     completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 2)))
     stats = replica.ledger.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert stats.num_misses == 0 and (stats.num_trusted_tokens > 0) == trusts_draft
     if settings is GREEDY:
-        alone = Replica(target, None, max_new_tokens=16).generate([c.request for c in completions])
+        alone = Harness(target, None, max_new_tokens=16).generate([c.request for c in completions])
         assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
 
 
@@ -153,7 +153,7 @@ def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
         is_static=kind_of_pass != "ragged", capturer=TapeCapturer() if kind_of_pass == "replayed" else None
     )
     spy = Spy(uses_features=uses_features)
-    replica = Replica(target, target, policy=spy, head=head, max_new_tokens=15, acceleration=acceleration)
+    replica = Harness(target, target, policy=spy, head=head, max_new_tokens=15, acceleration=acceleration)
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
     with torch.inference_mode():
@@ -171,7 +171,7 @@ def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
 def test_every_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: int) -> None:
     """A block that ends by the head has run its last token too, and the next block begins behind it."""
     target = tiny_model("llama", seed=3)
-    replica = Replica(target, target, policy=policy_of("sprinter"), head=constant_head(target, logit),
+    replica = Harness(target, target, policy=policy_of("sprinter"), head=constant_head(target, logit),
                       max_new_tokens=2 + 3 * (num_steps if logit > 0 else 1) + 3)  # fmt: skip
     replica.generate(requests_for(prompts_of_lengths(9)))
     stats = replica.ledger.close_shard(0)
@@ -212,7 +212,7 @@ def test_the_trace_has_the_estimates(ahead: dict[str, int], settings: SamplingSe
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     head = random_head(target, offset=0.7, uses_features=True)
-    replica = Replica(target, draft, policy=policy_of("specdecpp"), head=head, settings=settings,
+    replica = Harness(target, draft, policy=policy_of("specdecpp"), head=head, settings=settings,
                       max_new_tokens=40, max_seq_len=52, max_batch_rows=16, num_pages=22, is_traced=True,
                       **ahead)  # fmt: skip
     num_known, num_unknown = {True: 0, False: 0}, 0

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from specdist.engine.sequence import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats
-from tests.engine.harness import PAGE_SIZE, Replica, requests_for
+from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
@@ -42,7 +42,7 @@ def check_preempted(
     """So few pages that rows have to give way and start again. Returns the statistics of all runs."""
     stats = Stats()
     for num in num_pages:
-        tight = Replica(target, draft, max_batch_rows=16, num_pages=num, **common)
+        tight = Harness(target, draft, max_batch_rows=16, num_pages=num, **common)
         assert outcome(tight.generate(requests)) == outcome(expected), num
         stats.add(tight.ledger.close_shard(0))
     assert stats.num_preemptions >= len(num_pages)
@@ -59,9 +59,9 @@ def test_alone_in_any_batch_chunked_or_preempted(
     draft = noisy_copy(target)
     common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
     common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
-    expected = Replica(target, draft, max_batch_rows=1, **common).generate(requests)
+    expected = Harness(target, draft, max_batch_rows=1, **common).generate(requests)
     for variation in VARIATIONS:
-        replica = Replica(target, draft, **common, **variation)
+        replica = Harness(target, draft, **common, **variation)
         assert outcome(replica.generate(requests)) == outcome(expected), variation
     check_preempted(target, draft, requests, expected, 96 // PAGE_SIZE + 2, **common)
 
@@ -69,14 +69,14 @@ def test_alone_in_any_batch_chunked_or_preempted(
 def test_samples_of_a_prompt_share_its_pages_and_differ() -> None:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
-    replica = Replica(target, draft, settings=SAMPLED, max_new_tokens=12, max_batch_tokens=128)
+    replica = Harness(target, draft, settings=SAMPLED, max_new_tokens=12, max_batch_tokens=128)
     [prompt] = prompts_of_lengths(30)
     together = replica.generate(requests_for([prompt], num_samples=4))
     # 28 of the 30 tokens fill whole pages: three samples find them there.
     assert replica.ledger.close_shard(0).num_shared_prompt_tokens == 3 * (30 // PAGE_SIZE) * PAGE_SIZE
     assert len({tuple(c.token_ids) for c in together}) == 4
     for completion in together:
-        alone = Replica(target, draft, settings=SAMPLED, max_new_tokens=12).generate([completion.request])
+        alone = Harness(target, draft, settings=SAMPLED, max_new_tokens=12).generate([completion.request])
         assert outcome(alone) == outcome([completion])
 
 
@@ -85,8 +85,8 @@ def test_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
     draft = noisy_copy(target)
     system, *rests = prompts_of_lengths(16, 5, 9, 3)
     prompts = [system + rest for rest in rests]
-    one_by_one = Replica(target, draft, max_batch_rows=1)
-    expected = [outcome(Replica(target, draft).generate(requests_for([p]))) for p in prompts]
+    one_by_one = Harness(target, draft, max_batch_rows=1)
+    expected = [outcome(Harness(target, draft).generate(requests_for([p]))) for p in prompts]
     found = one_by_one.generate(requests_for(prompts))
     assert [outcome([c]) for c in found] == expected
     assert one_by_one.ledger.close_shard(0).num_shared_prompt_tokens == 2 * 16
@@ -101,7 +101,7 @@ def test_what_is_ready_changes_no_token_of_a_draft_ahead(settings: SamplingSetti
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     found = []
     for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 0), (5, 1), (5, 4), (8, 2)):
-        replica = Replica(
+        replica = Harness(
             target,
             draft,
             settings=settings,
@@ -120,7 +120,7 @@ def test_what_is_ready_changes_no_token_of_a_draft_ahead(settings: SamplingSetti
 def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSettings, is_ahead: bool) -> None:
     target = tiny_model("llama", seed=3)
     for num_draft_tokens in (1, 4, 8):
-        replica = Replica(
+        replica = Harness(
             target,
             target,
             settings=settings,
@@ -144,9 +144,9 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
 def test_stop_strings_cut_a_block_where_they_fall() -> None:
     target, draft = tiny_model("llama", seed=3), tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 12))
-    free = Replica(target, draft, max_new_tokens=30).generate(requests)
+    free = Harness(target, draft, max_new_tokens=30).generate(requests)
     stop = free[1].text[11:13]
-    cut = Replica(target, draft, max_new_tokens=30, stop=[stop]).generate(requests)
+    cut = Harness(target, draft, max_new_tokens=30, stop=[stop]).generate(requests)
     for before, after in zip(free, cut, strict=True):
         where = before.text.find(stop)
         if where < 0:

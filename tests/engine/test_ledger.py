@@ -19,7 +19,7 @@ from specdist.engine.sequence import Request, Sequence
 from specdist.engine.timeline import PhaseTime
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats, TargetTimes
-from tests.engine.harness import Replica
+from tests.engine.harness import Harness
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
@@ -30,7 +30,7 @@ def test_two_shards_that_share_passes_add_up_to_the_run() -> None:
         Request(row_id=row, sample_index=0, prompt_ids=prompt, shard=row // 4)
         for row, prompt in enumerate(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
     ]
-    replica = Replica(
+    replica = Harness(
         target,
         noisy_copy(target, scale=0.06),
         settings=SamplingSettings(temperature=1.0),
@@ -94,7 +94,7 @@ def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.Mon
         Request(row_id=row, sample_index=0, prompt_ids=prompt)
         for row, prompt in enumerate(prompts_of_lengths(5, 23, 40, 2))
     ]
-    replica = Replica(target, None, max_batch_rows=2)
+    replica = Harness(target, None, max_batch_rows=2)
     before_ns = time.perf_counter_ns()
     replica.generate(requests)
     passed_ns = time.perf_counter_ns() - before_ns

@@ -26,7 +26,7 @@ from specdist.policies import (
     VerifiedBlocks,
 )
 from specdist.stats import Stats
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, markov_replica, p_values
 from tests.engine.test_coupling import COUPLED
@@ -85,7 +85,7 @@ def test_output_follows_the_target_s_distribution(name: str, ahead: dict[str, in
 
 def check_greedy(target: PreTrainedModel, prompts: list[list[int]], **options: Any) -> None:
     """Tokens of transformers, from blocks of several lengths."""
-    replica = Replica(target, noisy_copy(target), settings=GREEDY, max_new_tokens=MAX_NEW_TOKENS,
+    replica = Harness(target, noisy_copy(target), settings=GREEDY, max_new_tokens=MAX_NEW_TOKENS,
                       max_batch_rows=3, **options)  # fmt: skip
     completions = replica.generate(requests_for(prompts))
     assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
@@ -97,8 +97,8 @@ def check_coupled(**options: Any) -> None:
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
     common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
-    alone = Replica(target, None, **common).generate(requests)
-    replica = Replica(target, noisy_copy(target), **options, **common)
+    alone = Harness(target, None, **common).generate(requests)
+    replica = Harness(target, noisy_copy(target), **options, **common)
     assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in alone]
     assert num_lengths(replica.ledger.close_shard(0)) > 1
 
@@ -139,7 +139,7 @@ def test_a_row_drafts_the_same_in_any_batch_and_after_a_preemption(name: str, ah
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8))
     common: dict[str, Any] = {"settings": SAMPLED, "max_new_tokens": 40, "max_seq_len": 52, **ahead}
     common["policy"] = POLICIES[name]
-    together = Replica(target, draft, **common).generate(requests)
+    together = Harness(target, draft, **common).generate(requests)
     stats = check_preempted(target, draft, requests, together, 22, **common)
     assert num_lengths(stats) > 1
 
@@ -149,7 +149,7 @@ def test_ahead_the_policy_has_no_influence_on_the_tokens() -> None:
     target = tiny_model("llama", seed=3)
     found = []
     for policy in (FixedLength(CAP), *POLICIES.values()):
-        replica = Replica(target, noisy_copy(target), policy=policy, settings=SAMPLED,
+        replica = Harness(target, noisy_copy(target), policy=policy, settings=SAMPLED,
                           num_ahead_tokens=CAP + 1, num_branches=2)  # fmt: skip
         found.append([c.token_ids for c in replica.generate(requests_for(prompts_of_lengths(5, 23, 11)))])
     assert all(token_ids == found[0] for token_ids in found)
@@ -161,7 +161,7 @@ def test_a_block_that_was_drafted_ahead_is_as_long_again(ahead: dict[str, int]) 
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8, 3, 6))
     common: dict[str, Any] = {"max_new_tokens": 40, "max_seq_len": 52, "policy": Countdown(), **ahead}
-    together = Replica(target, target, **common).generate(requests)
+    together = Harness(target, target, **common).generate(requests)
     check_preempted(target, target, requests, together, 17, 22, **common)
 
 
@@ -169,7 +169,7 @@ def test_a_block_that_was_drafted_ahead_is_as_long_again(ahead: dict[str, int]) 
 @every_mode
 def test_a_draft_that_is_the_target_is_accepted_always(name: str, ahead: dict[str, int]) -> None:
     target = tiny_model("llama", seed=3)
-    replica = Replica(target, target, policy=POLICIES[name], **ahead, settings=SAMPLED, max_new_tokens=16)
+    replica = Harness(target, target, policy=POLICIES[name], **ahead, settings=SAMPLED, max_new_tokens=16)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 2)))
     stats = replica.ledger.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0

@@ -10,7 +10,7 @@ import torch
 from specdist.policies import Sprinter
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory import sprinter_run_length, sprinter_stopping_time
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import NoiseHead, constant_head, random_head
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
 from tests.engine.sampled import ALARM, FILTERED, NUM_SAMPLES, PLAIN, PROMPTS, markov_replica, p_values
@@ -39,7 +39,7 @@ def sprinter(cap: int = CAP) -> Sprinter:
 
 def lossy_replica(
     settings: SamplingSettings, pair: tuple[MarkovModel, MarkovModel], cap: int = CAP, **options: Any
-) -> Replica:
+) -> Harness:
     return markov_replica(settings, pair=pair, policy=sprinter(cap), trusts_draft=True, **options)
 
 
@@ -95,7 +95,7 @@ def test_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target, scale=0.05)
     head = random_head(draft, offset=0.5)
-    replica = Replica(target, draft, policy=sprinter(), head=head, trusts_draft=True, max_new_tokens=20,
+    replica = Harness(target, draft, policy=sprinter(), head=head, trusts_draft=True, max_new_tokens=20,
                       is_traced=is_traced)  # fmt: skip
     prompts = prompts_of_lengths(5, 23, 12, 2)
     completions = replica.generate(requests_for(prompts))
@@ -144,11 +144,11 @@ def test_coupled_tokens_of_a_verifier_that_doubts_all_are_the_target_s(ahead: di
     draft = noisy_copy(target)
     requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
     common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
-    alone = [c.token_ids for c in Replica(target, None, **common).generate(requests)]
+    alone = [c.token_ids for c in Harness(target, None, **common).generate(requests)]
     common |= {"policy": sprinter(), "trusts_draft": True, **ahead}
-    doubting = Replica(target, draft, head=constant_head(draft, UNSURE), **common)
+    doubting = Harness(target, draft, head=constant_head(draft, UNSURE), **common)
     assert [c.token_ids for c in doubting.generate(requests)] == alone
-    trusting = Replica(target, draft, head=constant_head(draft, SURE), **common)
+    trusting = Harness(target, draft, head=constant_head(draft, SURE), **common)
     assert [c.token_ids for c in trusting.generate(requests)] != alone
 
 
@@ -157,7 +157,7 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(share: float) -> None:
     """Theorems 2 and 3 where all tokens are acceptable, since the draft is the target, and the verifier lets
     each of them pass with the same chance."""
     target = tiny_model("llama", seed=3)
-    replica = Replica(
+    replica = Harness(
         target, target, policy=Sprinter(max_draft_tokens=60, verifier_threshold=1 - share),
         head=NoiseHead(), trusts_draft=True, settings=PLAIN, max_new_tokens=150, max_seq_len=200,
         max_batch_tokens=2000, num_pages=3000,

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from specdist.models.hidden import HiddenStateHead
 from specdist.policies import Sprinter
 from specdist.theory import sprinter_run_length, sprinter_stopping_time
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.engine.sampled import PLAIN
 from tests.models.families import tiny_model
 
@@ -72,7 +72,7 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(true_positive: float, fa
     good = {token_id: token_id + 1 for token_id in range(NUM_GOOD)}
     target = chain_model({**good, NUM_GOOD: 0, BAD: 0})
     draft = chain_model({**good, NUM_GOOD: BAD, BAD: BAD})
-    replica = Replica(
+    replica = Harness(
         target, draft, policy=Sprinter(max_draft_tokens=60, verifier_threshold=0.5), is_traced=True,
         head=KnownVerifier(true_positive, false_positive), trusts_draft=True, settings=PLAIN,
         max_new_tokens=130, max_seq_len=160, max_batch_rows=NUM_ROWS, max_batch_tokens=61 * NUM_ROWS,

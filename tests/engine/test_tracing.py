@@ -10,7 +10,7 @@ from specdist.data import TracedToken
 from specdist.engine.sequence import Completion
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Replica, decode, requests_for
+from tests.engine.harness import Harness, decode, requests_for
 from tests.engine.test_goodput import goodput
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.traced_rows import check_acceptance
@@ -36,9 +36,9 @@ def replica(
     same_model: bool = False,
     stop: Sequence[str] = (),
     **options: int,
-) -> Replica:
+) -> Harness:
     made: LengthPolicy = FixedLength(4) if policy == "fixed" else goodput(SETTINGS[sampling])
-    return Replica(
+    return Harness(
         TARGET,
         TARGET if same_model else DRAFT,
         policy=made,
@@ -76,7 +76,7 @@ def check_row(completion: Completion, sampling: str) -> None:
         assert not any(token.is_accepted for token in block[len(judged) :])
 
 
-def check_against_statistics(traced: Replica, completions: list[Completion]) -> None:
+def check_against_statistics(traced: Harness, completions: list[Completion]) -> None:
     stats = traced.ledger.close_shard(0)
     tokens = [token for each in completions for token in each.trace]
     assert len(tokens) == stats.num_draft_tokens + stats.num_ahead_judged

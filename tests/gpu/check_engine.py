@@ -20,7 +20,7 @@ from specdist.policies import (
     Sprinter,
     Svip,
 )
-from tests.engine.harness import Replica
+from tests.engine.harness import Harness
 from tests.engine.heads import random_head
 from tests.gpu.device import DEVICE
 from tests.gpu.engine_runs import (
@@ -133,7 +133,7 @@ def check_out_of_memory() -> None:
         )
     ):
         messages: list[str] = []
-        replica = Replica(*models, device=GPU, **SIZES)
+        replica = Harness(*models, device=GPU, **SIZES)
         DEVICE.fail_at(**plan)  # type: ignore[arg-type]
         with warnings_into(messages):
             found = outcomes(generate(replica, rule, policy))

@@ -14,7 +14,7 @@ from specdist.job.costs import NUM_PASSES, NUM_WARMUPS, judge_logits, measure_cu
 from specdist.models.memory import device_memory
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats import Stats
-from tests.engine.harness import PAGE_SIZE, Replica, paged_runner, requests_for
+from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.gpu.books import Counts
 from tests.gpu.device import DEVICE
 from tests.gpu.engine_runs import GPU, MODES, RULES, SIZES, outcomes, prompts
@@ -25,7 +25,7 @@ def check_events_add_no_synchronisation(rule: str) -> None:
     """The same rows with the host's clock, with events that are done at once, and with late ones."""
     target = tiny_model("llama").bfloat16()
     for draft, mode in ((None, {}), (noisy_copy(target), {}), (noisy_copy(target), MODES["branches"])):
-        replica = Replica(target, draft, device=GPU, settings=RULES[rule], **SIZES, **mode)
+        replica = Harness(target, draft, device=GPU, settings=RULES[rule], **SIZES, **mode)
         replica.generate(requests_for(prompts()))  # what is recorded once
         with (
             patch.object(engine_module, "clock_of", lambda device: HostClock()),
@@ -44,7 +44,7 @@ def check_events_add_no_synchronisation(rule: str) -> None:
             check_times(stats, is_complete=not delay)
 
 
-def counted(replica: Replica) -> tuple[Counts, object, Stats]:
+def counted(replica: Harness) -> tuple[Counts, object, Stats]:
     DEVICE.reset()
     completions = replica.generate(requests_for(prompts()))
     return DEVICE.counts(), outcomes(completions), replica.ledger.close_shard(0)

@@ -24,7 +24,7 @@ from specdist.models.kernel import GatheredVarlenKernel, VarlenKernel
 from specdist.models.runner import Acceleration
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
-from tests.engine.harness import Replica, requests_for
+from tests.engine.harness import Harness, requests_for
 from tests.gpu.device import DEVICE
 from tests.gpu.flash_attention import flash_attention
 from tests.models.families import VOCAB_SIZE
@@ -59,7 +59,7 @@ KERNELS = (VarlenKernel(), GatheredVarlenKernel())
 class Pair:
     """A target and a draft, on the pretended device and on a CPU.
 
-    ``options`` are those of :class:`tests.engine.harness.Replica`, the same on both.
+    ``options`` are those of :class:`tests.engine.harness.Harness`, the same on both.
     """
 
     target: PreTrainedModel
@@ -68,12 +68,12 @@ class Pair:
 
     def __post_init__(self) -> None:
         options = SIZES | self.options
-        self.on_gpu = Replica(self.target, self.draft, device=GPU, **options)
+        self.on_gpu = Harness(self.target, self.draft, device=GPU, **options)
         if self.target.dtype == torch.float32:
-            self.on_cpu = Replica(self.target, self.draft, **options)
+            self.on_cpu = Harness(self.target, self.draft, **options)
             return
         with host_kernels():
-            self.on_cpu = Replica(
+            self.on_cpu = Harness(
                 self.target,
                 self.draft,
                 acceleration=Acceleration(is_static=True, kernels=KERNELS),
@@ -110,7 +110,7 @@ class Pair:
 
 
 def generate(
-    replica: Replica,
+    replica: Harness,
     settings: SamplingSettings,
     new_policy: Callable[[], LengthPolicy],
     rows: list[list[int]] | None = None,

@@ -26,7 +26,7 @@ from specdist.policies import (
 from specdist.replay import ExhaustiveTrace
 from specdist.sampling.distributions import SamplingSettings
 from specdist.tuning.collect import TraceCollector, TracedCompletion
-from tests.engine.harness import PAGE_SIZE, Replica, paged_runner
+from tests.engine.harness import PAGE_SIZE, Harness, paged_runner
 from tests.engine.heads import constant_head, random_head
 
 CAP = 6
@@ -87,8 +87,8 @@ def live_replica(
     max_batch_rows: int,
     seed: int = 0,
     **options: Any,
-) -> Replica:
-    return Replica(
+) -> Harness:
+    return Harness(
         target,
         draft,
         policy=policy,
