@@ -19,6 +19,7 @@ from specdist.job.restart import num_restarts
 # A rank may rightly wait for hours for one that reads its weights from slow storage. That no rank gets on is
 # noticed by the watchdog, after --rank_timeout; a collective gives up long after it, where nothing watches.
 COLLECTIVE_MARGIN = timedelta(days=1)
+UNWATCHED_TIMEOUT = timedelta(minutes=30)
 LONGEST_TIMEOUT_S = timedelta(days=30).total_seconds()
 # An agent's store is there before its ranks are: where it is not found, the launcher has gone.
 AGENT_STORE_TIMEOUT_S = 30.0
@@ -110,7 +111,8 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
 def join_world(topology: Topology, init_method: str | None = None) -> None:
     """Meet the other ranks: integers go over gloo, tensors over the devices' own backend.
 
-    ``init_method``: by default they meet at the store of :func:`meeting_store`.
+    ``init_method``: where they meet, if not at the store of :func:`meeting_store`; no watchdog is there then,
+    and a collective itself gives up early.
     """
     if topology.world_size == 1:
         return
@@ -125,7 +127,7 @@ def join_world(topology: Topology, init_method: str | None = None) -> None:
         store=None if init_method else meeting_store(topology, "world"),
         rank=topology.rank,
         world_size=topology.world_size,
-        timeout=topology.collective_timeout,
+        timeout=UNWATCHED_TIMEOUT if init_method else topology.collective_timeout,
     )
 
 

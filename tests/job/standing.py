@@ -1,19 +1,22 @@
-"""Jobs of three ranks that stand still in one way each, without any model. Called in the ranks' processes."""
+"""Jobs of three ranks that stand still in one way each, most without a model. Called in the ranks."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
 from specdist.config import GenerateConfig, parse_generate_config
-from specdist.job import entry, watchdog
+from specdist.job import entry, generate, watchdog
 from specdist.job.activity import Activity
 from specdist.job.signals import StopRequest
 from specdist.job.topology import Topology
+from specdist.models import loading
 
 STEP_S, NUM_STEPS = 0.5, 20
 Work = Callable[[Topology, Activity], None]
@@ -60,6 +63,20 @@ def one_is_slow(arguments: Sequence[str]) -> int:
         dist.barrier()
 
     return run(work, arguments)
+
+
+def one_cannot_read(arguments: Sequence[str]) -> int:
+    """The main job; its second rank's storage does not answer after a few tensors of the target."""
+    cut, num_cut = loading._cut, itertools.count()
+
+    def cut_or_hang(*read: Any) -> Any:
+        if next(num_cut) == 3:
+            hang()
+        return cut(*read)
+
+    if os.environ["RANK"] == "1":
+        loading._cut = cut_or_hang
+    return generate.main(arguments)
 
 
 def one_never_comes(arguments: Sequence[str]) -> int:

@@ -62,6 +62,19 @@ def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: dict[str, Any]
         assert ("hang" if rank == 2 else "barrier") in set(stacks(said))
 
 
+def test_a_read_that_hangs_is_in_the_log_of_its_rank(options: dict[str, Any], tmp_path: Path) -> None:
+    """The main job, which has logs in its folder by then; the others show where they wait."""
+    changes = {"tp_size": 2, "rank_timeout": 2 * TIMEOUT_S}
+    codes, words = ended(standing.one_cannot_read, options | changes | {"output": tmp_path / "run"})
+    assert codes == [1] * NUM_RANKS, words
+    logs = sorted((tmp_path / "run" / "logs").iterdir())
+    for rank, log in enumerate(path.read_text() for path in logs):
+        assert "this replica ends: no rank has got on for 10 s" in log
+        assert "rank 1 (target 2/2) for" in log and "s in: loading the target; rank 2" in log
+        # The other target rank is already in the first pass, which needs them both.
+        assert ("_run", "hang", "all_gather_object")[rank] in set(stacks(log))
+
+
 def test_a_rank_that_is_slow_is_waited_for(still: dict[str, Any]) -> None:
     """For twice as long as all ranks together may stand still."""
     assert standing.STEP_S * standing.NUM_STEPS == 2 * TIMEOUT_S
