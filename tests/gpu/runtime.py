@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 import torch
+import torch.utils._device
 
 from tests.gpu.tensor import DEVICE
 
