@@ -55,7 +55,7 @@ class TargetSide:
             num_asked = len(part.index_N)
             verify_input = VerifyInput.about(
                 part.batch,
-                index_N=part.index_N,
+                logits_indices_N=part.index_N,
                 # Nothing is drawn here.
                 stream_keys_N=np.zeros(num_asked, np.int64),
                 target_logits_indices_C=np.zeros(0, np.int64),

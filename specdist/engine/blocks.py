@@ -16,8 +16,8 @@ from specdist.engine.sequence import Sequence
 from specdist.engine.tracing import note_block
 from specdist.engine.verify import VerifyInput, VerifyOutput
 from specdist.models.flat import FlatBatch, arange_segments
-from specdist.sampling.acceptance import accepted_flags, num_accepted
-from specdist.sampling.random import Purpose, uniforms
+from specdist.sampling.random import RandomKeys
+from specdist.sampling.rejection_sampler import acceptance_probabilities, count_accepted, verify_candidates
 
 
 @dataclass(frozen=True)
@@ -72,20 +72,21 @@ def verify(
     unasked_R = np.array([block.num_unasked for block in blocks], np.int64)
     if not num_asked_R.sum():
         return VerifyResult(unasked_R, np.zeros(0))
-    num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
-    uniforms_C = uniforms(
-        torch.from_numpy(verify_input.stream_keys_N[verify_input.target_logits_indices_C]),
-        torch.from_numpy(verify_input.positions_N[verify_input.target_logits_indices_C]),
-        torch.from_numpy(np.repeat(num_misses_R, num_asked_R)),
-        Purpose.ACCEPT,
+    index_C = verify_input.target_logits_indices_C
+    keys_C = RandomKeys(
+        stream_keys_N=verify_input.stream_keys_N[index_C],
+        positions_N=verify_input.positions_N[index_C],
+        num_misses_N=np.repeat(
+            np.array([block.sequence.counters.num_misses for block in blocks], np.int64), num_asked_R
+        ),
     )
-    target_C = verify_output.candidate_probabilities()
-    flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
+    target_C, draft_C = verify_output.candidate_probabilities(), torch.from_numpy(draft_probabilities_C)
+    accepted_C = verify_candidates(target_C, draft_C, keys_C)
     trusted_R = np.array([block.num_trusted for block in blocks], np.int64) - unasked_R
-    flags_C |= torch.from_numpy(arange_segments(num_asked_R) < np.repeat(trusted_R, num_asked_R))
+    accepted_C |= torch.from_numpy(arange_segments(num_asked_R) < np.repeat(trusted_R, num_asked_R))
     return VerifyResult(
-        unasked_R + num_accepted(flags_C, torch.from_numpy(num_asked_R)).numpy(),
-        np.minimum(1.0, target_C.numpy() / draft_probabilities_C),
+        unasked_R + count_accepted(accepted_C, torch.from_numpy(num_asked_R)).numpy(),
+        acceptance_probabilities(target_C, draft_C).numpy(),
     )
 
 

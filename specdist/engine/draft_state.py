@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from specdist.models.flat import FlatBatch, arange_segments
-from specdist.policies import DraftFeatures
+from specdist.policies import NUM_FEATURES, DraftFeatures
 
 NOWHERE = -1
 # What an untouched entry says: steps are counted from 1.
 NO_STEP = 0
 # Of each token; the last of them comes with the pass over it, the others with its draw.
-NUM_FEATURES = 4
 ESTIMATE = 3
 UNKNOWN = np.nan
 

@@ -22,15 +22,15 @@ from collections.abc import Collection
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdist.engine.branches import NO_BRANCHES, BranchBook, Branches
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.engine.draft_state import NOWHERE, NUM_FEATURES, DraftState
+from specdist.engine.draft_state import NOWHERE, DraftState
 from specdist.engine.histories import Histories
 from specdist.engine.proposals import (
     DRAW,
+    AheadReport,
     DraftAhead,
     ProposalReply,
     ProposalRequest,
@@ -41,11 +41,15 @@ from specdist.engine.timeline import Timeline
 from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes, release_memory
 from specdist.models.runner import ModelRunner
-from specdist.policies import BatchPolicy, LengthPolicy, RoundContext, VerifiedTokens
-from specdist.sampling.acceptance import accepted_flags
+from specdist.policies import NUM_FEATURES, BatchPolicy, LengthPolicy, RoundContext, VerifiedTokens
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches
 from specdist.sampling.distributions import Dense, SamplingSettings
-from specdist.sampling.random import Purpose, uniforms
+from specdist.sampling.random import RandomKeys
+from specdist.sampling.rejection_sampler import (
+    acceptance_probabilities,
+    sample_next_tokens,
+    verify_candidates,
+)
 
 
 class DraftWorker:
@@ -147,11 +151,13 @@ class DraftWorker:
             num_drafted_R=num_candidates_R,
             candidate_ids_C=self._rows.token_ids[places_C],
             draft_probabilities_C=self._rows.probabilities[places_C],
-            num_ahead_R=num_ahead_R,
-            is_hit_R=is_hit_R,
-            num_branches_R=num_branches_R,
-            num_branch_tokens_R=num_branch_tokens_R,
-            branch_ranks_R=branch_ranks_R,
+            ahead=AheadReport(
+                num_tokens_R=num_ahead_R,
+                is_hit_R=is_hit_R,
+                num_branches_R=num_branches_R,
+                num_branch_tokens_R=num_branch_tokens_R,
+                branch_ranks_R=branch_ranks_R,
+            ),
             draft_pass_sizes_P=np.array(pass_sizes, np.int64),
             times=RoleTimes(),
             num_head_tokens=num_head_tokens,
@@ -229,23 +235,17 @@ class DraftWorker:
             target_W = request.next_distributions_W
             assert isinstance(target_W, Dense)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
-            uniforms_W = self._uniforms(slots_W, positions_W, Purpose.ACCEPT)
-            drafted_W = torch.from_numpy(drafted_R[drawn])
-            target_probabilities_W = target_W.probabilities_of(drafted_W.to(self.device)).cpu()
+            keys_W = self._random_keys(slots_W, positions_W)
+            drafted_W = torch.from_numpy(drafted_R[drawn]).to(self.device)
+            target_probabilities_W = target_W.probabilities_of(drafted_W).cpu()
             draft_probabilities_W = torch.from_numpy(rows.probabilities[slots_W, positions_W])
-            flags_W = accepted_flags(target_probabilities_W, draft_probabilities_W, uniforms_W)
-            is_hit_R[drawn] = is_verified_R[drawn] & flags_W.numpy()
-            # Where nothing is verified there may be nothing to divide by, and nothing is read.
-            nonzero_W = np.where(is_verified_R[drawn], draft_probabilities_W.numpy(), 1.0)
-            acceptance_R[drawn] = np.minimum(1.0, target_probabilities_W.numpy() / nonzero_W)
+            accepted_W = verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W).numpy()
+            is_hit_R[drawn] = is_verified_R[drawn] & accepted_W
+            acceptance_R[drawn] = acceptance_probabilities(target_probabilities_W, draft_probabilities_W)
             is_rejected_W = (is_rejected_R | is_verified_R)[drawn] & ~is_hit_R[drawn]
-            # Where nothing was rejected the residual of the target's distribution and zeros is that
-            # distribution: the bonus.
             draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))
-            next_ids_W = target_W.residual(draft_W).draw(
-                self._uniforms(slots_W, positions_W, Purpose.NEXT_TOKEN).to(self.device)
-            )
-            next_token_ids_R[drawn] = np.where(is_hit_R[drawn], drafted_R[drawn], next_ids_W.cpu().numpy())
+            sampled_W = sample_next_tokens(target_W, keys_W, draft_W).cpu().numpy()
+            next_token_ids_R[drawn] = np.where(is_hit_R[drawn], drafted_R[drawn], sampled_W)
         self._num_committed[slots_R] = positions_R + 1
         self._num_candidates[slots_R] = np.where(is_hit_R, self._num_ahead[slots_R] - 1, 0)
         self._num_ahead[slots_R] = 0
@@ -387,10 +387,5 @@ class DraftWorker:
         """Slot and position of every token of the slots' stretches, one after the other."""
         return np.repeat(slots_S, lengths_S), np.repeat(begins_S, lengths_S) + arange_segments(lengths_S)
 
-    def _uniforms(self, slots: np.ndarray, positions: np.ndarray, purpose: Purpose) -> Tensor:
-        return uniforms(
-            torch.from_numpy(self._rows.stream_keys[slots]),
-            torch.from_numpy(positions),
-            torch.from_numpy(self._rows.num_misses[slots]),
-            purpose,
-        )
+    def _random_keys(self, slots: np.ndarray, positions: np.ndarray) -> RandomKeys:
+        return RandomKeys(self._rows.stream_keys[slots], positions, self._rows.num_misses[slots])

@@ -42,7 +42,8 @@ from specdist.engine.tracing import note_next_token
 from specdist.engine.verify import VerifyInput
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes, release_memory
-from specdist.sampling.distributions import NOT_FINITE, Distributions, OneHot
+from specdist.sampling.distributions import NOT_FINITE, Distributions
+from specdist.sampling.rejection_sampler import known_next_tokens
 from specdist.stats.shard import TargetTimes
 
 logger = logging.getLogger(__name__)
@@ -208,8 +209,9 @@ class Engine:
             assert self._next_distributions is not None
             index = torch.tensor([self._next_index_of[order] for order in drawn])
             next_distributions = self._next_distributions.select(index.to(self._next_distributions.device))
-            if isinstance(next_distributions, OneHot):
-                next_token_ids_R[next_token_ids_R == DRAW] = next_distributions.token_ids_N.cpu().numpy()
+            known_ids = known_next_tokens(next_distributions)
+            if known_ids is not None:
+                next_token_ids_R[next_token_ids_R == DRAW] = known_ids.cpu().numpy()
                 next_distributions = None
         return ProposalRequest(
             page_updates=plan.page_updates,
@@ -316,7 +318,7 @@ class Engine:
         starts_R = np.cumsum(asked_R) - asked_R
         verify_input = VerifyInput.about(
             batch,
-            index_N=index_N,
+            logits_indices_N=index_N,
             stream_keys_N=self._stream_keys[batch.slots_T[index_N]],
             # What an asked token is followed by verifies the candidate that stands right after it.
             target_logits_indices_C=np.repeat(starts_R, asked_R - 1) + arange_segments(asked_R - 1),

@@ -7,13 +7,15 @@ rows one after the other, T context tokens, P passes of the draft.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.packing import BoolArray, Float32Array, Int64Array, Packed, not_sent
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch
+from specdist.policies import NUM_FEATURES
 from specdist.sampling.distributions import Distributions
 from specdist.stats.shard import AheadOutcome
 
@@ -37,7 +39,7 @@ class OpenedRows:
     tokens that they may have."""
 
     slots: np.ndarray
-    stream_keys: np.ndarray
+    stream_keys: Int64Array
     num_misses: np.ndarray
     context_lengths: np.ndarray
     max_lengths: np.ndarray
@@ -64,10 +66,11 @@ class ProposalRequest:
     num_accepted_R: np.ndarray
     next_token_ids_R: np.ndarray
     draft_now_R: np.ndarray
-    next_distributions_W: Distributions | None
     suspended_slots: np.ndarray
     opened: OpenedRows
     context: FlatBatch
+    # A tensor, sent by itself.
+    next_distributions_W: Distributions | None = not_sent()
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,9 @@ class Traffic:
         return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)
 
 
+Features = Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=NUM_FEATURES)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TracedDrafts:
     """What a trace must know of drafted tokens: the four features of the candidates, and of the token that
@@ -108,22 +114,46 @@ class TracedDrafts:
             it.
     """
 
-    features_4C: np.ndarray
-    is_verified_R: np.ndarray
-    is_hit_R: np.ndarray
+    features_4C: Features
+    is_verified_R: BoolArray
+    is_hit_R: BoolArray
     token_ids_R: np.ndarray
-    features_4R: np.ndarray
-    acceptance_R: np.ndarray
+    features_4R: Features
+    acceptance_R: Float32Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadReport:
+    """What has become of the work ahead, for every sequence that decodes.
+
+    ``num_tokens_R`` tokens had been drafted ahead. ``is_hit_R`` says that the first of them is the next token
+    and the others are the candidates; else they are lost. ``num_branches_R`` branches with
+    ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
+    alternative whose branch has become the candidates, from 1, and 0 where all branches are lost.
+    """
+
+    num_tokens_R: np.ndarray
+    is_hit_R: BoolArray
+    num_branches_R: np.ndarray
+    num_branch_tokens_R: np.ndarray
+    branch_ranks_R: np.ndarray
+
+    @staticmethod
+    def nothing(num_rows: int) -> AheadReport:
+        """Of a draft that did not work ahead."""
+        none_R = np.zeros(num_rows, np.int64)
+        return AheadReport(
+            num_tokens_R=none_R,
+            is_hit_R=none_R.astype(bool),
+            num_branches_R=none_R,
+            num_branch_tokens_R=none_R,
+            branch_ranks_R=none_R,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each row's next token, and the candidates after it with the probability of each.
-
-    ``num_ahead_R`` tokens had been drafted ahead of a row. ``is_hit_R`` says that the first of them is its
-    decision and the others are its candidates; else they are lost. ``num_branches_R`` branches with
-    ``num_branch_tokens_R`` tokens had been prepared beside them; ``branch_ranks_R`` is the rank of the
-    alternative whose branch has become the row's candidates, from 1, and 0 where all branches are lost.
 
     ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``num_head_tokens`` (those of which a
     trained head has given estimates), ``times`` and ``traffic`` feed the statistics.
@@ -132,27 +162,25 @@ class ProposalReply:
     next_token_ids_R: np.ndarray
     num_drafted_R: np.ndarray
     candidate_ids_C: np.ndarray
-    draft_probabilities_C: np.ndarray
-    num_ahead_R: np.ndarray
-    is_hit_R: np.ndarray
-    num_branches_R: np.ndarray
-    num_branch_tokens_R: np.ndarray
-    branch_ranks_R: np.ndarray
+    # Exact: they are entries of float32 distributions.
+    draft_probabilities_C: Float32Array
+    ahead: AheadReport
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
     num_head_tokens: int = 0
     traced: TracedDrafts | None = None
-    traffic: Traffic = Traffic()
+    traffic: Traffic = not_sent(Traffic())
 
     def ahead_outcomes(self) -> list[AheadOutcome]:
         """Row by row, what has become of the work ahead."""
-        num_adopted_R = np.where(self.branch_ranks_R > 0, self.num_drafted_R, 0)
+        ahead = self.ahead
+        num_adopted_R = np.where(ahead.branch_ranks_R > 0, self.num_drafted_R, 0)
         columns = (
-            self.num_ahead_R,
-            self.is_hit_R,
-            self.num_branches_R,
-            self.num_branch_tokens_R - num_adopted_R,
-            self.branch_ranks_R,
+            ahead.num_tokens_R,
+            ahead.is_hit_R,
+            ahead.num_branches_R,
+            ahead.num_branch_tokens_R - num_adopted_R,
+            ahead.branch_ranks_R,
         )
         return [AheadOutcome(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.proposals import DRAW, AheadReport, ProposalReply, ProposalRequest, RoleTimes
 from specdist.engine.timeline import Timeline
-from specdist.sampling.random import Purpose, uniforms
+from specdist.sampling.distributions import Dense
+from specdist.sampling.random import RandomKeys
+from specdist.sampling.rejection_sampler import sample_next_tokens
 
 
 class ColocatedDraft:
@@ -44,17 +45,12 @@ class NoDraft:
         next_token_ids_R = request.next_token_ids_R.copy()
         drawn = np.flatnonzero(next_token_ids_R == DRAW)
         if len(drawn):
-            assert request.next_distributions_W is not None
-            slots_W = torch.from_numpy(slots_R[drawn])
-            positions_W = torch.from_numpy(self._positions[slots_R[drawn]])
-            uniforms_W = uniforms(
-                torch.from_numpy(self._stream_keys)[slots_W],
-                positions_W,
-                torch.zeros_like(positions_W),
-                Purpose.NEXT_TOKEN,
+            assert isinstance(request.next_distributions_W, Dense)
+            slots_W = slots_R[drawn]
+            keys_W = RandomKeys(
+                self._stream_keys[slots_W], self._positions[slots_W], np.zeros(len(drawn), np.int64)
             )
-            device = request.next_distributions_W.device
-            next_token_ids_R[drawn] = request.next_distributions_W.draw(uniforms_W.to(device)).cpu().numpy()
+            next_token_ids_R[drawn] = sample_next_tokens(request.next_distributions_W, keys_W).cpu().numpy()
         self._positions[slots_R] += 1
         self._stream_keys[request.opened.slots] = request.opened.stream_keys
         self._positions[request.context.slots_T] = request.context.positions_T + 1
@@ -64,11 +60,7 @@ class NoDraft:
             num_drafted_R=np.zeros(len(slots_R), np.int64),
             candidate_ids_C=nothing,
             draft_probabilities_C=nothing.astype(np.float64),
-            num_ahead_R=np.zeros(len(slots_R), np.int64),
-            is_hit_R=np.zeros(len(slots_R), bool),
-            num_branches_R=np.zeros(len(slots_R), np.int64),
-            num_branch_tokens_R=np.zeros(len(slots_R), np.int64),
-            branch_ranks_R=np.zeros(len(slots_R), np.int64),
+            ahead=AheadReport.nothing(len(slots_R)),
             draft_pass_sizes_P=nothing,
             times=RoleTimes(),
         )

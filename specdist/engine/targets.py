@@ -5,6 +5,7 @@ N tokens whose successor is asked for, v ids of a rank's slice of the vocabulary
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import RANK_ZERO, Collectives
+from specdist.engine.packing import Int64Array, pack, unpack
 from specdist.engine.proposals import Traffic
 from specdist.engine.verify import FullDistributions, VerifyInput, VerifyOutput
 from specdist.engine.vocab_parallel import VocabParallelVerifier
-from specdist.engine.wire import as_ints, wire_broadcast
+from specdist.engine.wire import wire_broadcast
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
@@ -48,6 +50,36 @@ class Target(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class TargetPass:
+    """Rank 0 → the other ranks of the target: what to run, and what is wanted of it."""
+
+    page_updates: PageUpdates
+    batch: FlatBatch
+    logits_indices_N: np.ndarray
+    stream_keys_N: Int64Array
+    target_logits_indices_C: np.ndarray
+
+    @staticmethod
+    def of(updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> TargetPass:
+        return TargetPass(
+            page_updates=updates,
+            batch=batch,
+            logits_indices_N=verify_input.logits_indices_N,
+            stream_keys_N=verify_input.stream_keys_N,
+            target_logits_indices_C=verify_input.target_logits_indices_C,
+        )
+
+    @property
+    def verify_input(self) -> VerifyInput:
+        return VerifyInput.about(
+            self.batch,
+            logits_indices_N=self.logits_indices_N,
+            stream_keys_N=self.stream_keys_N,
+            target_logits_indices_C=self.target_logits_indices_C,
+        )
+
+
 class LocalTarget:
     """The whole target in this process.
 
@@ -65,7 +97,7 @@ class LocalTarget:
 
     def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
         self._runner.update_pages(updates)
-        logits_NV = self._runner.forward(batch, verify_input.index_N)[:, : self._vocab_size]
+        logits_NV = self._runner.forward(batch, verify_input.logits_indices_N)[:, : self._vocab_size]
         return FullDistributions.of(logits_NV, self._settings, verify_input)
 
     def close(self) -> None:
@@ -93,19 +125,7 @@ class ShardedTarget:
         return announced + Traffic(self._collectives.num_calls, self._collectives.num_bytes)
 
     def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
-        self._passes.send(
-            [
-                updates.slots,
-                updates.indices,
-                updates.pages,
-                np.asarray(batch.token_ids_T),
-                batch.slots_T,
-                batch.positions_T,
-                verify_input.index_N,
-                as_ints(verify_input.stream_keys_N),
-                verify_input.target_logits_indices_C,
-            ]
-        )
+        self._passes.send(pack(TargetPass.of(updates, batch, verify_input)))
         verify_output = self._vocabulary.verify(
             _run(self._runner, updates, batch, verify_input), verify_input
         )
@@ -124,17 +144,9 @@ def target_worker_loop(
     passes = wire_broadcast(RANK_ZERO, group)
     vocabulary = VocabParallelVerifier(Collectives(group), settings=settings, vocab_size=vocab_size)
     while arrays := passes.receive():
-        slots, indices, pages, token_ids, token_slots, positions, index, stream_keys, judges = arrays
-        batch = FlatBatch(
-            token_ids.astype(np.int64), token_slots.astype(np.int64), positions.astype(np.int64)
-        )
-        verify_input = VerifyInput.about(
-            batch,
-            index_N=index.astype(np.int64),
-            stream_keys_N=stream_keys.view(np.int64),
-            target_logits_indices_C=judges.astype(np.int64),
-        )
-        logits_Nv = _run(runner, PageUpdates(slots, indices, pages), batch, verify_input)
+        target_pass = unpack(TargetPass, arrays)
+        verify_input = target_pass.verify_input
+        logits_Nv = _run(runner, target_pass.page_updates, target_pass.batch, verify_input)
         vocabulary.verify(logits_Nv, verify_input)
         vocabulary.serve_next_distributions(logits_Nv)
 
@@ -142,4 +154,4 @@ def target_worker_loop(
 def _run(runner: ModelRunner, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> Tensor:
     """Logits [N, v] of this rank's slice."""
     runner.update_pages(updates)
-    return runner.forward(batch, verify_input.index_N)
+    return runner.forward(batch, verify_input.logits_indices_N)

@@ -26,7 +26,7 @@ class VerifyInput:
     """The tokens whose successor is asked for, and the candidates that are verified by it.
 
     Attributes:
-        index_N: their places among the batch's flat tokens.
+        logits_indices_N: their places among the batch's flat tokens.
         stream_keys_N: random stream of each one's row.
         target_logits_indices_C: for every candidate the place among the N of the token before it, whose
             successor it claims to be.
@@ -34,7 +34,7 @@ class VerifyInput:
         candidate_ids_C: token id of every candidate.
     """
 
-    index_N: np.ndarray
+    logits_indices_N: np.ndarray
     stream_keys_N: np.ndarray
     target_logits_indices_C: np.ndarray
     positions_N: np.ndarray
@@ -44,17 +44,17 @@ class VerifyInput:
     def about(
         batch: FlatBatch,
         *,
-        index_N: np.ndarray,
+        logits_indices_N: np.ndarray,
         stream_keys_N: np.ndarray,
         target_logits_indices_C: np.ndarray,
     ) -> VerifyInput:
         """With what the batch itself says: a candidate stands right after the token that verifies it."""
         return VerifyInput(
-            index_N=index_N,
+            logits_indices_N=logits_indices_N,
             stream_keys_N=stream_keys_N,
             target_logits_indices_C=target_logits_indices_C,
-            positions_N=batch.positions_T[index_N] + 1,
-            candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[target_logits_indices_C] + 1],
+            positions_N=batch.positions_T[logits_indices_N] + 1,
+            candidate_ids_C=np.asarray(batch.token_ids_T)[logits_indices_N[target_logits_indices_C] + 1],
         )
 
 

@@ -74,8 +74,3 @@ def wire_from(rank: int) -> Wire:
 def wire_broadcast(source: int, group: dist.ProcessGroup) -> Wire:
     """Messages from the source to every other rank of the group; each end uses its own half."""
     return Wire(lambda tensor: dist.broadcast(tensor, source, group=group))
-
-
-def as_ints(words: np.ndarray) -> np.ndarray:
-    """int64 or float32 values as the int32 words that hold them."""
-    return np.ascontiguousarray(words).view(np.int32)

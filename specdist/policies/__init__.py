@@ -2,6 +2,7 @@
 
 from specdist.policies.adaedl import AdaEdl
 from specdist.policies.base import (
+    NUM_FEATURES,
     BatchPolicy,
     DraftedRows,
     DraftFeatures,
@@ -25,6 +26,7 @@ from specdist.policies.sprinter import Sprinter
 from specdist.policies.svip import Svip
 
 __all__ = [
+    "NUM_FEATURES",
     "AdaEdl",
     "BatchPolicy",
     "ConfidenceThreshold",

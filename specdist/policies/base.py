@@ -21,6 +21,8 @@ import numpy as np
 from specdist.policies.options import HeadKind
 
 # R rows, C tokens of several rows, H numbers of a history
+# Features of a token that are kept and sent: those of :class:`DraftFeatures`, a head's estimate the last.
+NUM_FEATURES = 4
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,6 @@ class OneHot:
         del uniforms_N
         return self.token_ids_N
 
-    def residual(self, draft: OneHot) -> OneHot:
-        """norm(max(0, target - draft)): all mass stays where the target has it unless both agree."""
-        del draft
-        return self
-
 
 @dataclass(frozen=True)
 class Dense:
@@ -108,16 +103,6 @@ class Dense:
         thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
         drawn_N1 = torch.searchsorted(cumulative_NV, thresholds_N1, right=True)
         return drawn_N1.where(cumulative_NV[:, -1:] > 0, NOT_FINITE)[:, 0]
-
-    def residual(self, draft: Dense) -> Dense:
-        """norm(max(0, target - draft)) (Leviathan et al. 2023, Algorithm 1), never filtered again.
-
-        Where rounding leaves no mass (target and draft are equal) the target itself: a rejection there has
-        probability zero.
-        """
-        mass_NV = (self.probabilities_NV - draft.probabilities_NV).clamp_(min=0)
-        total_N1 = mass_NV.sum(dim=1, keepdim=True)
-        return Dense(torch.where(total_N1 > 0, mass_NV / total_N1, self.probabilities_NV))
 
 
 Distributions: TypeAlias = OneHot | Dense

@@ -10,8 +10,10 @@ R rows, N any shape.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +32,31 @@ class Purpose(IntEnum):
     ACCEPT = 1
     NEXT_TOKEN = 2  # the recovered token after a rejection, or the bonus token after a fully accepted block
     COUPLE = 3  # the noise that target and draft share under --acceptance gumbel
+
+
+@dataclass(frozen=True)
+class RandomKeys:
+    """Where N random numbers belong, on the host.
+
+    Attributes:
+        stream_keys_N: int64, of each sequence; see :func:`specdist.sampling.keys.stream_key`.
+        positions_N: int64 position in the sequence of the token that the number decides, below 2**32.
+        num_misses_N: int64, how often what the sequence had drafted was dropped before, below 2**30: a position
+            that is drafted again gets fresh numbers.
+    """
+
+    stream_keys_N: np.ndarray
+    positions_N: np.ndarray
+    num_misses_N: np.ndarray
+
+    def uniforms(self, purpose: Purpose) -> Tensor:
+        """float64 [N] in [0, 1), on the CPU."""
+        return uniforms(
+            torch.from_numpy(self.stream_keys_N),
+            torch.from_numpy(self.positions_N),
+            torch.from_numpy(self.num_misses_N),
+            purpose,
+        )
 
 
 def _shift_right(words_N: Tensor, bits: int) -> Tensor:
@@ -60,8 +87,8 @@ def hash_words(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, p
     Args:
         stream_keys_N: int64, from :func:`specdist.sampling.keys.stream_key`; broadcasts with the others.
         positions_N: int64 position in the row of the token that the number decides, below 2**32.
-        attempts_N: int64 count of the row's verification steps so far, below 2**30: a position that is
-            drafted again after a rejection gets a fresh number.
+        attempts_N: int64, below 2**30: how often what the sequence had drafted was dropped so far, so that a
+            position that is drafted again gets a fresh number.
     """
     counters_N = (positions_N << (ATTEMPT_BITS + PURPOSE_BITS)) | (attempts_N << PURPOSE_BITS) | int(purpose)
     return mix(mix(counters_N * signed(GOLDEN_GAMMA) + stream_keys_N) ^ stream_keys_N)

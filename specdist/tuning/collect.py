@@ -23,11 +23,11 @@ from specdist.models.flat import FlatBatch
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
 from specdist.replay import PromptTrace
-from specdist.sampling.acceptance import accepted_flags
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, uniforms
+from specdist.sampling.rejection_sampler import accepted, recovered_distributions
 
 # The completion itself was drawn with the numbers of sample 0.
 COMPLETION_SAMPLE, TRACE_SAMPLE = 0, 1
@@ -226,12 +226,10 @@ def coupled_with(
     """
     device = draft_A.device
     own_A = own_ids_A.to(device)
-    keeps = accepted_flags(
-        draft_A.probabilities_of(own_A).cpu(), target_A.probabilities_of(own_A).cpu(), keeps_A
-    )
+    keeps = accepted(draft_A.probabilities_of(own_A).cpu(), target_A.probabilities_of(own_A).cpu(), keeps_A)
     is_accepted_A = keeps & on_path_A
     verified_AV = torch.where(on_path_A[:, None].to(device), target_A.probabilities_NV, 0.0)
-    others_A = draft_A.residual(Dense(verified_AV)).draw(draws_A.to(device))
+    others_A = recovered_distributions(draft_A, Dense(verified_AV)).draw(draws_A.to(device))
     drawn_A = torch.where(is_accepted_A.to(device), own_A, others_A)
     ratio_A = target_A.probabilities_of(drawn_A) / draft_A.probabilities_of(drawn_A)
     return drawn_A, is_accepted_A.numpy(), ratio_A.clamp(max=1.0).cpu().numpy()

@@ -130,16 +130,16 @@ def test_candidates_are_always_the_continuation_of_what_was_committed(family: st
             row.append(ranked[rank])
         reply = lone.round(num_accepted, next_distributions)
         assert reply.next_token_ids_R.tolist() == next_distributions
-        assert reply.is_hit_R.tolist() == [not missed for missed in is_miss]
+        assert reply.ahead.is_hit_R.tolist() == [not missed for missed in is_miss]
         bounds = np.cumsum(reply.num_drafted_R)[:-1]
         candidates = [part.tolist() for part in np.split(reply.candidate_ids_C, bounds)]
         for row, chain in zip(lone.rows, candidates, strict=True):
             for depth, token in enumerate(chain):
                 assert token == ranked_continuation(model, row + chain[:depth])[0]
         num_missed += sum(is_miss)
-        num_caught += int((reply.branch_ranks_R > 0).sum())
+        num_caught += int((reply.ahead.branch_ranks_R > 0).sum())
         assert all(len(chain) == NUM_DRAFT_TOKENS for chain, rank in
-                   zip(candidates, reply.branch_ranks_R.tolist(), strict=True) if rank)  # fmt: skip
+                   zip(candidates, reply.ahead.branch_ranks_R.tolist(), strict=True) if rank)  # fmt: skip
     assert 0 < num_caught < num_missed
 
 

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine import remote
-from specdist.engine.proposals import OpenedRows, ProposalReply, ProposalRequest, RoleTimes, TracedDrafts
+from specdist.engine.packing import pack, unpack
+from specdist.engine.proposals import (
+    AheadReport,
+    OpenedRows,
+    ProposalReply,
+    ProposalRequest,
+    RoleTimes,
+    TracedDrafts,
+)
 from specdist.engine.wire import FRAME_INTS, Wire
 from specdist.models.flat import FlatBatch
 
@@ -76,19 +83,21 @@ def test_request_and_reply_round_trip() -> None:
         ),
         context=FlatBatch(ints(8, 9), ints(1, 1), ints(0, 1)),
     )
-    line.near.send(remote._request_arrays(request))
-    assert_same(request, remote._request_from_arrays(line.far.receive()))
+    line.near.send(pack(request))
+    assert_same(request, unpack(ProposalRequest, line.far.receive()))
     probabilities = torch.rand(3, generator=torch.Generator().manual_seed(0)).double().numpy()
     reply = ProposalReply(
         next_token_ids_R=ints(4, 151_000),
         num_drafted_R=ints(3, 0),
         candidate_ids_C=ints(7, 8, 9),
         draft_probabilities_C=probabilities,
-        num_ahead_R=ints(4, 0),
-        num_branches_R=np.array([3, 0]),
-        num_branch_tokens_R=np.array([9, 0]),
-        branch_ranks_R=np.array([2, 0]),
-        is_hit_R=np.array([True, False]),
+        ahead=AheadReport(
+            num_tokens_R=ints(4, 0),
+            num_branches_R=ints(3, 0),
+            num_branch_tokens_R=ints(9, 0),
+            branch_ranks_R=ints(2, 0),
+            is_hit_R=np.array([True, False]),
+        ),
         draft_pass_sizes_P=ints(4, 2, 1),
         times=RoleTimes(prefill=2**40, draft=1, transfer=2, idle=3, peak_memory_bytes=2**36),
     )
@@ -101,5 +110,5 @@ def test_request_and_reply_round_trip() -> None:
         acceptance_R=np.array([1.0, 0.25]),
     )
     for each in (reply, dataclasses.replace(reply, traced=traced)):
-        line.near.send(remote._reply_arrays(each))
-        assert_same(each, remote._reply_from_arrays(line.far.receive()))
+        line.near.send(pack(each))
+        assert_same(each, unpack(ProposalReply, line.far.receive()))

@@ -31,7 +31,7 @@ def verify_input_about(token_ids_T: np.ndarray) -> VerifyInput:
     keys = np.array([stream_key(3, row, 0) for row in range(NUM_ROWS)])
     judges = places[places % BLOCK < BLOCK - 1]
     return VerifyInput.about(
-        batch, index_N=places, stream_keys_N=keys[batch.slots_T], target_logits_indices_C=judges
+        batch, logits_indices_N=places, stream_keys_N=keys[batch.slots_T], target_logits_indices_C=judges
     )
 
 

@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdist.sampling.acceptance import accepted_flags, num_accepted
 from specdist.sampling.distributions import (
     Dense,
     OneHot,
     SamplingSettings,
     distributions_from_logits,
+)
+from specdist.sampling.rejection_sampler import (
+    accepted,
+    count_accepted,
+    known_next_tokens,
+    recovered_distributions,
 )
 from specdist.theory.formulas import sprinter_acceptance
 
@@ -36,12 +41,12 @@ def pair_of_distributions(settings: SamplingSettings, seed: int) -> tuple[Tensor
 def acceptance_probability(target: Tensor, draft: Tensor) -> float:
     """The measure of the u that are accepted, found on the product's own function by bisection."""
     low, high = 0.0, 1.0
-    if accepted_flags(target[None], draft[None], torch.tensor([1 - 2.0**-52], dtype=torch.float64)).item():
+    if accepted(target[None], draft[None], torch.tensor([1 - 2.0**-52], dtype=torch.float64)).item():
         return 1.0
     for _ in range(60):
         middle = torch.tensor([(low + high) / 2], dtype=torch.float64)
-        accepted = accepted_flags(target[None], draft[None], middle).item()
-        low, high = (float(middle), high) if accepted else (low, float(middle))
+        is_accepted = accepted(target[None], draft[None], middle).item()
+        low, high = (float(middle), high) if is_accepted else (low, float(middle))
     return low
 
 
@@ -49,12 +54,12 @@ def acceptance_probability(target: Tensor, draft: Tensor) -> float:
 def test_accepted_and_recovered_mass_is_the_target_law(settings: SamplingSettings) -> None:
     for seed in range(20):
         target, draft = pair_of_distributions(settings, seed)
-        accepted = accepted_masses(target, draft)
-        residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
-        distribution = accepted + (1 - accepted.sum()) * residual
+        accepted_V = accepted_masses(target, draft)
+        residual = recovered_distributions(Dense(target[None]), Dense(draft[None])).probabilities_NV[0]
+        distribution = accepted_V + (1 - accepted_V.sum()) * residual
         torch.testing.assert_close(distribution, target, atol=TOLERANCE, rtol=0)
         # The acceptance rate is the overlap of the two distributions (Leviathan et al. 2023, Corollary 3.6).
-        torch.testing.assert_close(accepted.sum(), torch.minimum(target, draft).sum(), atol=1e-12, rtol=0)
+        torch.testing.assert_close(accepted_V.sum(), torch.minimum(target, draft).sum(), atol=1e-12, rtol=0)
 
 
 def accepted_masses(target: Tensor, draft: Tensor) -> Tensor:
@@ -71,7 +76,7 @@ def lossy_distribution(target: Tensor, draft: Tensor, trusts: Tensor) -> Tensor:
     else it is verified by the ordinary rule."""
     judged = accepted_masses(target, draft) * (1 - trusts)
     trusted = draft * trusts
-    residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
+    residual = recovered_distributions(Dense(target[None]), Dense(draft[None])).probabilities_NV[0]
     return trusted + judged + (1 - (trusted + judged).sum()) * residual
 
 
@@ -144,15 +149,15 @@ def test_greedy_is_the_one_hot_law_through_the_same_path() -> None:
     drawn = draft.draw(uniforms)
     assert torch.equal(drawn, dense_draft.draw(uniforms))
     flags, dense_flags = (
-        accepted_flags(distribution.probabilities_of(drawn), other.probabilities_of(drawn), uniforms)
-        for distribution, other in ((target, draft), (dense_target, dense_draft))
+        accepted(one.probabilities_of(drawn), other.probabilities_of(drawn), uniforms)
+        for one, other in ((target, draft), (dense_target, dense_draft))
     )
     assert torch.equal(flags, dense_flags)
     rejected = torch.nonzero(~flags)[:, 0]
-    recovered, dense_recovered = (
-        distribution.select(rejected).residual(other.select(rejected)).draw(uniforms[rejected])
-        for distribution, other in ((target, draft), (dense_target, dense_draft))
-    )
+    recovered = known_next_tokens(target.select(rejected))
+    residual = recovered_distributions(dense_target.select(rejected), dense_draft.select(rejected))
+    dense_recovered = residual.draw(uniforms[rejected])
+    assert recovered is not None
     assert torch.equal(recovered, dense_recovered)
 
 
@@ -173,23 +178,23 @@ def test_filters_equal_transformers_own() -> None:
 
 def test_a_block_is_cut_at_its_first_rejection() -> None:
     flags = torch.tensor([True, False, True, True, True, False])
-    assert num_accepted(flags, torch.tensor([3, 0, 2, 1])).tolist() == [1, 0, 2, 0]
-    assert num_accepted(flags[:0], torch.tensor([0, 0])).tolist() == [0, 0]
+    assert count_accepted(flags, torch.tensor([3, 0, 2, 1])).tolist() == [1, 0, 2, 0]
+    assert count_accepted(flags[:0], torch.tensor([0, 0])).tolist() == [0, 0]
 
 
 def test_equal_probabilities_accept_every_number() -> None:
     """u < P/Q with P = Q must hold for every u in [0, 1): rounding of the ratio must not reject."""
     probabilities = torch.rand(1000, generator=torch.Generator().manual_seed(2), dtype=torch.float32).double()
     largest = torch.full((1000,), 1 - 2.0**-52, dtype=torch.float64)
-    assert bool(accepted_flags(probabilities, probabilities, largest).all())
+    assert bool(accepted(probabilities, probabilities, largest).all())
 
 
 def test_the_number_0_accepts_nothing_impossible() -> None:
     """u is 0 once in 2**52 draws, and P(y) = 0 is what top-k and top-p make of most tokens."""
     zeros = torch.zeros(3, dtype=torch.float64)
     draft = torch.tensor([1.0, 0.5, 1e-30], dtype=torch.float64)
-    assert not accepted_flags(zeros, draft, zeros).any()
-    assert accepted_flags(torch.full_like(zeros, 1e-30), draft, zeros).all()
+    assert not accepted(zeros, draft, zeros).any()
+    assert accepted(torch.full_like(zeros, 1e-30), draft, zeros).all()
 
 
 def test_equals_at_the_edge_of_a_filter_are_treated_as_transformers_does() -> None:

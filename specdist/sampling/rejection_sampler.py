@@ -1,0 +1,86 @@
+"""The rejection sampler of speculative decoding: verify candidates, then sample the recovered or bonus token.
+
+P is the target's distribution at a position, Q the one that the draft drew its candidate from, both after
+temperature, top-k and top-p (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2):
+
+1. A candidate y is accepted if u < P(y) / Q(y). The first rejection ends its block.
+2. In the place of a rejected candidate stands the *recovered* token, drawn from norm(max(0, P - Q)).
+3. After a block that was accepted whole stands the *bonus* token, drawn from P.
+
+Every emitted token then follows P, whatever Q is. The two steps may run in two processes: verification needs
+one number of each distribution per candidate, the next token the whole of both, at one position per sequence.
+Each takes random numbers of its own; sharing them between the steps would bias the output silently.
+
+Greedy decoding and gumbel coupling are the same rule on one-hot distributions (``OneHot``): the candidate is
+accepted if it is the target's token, and the recovered or bonus token is the target's token, known without
+sampling. A target without a draft samples a bonus token in every step.
+
+C candidates of all sequences, one after the other; R sequences; W of them whose next token is sampled;
+K the longest block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdist.sampling.distributions import Dense, Distributions, OneHot
+from specdist.sampling.random import Purpose, RandomKeys
+
+
+def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> Tensor:
+    """bool [C]: which candidates are accepted, each judged by itself.
+
+    Args:
+        target_C: float64, P(y) of each candidate at its place, on the CPU.
+        draft_C: float64, Q(y), the probability with which the draft drew it; positive.
+        keys_C: of the candidates' own positions.
+    """
+    return accepted(target_C, draft_C, keys_C.uniforms(Purpose.ACCEPT))
+
+
+def accepted(target_C: Tensor, draft_C: Tensor, uniforms_C: Tensor) -> Tensor:
+    """u < P(y) / Q(y), strictly (P = 0 is never accepted) and without dividing. NaN is never accepted."""
+    return uniforms_C * draft_C < target_C
+
+
+def acceptance_probabilities(target_C: Tensor, draft_C: Tensor) -> Tensor:
+    """min(1, P(y) / Q(y)): how likely :func:`verify_candidates` is to accept; 0 where Q and P are 0."""
+    tiny = torch.finfo(torch.float64).tiny
+    return (target_C / draft_C.clamp(min=tiny)).clamp(max=1.0)
+
+
+def count_accepted(accepted_C: Tensor, lengths_R: Tensor) -> Tensor:
+    """int64 [R]: the accepted candidates of each block before its first rejection; lengths sum to C."""
+    num_blocks, longest = len(lengths_R), int(lengths_R.max()) if len(lengths_R) else 0
+    inside_RK = torch.arange(longest) < lengths_R[:, None]
+    accepted_RK = torch.zeros(num_blocks, longest, dtype=torch.bool)
+    accepted_RK[inside_RK] = accepted_C
+    return accepted_RK.cumprod(dim=1).sum(dim=1)
+
+
+def sample_next_tokens(target_W: Dense, keys_W: RandomKeys, draft_W: Dense | None = None) -> Tensor:
+    """int64 [W], on the target's device: the recovered or bonus token of each sequence.
+
+    Args:
+        keys_W: of the positions that the tokens will have.
+        draft_W: Q where a candidate was rejected there, and zeros where none was: the residual of P and
+            zeros is P itself, from which the bonus token is drawn. None: no sequence had a rejection.
+    """
+    distributions_W = target_W if draft_W is None else recovered_distributions(target_W, draft_W)
+    return distributions_W.draw(keys_W.uniforms(Purpose.NEXT_TOKEN).to(target_W.device))
+
+
+def recovered_distributions(target_W: Dense, draft_W: Dense) -> Dense:
+    """norm(max(0, P - Q)), of processed distributions, and never filtered again.
+
+    Where rounding leaves no mass (P and Q are equal) P itself: a rejection there has probability zero.
+    """
+    mass_WV = (target_W.probabilities_NV - draft_W.probabilities_NV).clamp_(min=0)
+    total_W1 = mass_WV.sum(dim=1, keepdim=True)
+    return Dense(torch.where(total_W1 > 0, mass_WV / total_W1, target_W.probabilities_NV))
+
+
+def known_next_tokens(target_W: Distributions) -> Tensor | None:
+    """int64 [W] where the distributions are one-hot: accepted or not, the next token is the target's."""
+    return target_W.token_ids_N if isinstance(target_W, OneHot) else None
