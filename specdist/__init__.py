@@ -15,6 +15,6 @@ __all__ = ["Run", "load_run"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from specdist import runs
+    from specdist.api import runs
 
     return getattr(runs, name)

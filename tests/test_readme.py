@@ -8,7 +8,7 @@ import re
 import pytest
 
 from specdist.data.schema import SECTIONS, markdown_table
-from specdist.policies.references import REFERENCES
+from specdist.policies.registry import all_papers
 from tests.ranks import REPOSITORY
 from tests.readme import README
 
@@ -29,7 +29,7 @@ def test_tables_are_those_of_the_schema(section: str) -> None:
 
 
 def test_the_papers_are_all_there() -> None:
-    assert between("references") == "\n".join(f"- {item.markdown()}" for item in REFERENCES.values())
+    assert between("references") == "\n".join(f"- {item.markdown()}" for item in all_papers())
 
 
 def test_links_lead_somewhere() -> None:

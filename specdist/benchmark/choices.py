@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from specdist.policies.options import HEAD_KINDS, HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES, OPTIONS, owners_of
+from specdist.policies.registry import POLICIES as ALL_POLICIES
 from specdist.utils.errors import UserError
 
 ALL = "all"
 # Those that need no trained head, which are what ``all`` stands for.
-POLICIES = tuple(
-    dict.fromkeys(
-        name for item in POLICY_OPTIONS.values() for name in item.defaults if name not in HEAD_POLICIES
-    )
-)
+POLICIES = tuple(name for name in ALL_POLICIES if name not in HEAD_POLICIES)
 # After a policy that reads a head if it is given one.
 WITH_HEAD = "+head"
 READERS = tuple(policy if policy in HEAD_POLICIES else policy + WITH_HEAD for policy in HEAD_KINDS)
@@ -42,7 +40,7 @@ def policy_choices(
         raise UserError(f"--initial_lengths has no effect with --policies {' '.join(names)}: leave it out")
     lengths = list(initial_lengths or INITIAL_LENGTHS) if needs_lengths else []
     if max_draft_tokens is None:
-        cap = int(max(*POLICY_OPTIONS["max_draft_tokens"].defaults.values(), *lengths))
+        cap = int(max(*(info.default for info in owners_of("max_draft_tokens").values()), *lengths))
     else:
         if not any(takes(policy, "max_draft_tokens") for policy, _, _ in entries):
             raise UserError(
@@ -65,7 +63,7 @@ def policy_choices(
 
 def takes(policy: str, option: str) -> bool:
     """Whether the option has an effect with the policy."""
-    return policy in POLICY_OPTIONS[option].defaults
+    return option in OPTIONS[policy]
 
 
 def _wants_lengths(policy: str, given: Mapping[str, float]) -> bool:
@@ -101,12 +99,12 @@ def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
     name, _, value = item.partition("=")
     if name == "max_draft_tokens":
         raise UserError(f"--policies {entry}: give --max_draft_tokens, which is that of all policies")
-    if name not in POLICY_OPTIONS or not takes(policy, name):
-        known = [name for name in POLICY_OPTIONS if takes(policy, name) and name != "max_draft_tokens"]
+    if not takes(policy, name):
+        known = [name for name in OPTIONS[policy] if name != "max_draft_tokens"]
         raise UserError(
             f"--policies {entry}: {name!r} is not an option of {policy}, which takes {', '.join(known) or 'none'}"
         )
-    kind = type(POLICY_OPTIONS[name].defaults[policy])
+    kind = type(OPTIONS[policy][name].default)
     try:
         return name, kind(value)
     except ValueError as error:

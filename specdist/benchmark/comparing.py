@@ -11,7 +11,7 @@ from specdist.benchmark.measuring import Measured, Timed
 from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
 from specdist.benchmark.results import GroupResult, MethodResult, OverlapResult, PolicyResult
 from specdist.benchmark.spread import SpreadResult, spreads_of
-from specdist.policies.options import TARGET_ONLY
+from specdist.policies.registry import TARGET_ONLY
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import NS_PER_S, Stats
 from specdist.theory.formulas import ready_share

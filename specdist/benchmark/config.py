@@ -10,7 +10,9 @@ from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
 from specdist.config.generate import PICKLE_HELP, TRUST_HELP
 from specdist.job.costs import BRANCH_COUNTS
-from specdist.policies.options import HEAD_KINDS, HEAD_POLICIES, HeadKind, PolicyChoice
+from specdist.policies import HeadKind
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES
 from specdist.synthetic import SHAPES, check_dial
 from specdist.utils.errors import UserError
 

@@ -16,11 +16,10 @@ from specdist.engine.proposals import DraftAhead
 from specdist.engine.timeline import Kind, Timeline
 from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
-from specdist.job.policies import build_policy
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
+from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.options import PolicyChoice
 from specdist.sampling.distributions import SamplingSettings
 
 

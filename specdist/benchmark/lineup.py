@@ -23,9 +23,9 @@ from specdist.benchmark.methods import (
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.setting import Setting
 from specdist.job.costs import measure_curve, plan_ahead, verify_logits
-from specdist.job.policies import uses_features
+from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.options import PolicyChoice, needs_costs
+from specdist.policies.registry import needs_costs, uses_features
 
 logger = logging.getLogger(__name__)
 

@@ -45,8 +45,8 @@ from specdist.engine.device_clock import timed
 from specdist.heads.head import TokenHead
 from specdist.models.hidden import with_head_logits
 from specdist.policies import LengthPolicy
+from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import Curve
-from specdist.policies.options import PolicyChoice
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.stats.shard import NS_PER_S, Stats
 

@@ -14,8 +14,9 @@ from transformers import DynamicCache
 
 from specdist.benchmark.paged import PagedPair
 from specdist.engine.device_clock import timed
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
+from specdist.utils.ranges import arange_segments
 
 NUM_WARMUPS = 2
 

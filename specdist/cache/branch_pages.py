@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.models.flat import arange_segments
+from specdist.utils.ranges import arange_segments
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import numpy as np
 
 from specdist.cache.pages import PageUpdates
 from specdist.collecting.texts import Text
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.flat import FlatBatch
+from specdist.utils.ranges import arange_segments
 
 # Most tokens of a pass, and so most rows of logits at a time: enough to keep a GPU busy, and a quarter of a
 # gigabyte with a vocabulary of 128 thousand.

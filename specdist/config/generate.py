@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 
 from specdist.config.arguments import option, parse_arguments
-from specdist.policies.options import (
-    HEAD_KINDS,
-    HEAD_POLICIES,
-    POLICY_OPTIONS,
+from specdist.policies.choice import (
+    PolicyArguments,
+    PolicyChoice,
     check_ranges,
     most_draft_tokens,
-    needs_costs,
     resolve_policy_options,
 )
+from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES, OPTION_NAMES, PolicyName, needs_costs
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ BYTES_PER_UNIT = {
 
 
 @dataclass(kw_only=True)
-class GenerateConfig:
+class GenerateConfig(PolicyArguments):
     """Every option of ``jobs/generate.py``. Raises :class:`UserError` for a value out of its range."""
 
     # What goes in and out
@@ -76,66 +75,16 @@ class GenerateConfig:
     allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Speculation
-    policy: Literal[
-        "fixed",
-        "hf_heuristic",
-        "confidence",
-        "svip",
-        "adaedl",
-        "gammatune",
-        "gammatune_plus",
-        "specdecpp",
-        "sprinter",
-        "goodput",
-        "none",
-    ] = option("fixed", help="how many tokens to draft; none = target only")
-    num_draft_tokens: int | None = option(
-        None,
-        help="draft tokens per round; hf_heuristic, gammatune(_plus): of the first round (default 5)",
-    )
-    max_draft_tokens: int | None = option(None, help="most draft tokens per round, but of fixed (default 20)")
-    min_draft_tokens: int | None = option(None, help="gammatune(_plus): fewest (gamma_min, default 1)")
-    stop_probability: float | None = option(
-        None,
-        help="stop after a token with less: confidence: of the drawn token; gammatune_plus: of the "
-        "likeliest one (tau) (default 0.4)",
-    )
-    stop_root_entropy: float | None = option(
-        None, help="svip: stop after a token with a larger sqrt(entropy in nats) (h, default 0.3)"
-    )
+    policy: PolicyName = option("fixed", help="how many tokens to draft; none = target only")
     head: str | None = option(
         None,
         help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has "
         "trained for the draft",
     )
-    stop_threshold: float | None = option(
-        None, help="specdecpp: stop where a rejection in the block is likelier than this (h, default 0.7)"
-    )
-    verifier_threshold: float | None = option(
-        None, help="sprinter: stop after a token of which the verifier is less sure (tau, default 0.5)"
-    )
     verify: Literal["doubted", "all"] | None = option(
         None,
         help="sprinter: what the target verifies: doubted = the last token of a block, the others are taken on "
         "trust, which is NOT exact; all = every token, which is (default doubted)",
-    )
-    stop_bound: float | None = option(
-        None, help="adaedl: first threshold of 1 - sqrt(entropy_factor * entropy) (lambda, default 0.4)"
-    )
-    stop_bound_step: float | None = option(
-        None, help="adaedl: its step after a round (epsilon, default 0.01)"
-    )
-    stop_bound_momentum: float | None = option(None, help="adaedl: its inertia (beta2, default 0.9)")
-    entropy_factor: float | None = option(None, help="adaedl: in the bound (gamma, default 0.2)")
-    target_acceptance: float | None = option(None, help="adaedl: acceptance to keep (alpha, default 0.9)")
-    acceptance_momentum: float | None = option(
-        None, help="adaedl: weight of earlier rounds in the acceptance (beta1, default 0.5)"
-    )
-    length_bonus: float | None = option(
-        None, help="gammatune(_plus): added to what a whole accepted round counts (delta, default 2)"
-    )
-    length_rate: float | None = option(
-        None, help="gammatune(_plus): weight of the last round (eta, default 0.5)"
     )
     acceptance: Literal["rejection", "gumbel"] = option(
         "rejection",
@@ -251,7 +200,7 @@ class GenerateConfig:
             self.verify = self.verify or "doubted"
 
     def _given_policy_options(self) -> dict[str, float]:
-        values = {name: getattr(self, name) for name in POLICY_OPTIONS}
+        values = {name: getattr(self, name) for name in OPTION_NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
@@ -286,6 +235,15 @@ class GenerateConfig:
     def policy_options(self) -> dict[str, float]:
         """The options of this run's policy, by name; none of a policy that does not draft."""
         return self._given_policy_options() if self.uses_draft else {}
+
+    @property
+    def policy_choice(self) -> PolicyChoice:
+        return PolicyChoice(self.policy, self.policy_options, reads_head=self.head is not None)
+
+    @property
+    def is_coupled(self) -> bool:
+        """Target and draft draw alike: greedily, or with the same noise."""
+        return self.temperature == 0 or self.acceptance == "gumbel"
 
     @property
     def block_tokens(self) -> int:

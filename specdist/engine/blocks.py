@@ -15,9 +15,10 @@ from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.tracing import note_block
 from specdist.engine.verify import VerifyInput, VerifyOutput
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.flat import FlatBatch
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, count_accepted, verify_candidates
+from specdist.utils.ranges import arange_segments
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.models.flat import arange_segments
 from specdist.sampling.branch_estimates import BranchEstimates
+from specdist.utils.ranges import arange_segments
 
 UNUSED = -1
 

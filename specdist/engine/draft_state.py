@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.flat import FlatBatch
 from specdist.policies import NUM_FEATURES, DraftFeatures
+from specdist.utils.ranges import arange_segments
 
 NOWHERE = -1
 # What an untouched entry says: steps are counted from 1.

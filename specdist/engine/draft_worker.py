@@ -38,7 +38,6 @@ from specdist.engine.proposals import (
     TracedDrafts,
 )
 from specdist.engine.timeline import Timeline
-from specdist.models.flat import arange_segments
 from specdist.models.memory import peak_memory_bytes, release_memory
 from specdist.models.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, BatchPolicy, LengthPolicy, RoundContext, VerifiedTokens
@@ -50,6 +49,7 @@ from specdist.sampling.rejection_sampler import (
     sample_next_tokens,
     verify_candidates,
 )
+from specdist.utils.ranges import arange_segments
 
 
 class DraftWorker:

@@ -40,11 +40,12 @@ from specdist.engine.targets import Target
 from specdist.engine.timeline import Timeline
 from specdist.engine.tracing import note_next_token
 from specdist.engine.verify import VerifyInput
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.flat import FlatBatch
 from specdist.models.memory import peak_memory_bytes, release_memory
 from specdist.sampling.distributions import NOT_FINITE, Distributions
 from specdist.sampling.rejection_sampler import known_next_tokens
 from specdist.stats.shard import TargetTimes
+from specdist.utils.ranges import arange_segments
 
 logger = logging.getLogger(__name__)
 

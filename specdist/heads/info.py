@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data.files import write_json
-from specdist.policies.options import HEAD_KINDS, HeadKind
+from specdist.policies import HeadKind
+from specdist.policies.registry import HEAD_KINDS
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields, parse_object
 

@@ -20,8 +20,7 @@ from specdist.data.reading import open_shard
 from specdist.data.run_folder import CARD_MARK
 from specdist.data.schema import column_fields, fields_table
 from specdist.job.report import total_stats
-from specdist.policies.options import POLICY_OPTIONS
-from specdist.policies.references import references_of
+from specdist.policies.registry import OPTION_NAMES, papers_of
 from specdist.stats.shard import Stats
 from specdist.utils.markdown import code, plain, table
 
@@ -135,7 +134,7 @@ def _files(pattern: str) -> dict[str, str]:
 
 def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
     """By name; what does not apply is left out."""
-    names = ("policy", *POLICY_OPTIONS, "verify", "acceptance", "overlap", "num_branches")
+    names = ("policy", *OPTION_NAMES, "verify", "acceptance", "overlap", "num_branches")
     of_draft = {name: run.get(name) for name in names} if run["policy"] != "none" else {"policy": "none"}
     values = {
         "target": _last_name(info["target"]),
@@ -149,7 +148,7 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _references(run: Mapping[str, Any]) -> list[str]:
-    found = references_of(policy=run["policy"], acceptance=run["acceptance"])
+    found = papers_of(run["policy"], run["acceptance"])
     if not found:
         return []
     return ["## Methods", "\n".join(f"- {reference.markdown()}" for reference in found)]

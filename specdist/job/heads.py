@@ -10,7 +10,7 @@ from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.heads.info import HeadInfo, read_head_info
 from specdist.models.checkpoint import Checkpoint
-from specdist.policies.options import HEAD_KINDS
+from specdist.policies.registry import HEAD_KINDS
 
 
 @dataclass(frozen=True)

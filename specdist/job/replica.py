@@ -27,7 +27,6 @@ from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
 from specdist.job.allocation import PAGE_SIZE, RowLimits, refusal, room_for_cache
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve, plan_ahead, verify_logits
-from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.quiet import quiet_libraries
 from specdist.job.restart import remember_lone_row
@@ -36,7 +35,9 @@ from specdist.models.checkpoint import Checkpoint
 from specdist.models.loading import join_sharding, load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
+from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel, Curve
+from specdist.policies.registry import uses_features
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 
@@ -100,7 +101,7 @@ class Replica:
         self._activity.begin("sizing the cache")
         self.num_pages = self._allocate()
         self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
-        self._policy = make_policy(config, self.costs)
+        self._policy = build_policy(config.policy_choice, self.costs, is_coupled=config.is_coupled)
         self.ahead = DraftAhead()
         if config.drafts_ahead:
             assert self.costs is not None

@@ -33,12 +33,6 @@ class FlatBatch:
         return len(self.slots_T)
 
 
-def arange_segments(lengths_S: np.ndarray) -> np.ndarray:
-    """0, 1, .., n-1 for every segment of n tokens, one after the other."""
-    starts_S = np.cumsum(lengths_S) - lengths_S
-    return np.arange(lengths_S.sum()) - np.repeat(starts_S, lengths_S)
-
-
 @dataclass(frozen=True)
 class Segments:
     """Where each slot's tokens stand in a flat batch, and how many keys its last token sees."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import attention as torch_attention
 
-from specdist.models.attention import AttentionRules, KeyValueCache, attend_rows
+from specdist.cache.key_value import KeyValueCache
+from specdist.models.attention import AttentionRules, attend_rows
 from specdist.models.segments import PagedSegments
 
 # Keys that SDPA gathers at once: 2**17 keys of 8 heads of width 128 in bfloat16 are 256 MiB.

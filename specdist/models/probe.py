@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdist.models.attention import AttentionKind, AttentionRules
-from specdist.models.flat import FlatBatch, arange_segments
+from specdist.models.flat import FlatBatch
 from specdist.models.kernel import PagedKernel
 from specdist.models.segments import PagedSegments, ragged_segments
+from specdist.utils.ranges import arange_segments
 
 # (new tokens, keys) of every segment: decoding steps, of which one is long enough for a kernel to split its
 # keys; verification blocks, padded in front where a row has fewer keys; a prefill mixed with both.

@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
+from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
-from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes, PagedAttention
+from specdist.models.attention import LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.attention import KeyValueCache, LayerAttention
-from specdist.models.flat import FlatBatch, Segments, arange_segments, cache_indices
+from specdist.cache.key_value import KeyValueCache
+from specdist.models.attention import LayerAttention
+from specdist.models.flat import FlatBatch, Segments, cache_indices
 from specdist.models.graphs import Capturer, CheckedGraphs
 from specdist.models.kernel import KernelAttention, PagedKernel
 from specdist.models.segments import PagedSegments
 from specdist.models.staging import InputStaging
+from specdist.utils.ranges import arange_segments
 
 SEGMENT_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 QUERY_BUCKETS = (1, 2, 4, 6, 8, 12, 16)

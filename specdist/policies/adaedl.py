@@ -19,29 +19,51 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, VerifiedBlocks
+from specdist.policies.options import (
+    AMOUNT,
+    MAX_DRAFT_TOKENS,
+    SHARE,
+    Grid,
+    RegisteredPolicy,
+    policy_option,
+    shared_option,
+)
+from specdist.policies.references import Reference
 
 # Columns of the history.
 ACCEPTANCE, THRESHOLD = 0, 1
 
 
+AGRAWAL_2024 = Reference(
+    authors="Agrawal, Jeon, Lee",
+    year=2024,
+    title="AdaEDL: Early Draft Stopping for Speculative Decoding of Large Language Models "
+    "via an Entropy-based Lower Bound on Token Acceptance Probability",
+    arxiv="2410.18351",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class AdaEdl:
-    """A row's history is (A, λ); it begins with A = 0, as in the code of Draft & Verify.
+class AdaEdl(RegisteredPolicy):
+    """A row's history is (A, λ); it begins with A = 0, as in the code of Draft & Verify."""
 
-    Attributes:
-        stop_bound: the first λ.
-        stop_bound_step, stop_bound_momentum: ε, β2.
-        entropy_factor: γ.
-        target_acceptance, acceptance_momentum: α, β1.
-    """
-
-    max_draft_tokens: int
-    stop_bound: float
-    stop_bound_step: float
-    stop_bound_momentum: float
-    entropy_factor: float
-    target_acceptance: float
-    acceptance_momentum: float
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    stop_bound: float = policy_option(
+        0.4, SHARE, symbol="first λ", help="first threshold of 1 - sqrt(entropy_factor * entropy)"
+    )
+    stop_bound_step: float = policy_option(
+        0.01, SHARE, symbol="ε", help="step of the threshold after a block"
+    )
+    stop_bound_momentum: float = policy_option(0.9, SHARE, symbol="β2", help="EMA factor of the threshold")
+    entropy_factor: float = policy_option(0.2, AMOUNT, symbol="γ", help="factor of the entropy in the bound")
+    target_acceptance: float = policy_option(0.9, SHARE, symbol="α", help="acceptance rate to keep")
+    acceptance_momentum: float = policy_option(
+        0.5, SHARE, symbol="β1", help="EMA factor of the acceptance rate"
+    )
+    name: ClassVar[str] = "adaedl"
+    drafts: ClassVar[str] = "until 1 - sqrt(γ entropy) falls below λ, which follows the sequence's acceptance"
+    papers: ClassVar[tuple[Reference, ...]] = (AGRAWAL_2024,)
+    grid: ClassVar[Grid] = {"stop_bound": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features: ClassVar[bool] = True
 
     @property
@@ -56,13 +78,30 @@ class AdaEdl:
         return wants_R
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        shares_R = blocks.num_accepted_R / blocks.num_drafted_R
-        acceptances_R, thresholds_R = blocks.histories_RH.T
-        acceptances_R = _moved(acceptances_R, shares_R, self.acceptance_momentum)
-        signs_R = np.where(acceptances_R <= self.target_acceptance, 1, -1)
-        moved_R = thresholds_R + self.stop_bound_step * signs_R
-        thresholds_R = _moved(thresholds_R, moved_R, self.stop_bound_momentum)
-        return np.stack([acceptances_R, thresholds_R], axis=1)
+        return moved_histories(
+            blocks,
+            step=self.stop_bound_step,
+            momentum=self.stop_bound_momentum,
+            target_acceptance=self.target_acceptance,
+            acceptance_momentum=self.acceptance_momentum,
+        )
+
+
+def moved_histories(
+    blocks: VerifiedBlocks,
+    *,
+    step: float,
+    momentum: float,
+    target_acceptance: float,
+    acceptance_momentum: float,
+) -> np.ndarray:
+    """[R, 2]: (A, λ) after these blocks, by the rule of Draft & Verify."""
+    shares_R = blocks.num_accepted_R / blocks.num_drafted_R
+    acceptances_R, thresholds_R = blocks.histories_RH.T
+    acceptances_R = _moved(acceptances_R, shares_R, acceptance_momentum)
+    signs_R = np.where(acceptances_R <= target_acceptance, 1, -1)
+    thresholds_R = _moved(thresholds_R, thresholds_R + step * signs_R, momentum)
+    return np.stack([acceptances_R, thresholds_R], axis=1)
 
 
 def _moved(values_R: np.ndarray, towards_R: np.ndarray, momentum: float) -> np.ndarray:

@@ -10,14 +10,36 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.options import (
+    MAX_DRAFT_TOKENS,
+    SHARE,
+    Grid,
+    RegisteredPolicy,
+    policy_option,
+    shared_option,
+)
+from specdist.policies.references import Reference
+
+MAMOU_2024 = Reference(
+    authors="Mamou, Pereg, Korat, Berchansky, Timor, Wasserblat, Schwartz",
+    year=2024,
+    title="Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language Models",
+    arxiv="2405.04304",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceThreshold(WithoutHistory):
+class ConfidenceThreshold(WithoutHistory, RegisteredPolicy):
     """Goes on while the drawn token's probability is at least ``stop_probability``."""
 
-    max_draft_tokens: int
-    stop_probability: float
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    stop_probability: float = policy_option(
+        0.4, SHARE, help="stop after a token that the draft gave less than this probability"
+    )
+    name: ClassVar[str] = "confidence"
+    drafts: ClassVar[str] = "until the draft gives the drawn token less than this probability (transformers)"
+    papers: ClassVar[tuple[Reference, ...]] = (MAMOU_2024,)
+    grid: ClassVar[Grid] = {"stop_probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features: ClassVar[bool] = True
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:

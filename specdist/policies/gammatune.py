@@ -18,23 +18,47 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, VerifiedBlocks
+from specdist.policies.options import (
+    AMOUNT,
+    COUNT,
+    FIRST_DRAFT_TOKENS,
+    FIRST_LENGTHS,
+    MAX_DRAFT_TOKENS,
+    SHARE,
+    Grid,
+    RegisteredPolicy,
+    policy_option,
+    shared_option,
+)
+from specdist.policies.references import Reference
+
+GAUTAM_2025 = Reference(
+    authors="Gautam, Shrestha, Reddy",
+    year=2025,
+    title="Token-Driven GammaTune: Adaptive Calibration for Enhanced Speculative Decoding",
+    arxiv="2504.00030",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GammaTune:
-    """A row's history is its window w, which begins at ``num_draft_tokens``.
+class GammaTune(RegisteredPolicy):
+    """A row's history is its window w, which begins at ``num_draft_tokens``."""
 
-    Attributes:
-        min_draft_tokens, max_draft_tokens: γ_min, γ_max.
-        length_bonus: δ.
-        length_rate: η.
-    """
-
-    num_draft_tokens: int
-    min_draft_tokens: int
-    max_draft_tokens: int
-    length_bonus: float
-    length_rate: float
+    num_draft_tokens: int = shared_option(FIRST_DRAFT_TOKENS)
+    min_draft_tokens: int = policy_option(1, COUNT, symbol="γ_min", help="fewest draft tokens of a block")
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    length_bonus: float = policy_option(
+        2.0, AMOUNT, symbol="δ", help="added to the accepted tokens of a block that was accepted whole"
+    )
+    length_rate: float = policy_option(0.5, SHARE, symbol="η", help="weight of the last block in the average")
+    name: ClassVar[str] = "gammatune"
+    drafts: ClassVar[str] = "a moving average of what was accepted, δ more for a block accepted whole"
+    papers: ClassVar[tuple[Reference, ...]] = (GAUTAM_2025,)
+    grid: ClassVar[Grid] = {
+        "num_draft_tokens": FIRST_LENGTHS,
+        "length_bonus": (0.5, 1.0, 2.0, 4.0),
+        "length_rate": (0.25, 0.5, 0.75),
+    }
     uses_features: ClassVar[bool] = False
 
     @property

@@ -10,13 +10,23 @@ import numpy as np
 
 from specdist.policies.base import DraftedRows
 from specdist.policies.gammatune import GammaTune
+from specdist.policies.options import SHARE, Grid, policy_option
 
 
 @dataclass(frozen=True, kw_only=True)
 class GammaTunePlus(GammaTune):
     """``stop_probability`` (τ): of the likeliest token, below which a block ends after the drawn one."""
 
-    stop_probability: float
+    stop_probability: float = policy_option(
+        0.4, SHARE, symbol="τ", help="stop after a token whose distribution gives its likeliest token less"
+    )
+    name: ClassVar[str] = "gammatune_plus"
+    drafts: ClassVar[str] = "the same, and ends a block where the likeliest token falls below τ"
+    grid: ClassVar[Grid] = {
+        "length_bonus": (1.0, 2.0, 4.0),
+        "length_rate": (0.25, 0.5, 0.75),
+        "stop_probability": (0.2, 0.4, 0.6, 0.8),
+    }
     uses_features: ClassVar[bool] = True
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:

@@ -22,6 +22,7 @@ No threshold is to be tuned. R rows asked about, D steps, C tokens of several ro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -29,6 +30,8 @@ import numpy as np
 from specdist.policies.base import DraftedRows, DraftFeatures, VerifiedBlocks, VerifiedTokens
 from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
 from specdist.policies.costs import CostModel
+from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
+from specdist.policies.references import Reference
 
 # What is assumed of the next token before any was verified, and after how many tokens half of it is
 # forgotten.
@@ -42,12 +45,31 @@ ROW_MEMORY = 64
 LARGEST_FORECAST = 0.98
 
 
-class Goodput:
+LIU_2024 = Reference(
+    authors="Liu, Park, Hu, Kwon, Li, Zhang, Du, Mo, You, Cheung, Deng, Stoica, Zhang",
+    year=2024,
+    title="TurboSpec: Closed-loop Speculation Control System for Optimizing LLM Serving "
+    "Goodput (first published as SmartSpec: Optimizing Speculative Decoding for "
+    "Serving Large Language Models Using Goodput)",
+    arxiv="2406.14066",
+)
+
+
+class Goodput(RegisteredPolicy):
     """Knows the whole batch: block lengths depend on what else is in flight.
 
     A row's history is how many of its tokens were accepted, and how many verified, both fading.
     """
 
+    name: ClassVar[str] = "goodput"
+    drafts: ClassVar[str] = (
+        "what pays for the whole batch: measured costs of passes against learned chances of acceptance; nothing "
+        "where nothing pays"
+    )
+    papers: ClassVar[tuple[Reference, ...]] = (LIU_2024,)
+    own_options: ClassVar[Mapping[str, OptionInfo]] = {"max_draft_tokens": MAX_DRAFT_TOKENS}
+    needs_costs: ClassVar[bool] = True
+    optional_head: ClassVar[HeadKind | None] = "acceptance"
     uses_features: ClassVar[bool] = True
 
     def __init__(

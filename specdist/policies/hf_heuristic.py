@@ -9,16 +9,27 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, VerifiedBlocks
+from specdist.policies.options import (
+    FIRST_DRAFT_TOKENS,
+    FIRST_LENGTHS,
+    MAX_DRAFT_TOKENS,
+    Grid,
+    RegisteredPolicy,
+    shared_option,
+)
 
 GROWTH, SHRINKAGE, FEWEST = 2, 1, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class HfHeuristic:
+class HfHeuristic(RegisteredPolicy):
     """A row's history is the length of its next block; ``num_draft_tokens`` is the first."""
 
-    num_draft_tokens: int
-    max_draft_tokens: int
+    num_draft_tokens: int = shared_option(FIRST_DRAFT_TOKENS)
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    name: ClassVar[str] = "hf_heuristic"
+    drafts: ClassVar[str] = "2 more after a block that was accepted whole, else 1 less (transformers)"
+    grid: ClassVar[Grid] = {"num_draft_tokens": FIRST_LENGTHS}
     uses_features: ClassVar[bool] = False
 
     @property

@@ -17,15 +17,39 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
-from specdist.policies.options import HeadKind
+from specdist.policies.options import (
+    MAX_DRAFT_TOKENS,
+    SHARE,
+    Grid,
+    HeadKind,
+    RegisteredPolicy,
+    policy_option,
+    shared_option,
+)
+from specdist.policies.references import Reference
+
+HUANG_2024 = Reference(
+    authors="Huang, Guo, Wang",
+    year=2024,
+    title="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths",
+    arxiv="2405.19715",
+)
 
 
 @dataclass(kw_only=True)
-class SpecDecPlusPlus(WithoutHistory):
+class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
     """Stops before a token when 1 - the product of the block's estimates is above ``stop_threshold``."""
 
-    max_draft_tokens: int
-    stop_threshold: float
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    stop_threshold: float = policy_option(
+        0.7, SHARE, symbol="h", help="stop where a rejection in the block is likelier than this"
+    )
+    name: ClassVar[str] = "specdecpp"
+    drafts: ClassVar[str] = (
+        "until some token of the block is likelier than h to be rejected, by the acceptance head's estimates"
+    )
+    papers: ClassVar[tuple[Reference, ...]] = (HUANG_2024,)
+    grid: ClassVar[Grid] = {"stop_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features: ClassVar[bool] = False
     head_kind: ClassVar[HeadKind] = "acceptance"
     # By chain: that all of its block is accepted.

@@ -18,15 +18,39 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
-from specdist.policies.options import HeadKind
+from specdist.policies.options import (
+    MAX_DRAFT_TOKENS,
+    SHARE,
+    Grid,
+    HeadKind,
+    RegisteredPolicy,
+    policy_option,
+    shared_option,
+)
+from specdist.policies.references import Reference
+
+ZHONG_2025 = Reference(
+    authors="Zhong, Teku, Tandon",
+    year=2025,
+    title="Speeding up Speculative Decoding via Sequential Approximate Verification (SPRINTER)",
+    arxiv="2502.04557",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sprinter(WithoutHistory):
+class Sprinter(WithoutHistory, RegisteredPolicy):
     """Goes on while the verifier's estimate of the last token is at least ``verifier_threshold``."""
 
-    max_draft_tokens: int
-    verifier_threshold: float
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    verifier_threshold: float = policy_option(
+        0.5, SHARE, symbol="τ", help="stop after a token of which the verifier is less sure than this"
+    )
+    name: ClassVar[str] = "sprinter"
+    drafts: ClassVar[str] = (
+        "until the verifier is less sure than τ of a token; **not exact** unless `--verify all`"
+    )
+    papers: ClassVar[tuple[Reference, ...]] = (ZHONG_2025,)
+    grid: ClassVar[Grid] = {"verifier_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features: ClassVar[bool] = False
     head_kind: ClassVar[HeadKind] = "verifier"
 

@@ -13,14 +13,36 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.options import (
+    AMOUNT,
+    MAX_DRAFT_TOKENS,
+    Grid,
+    RegisteredPolicy,
+    policy_option,
+    shared_option,
+)
+from specdist.policies.references import Reference
+
+ZHANG_2024 = Reference(
+    authors="Zhang, Xu, Liang, Chen, He, Wang, Tu",
+    year=2024,
+    title="Draft Model Knows When to Stop: A Self-Verification Length Policy for Speculative Decoding",
+    arxiv="2411.18462",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Svip(WithoutHistory):
+class Svip(WithoutHistory, RegisteredPolicy):
     """Stops after a token with sqrt(entropy in nats) above ``stop_root_entropy``."""
 
-    max_draft_tokens: int
-    stop_root_entropy: float
+    max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
+    stop_root_entropy: float = policy_option(
+        0.3, AMOUNT, symbol="h", help="stop after a token whose sqrt(entropy in nats) exceeds this"
+    )
+    name: ClassVar[str] = "svip"
+    drafts: ClassVar[str] = "until the square root of the draft's entropy (nats) exceeds h"
+    papers: ClassVar[tuple[Reference, ...]] = (ZHANG_2024,)
+    grid: ClassVar[Grid] = {"stop_root_entropy": (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)}
     uses_features: ClassVar[bool] = True
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:

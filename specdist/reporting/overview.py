@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdist.policies.options import POLICY_OPTIONS
+from specdist.policies.registry import OPTIONS
 from specdist.reporting.formats import NOTHING, count, duration, number, percent, speed
 from specdist.reporting.markup import Html, join, table, tag
 from specdist.reporting.panel import Panel, paragraph, table_by_run
@@ -219,7 +219,7 @@ def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) ->
 def _policy_options(config: Mapping[str, Any]) -> list[str]:
     """Those that the run's policy takes."""
     policy = config.get("policy")
-    return [*(name for name, option in POLICY_OPTIONS.items() if policy in option.defaults), "head", "verify"]
+    return [*OPTIONS.get(str(policy), {}), "head", "verify"]
 
 
 def _shown(config: Mapping[str, Any], name: str) -> str:

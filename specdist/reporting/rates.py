@@ -25,8 +25,6 @@ from specdist.stats.shard import Stats
 from specdist.theory.formulas import tokens_per_call
 from specdist.utils.errors import UserError
 
-STOP_PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-STOP_ROOT_ENTROPIES = (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)
 FORMULA_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10)
 TUNED_FILE = "settings.json"
 
@@ -134,11 +132,11 @@ def replay_blocks(run: ReportedRun) -> Settings | None:
                 f"stop_probability {threshold:g}",
                 ConfidenceThreshold(max_draft_tokens=longest, stop_probability=threshold),
             )
-            for threshold in STOP_PROBABILITIES
+            for threshold in ConfidenceThreshold.grid["stop_probability"]
         ],
         "svip": [
             (f"stop_root_entropy {threshold:g}", Svip(max_draft_tokens=longest, stop_root_entropy=threshold))
-            for threshold in STOP_ROOT_ENTROPIES
+            for threshold in Svip.grid["stop_root_entropy"]
         ],
     }
     return {

@@ -14,7 +14,7 @@ from specdist.api.runs import load_run
 from specdist.data import RunFolder
 from specdist.job.report import run_operations, run_predictions, run_verifier
 from specdist.job.status import RunStatus, StatusReader
-from specdist.policies.options import POLICY_OPTIONS
+from specdist.policies.registry import OPTION_NAMES
 from specdist.reporting.failures import ErrorRows, read_error_rows
 from specdist.reporting.traces import TracedTokens, read_traced_tokens
 from specdist.stats.regression import NS_PER_S
@@ -146,7 +146,7 @@ def labels_of(paths: Iterable[Path]) -> list[str]:
 
 def _policy_options(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
     """Those in force, defaults among them."""
-    return {name: value for name in POLICY_OPTIONS if (value := fingerprint.get(name)) is not None}
+    return {name: value for name in OPTION_NAMES if (value := fingerprint.get(name)) is not None}
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
-"""Which policies are tried, with which hyperparameters: the papers' grids, and beyond them where they end at
-a border."""
+"""Which policies are tried, with which hyperparameters: the grids that they declare, which are the papers' and go
+beyond them where they end at a border."""
 
 from __future__ import annotations
 
@@ -8,34 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.policies.options import HEAD_KINDS, TARGET_ONLY
+from specdist.policies.registry import HEAD_POLICIES, POLICIES, TARGET_ONLY
 from specdist.tuning.heads import HeadChoice
-
-# Of options that are not named the default is taken.
-FIRST_LENGTHS = (2, 5, 8)
-GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
-    "fixed": {"num_draft_tokens": (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20)},
-    "hf_heuristic": {"num_draft_tokens": FIRST_LENGTHS},
-    "confidence": {"stop_probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
-    "svip": {"stop_root_entropy": (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)},
-    "adaedl": {"stop_bound": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
-    "gammatune": {
-        "num_draft_tokens": FIRST_LENGTHS,
-        "length_bonus": (0.5, 1.0, 2.0, 4.0),
-        "length_rate": (0.25, 0.5, 0.75),
-    },
-    "gammatune_plus": {
-        "length_bonus": (1.0, 2.0, 4.0),
-        "length_rate": (0.25, 0.5, 0.75),
-        "stop_probability": (0.2, 0.4, 0.6, 0.8),
-    },
-    "goodput": {},
-}
-# With each head of the policy's kind.
-HEAD_GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
-    "specdecpp": {"stop_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
-    "sprinter": {"verifier_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)},
-}
 
 
 @dataclass(frozen=True)
@@ -73,15 +47,16 @@ def candidates(max_draft_tokens: int, heads: Sequence[HeadChoice] = ()) -> Itera
     """The target alone, and every policy with every setting whose blocks are not longer than the cap; those
     that read a head, or may, with each of the heads."""
     yield Candidate(TARGET_ONLY, {})
-    for policy, grid in GRIDS.items():
+    for policy, grid in ((name, POLICIES[name].grid) for name in POLICIES if name not in HEAD_POLICIES):
         cap = {} if policy == "fixed" else {"max_draft_tokens": max_draft_tokens}
         for values in itertools.product(*grid.values()):
             options = dict(zip(grid, values, strict=True))
             if options.get("num_draft_tokens", 1) <= max_draft_tokens:
                 yield Candidate(policy, {**options, **cap})
     for head in heads:
-        for name, thresholds in HEAD_GRIDS[head.policy].items():
+        for name, thresholds in POLICIES[head.policy].grid.items():
             for value in thresholds:
                 yield Candidate(head.policy, {name: value, "max_draft_tokens": max_draft_tokens}, head)
-        if head.info.kind == HEAD_KINDS["goodput"]:
-            yield Candidate("goodput", {"max_draft_tokens": max_draft_tokens}, head)
+        for name, policy in POLICIES.items():
+            if policy.optional_head == head.info.kind:
+                yield Candidate(name, {"max_draft_tokens": max_draft_tokens}, head)

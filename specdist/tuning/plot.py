@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.files import write_atomically
-from specdist.policies.options import TARGET_ONLY
+from specdist.policies.registry import TARGET_ONLY
 from specdist.replay.fronts import pareto_front
 from specdist.tuning.run import TuningResult
 

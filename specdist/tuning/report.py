@@ -11,7 +11,7 @@ import yaml
 
 from specdist.data.files import write_atomically, write_json
 from specdist.policies.costs import CostModel
-from specdist.policies.options import TARGET_ONLY
+from specdist.policies.registry import TARGET_ONLY
 from specdist.replay.fronts import relative_waste
 from specdist.tuning.config import SHARED_OPTIONS
 from specdist.tuning.plot import plot_pareto

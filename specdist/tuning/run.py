@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tqdm
 
+from specdist.config.generate import GenerateConfig
 from specdist.data import RowError, open_prompts
 from specdist.data.files import write_json
 from specdist.engine.sequence import Completion, Request
@@ -20,13 +21,14 @@ from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
 from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import middle_of_rows
-from specdist.job.policies import make_policy
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
+from specdist.policies import LengthPolicy
+from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel
-from specdist.policies.options import TARGET_ONLY
+from specdist.policies.registry import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
 from specdist.replay.fronts import Point
 from specdist.tuning.collect import TraceCollector, TracedCompletion
@@ -122,7 +124,7 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         run_config = config.run_config(candidate.policy, **candidate.run_options)
         head = candidate.head.index if candidate.head else 0
         results = [
-            replay(make_policy(run_config, costs), each, costs, settings, head) for each, settings in batches
+            replay(_policy_of(run_config, costs), each, costs, settings, head) for each, settings in batches
         ]
         outcomes.append(Outcome(candidate, *results))
     is_random = config.temperature > 0 and config.acceptance == "rejection"
@@ -266,3 +268,7 @@ def _trace(
         ],
         origin,
     )
+
+
+def _policy_of(config: GenerateConfig, costs: CostModel) -> LengthPolicy:
+    return build_policy(config.policy_choice, costs, is_coupled=config.is_coupled)

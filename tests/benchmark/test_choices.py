@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from specdist.benchmark.choices import INITIAL_LENGTHS, POLICIES, policy_choices
-from specdist.job.policies import POLICIES as BUILT
-from specdist.policies.options import HEAD_POLICIES, PolicyChoice
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.registry import HEAD_POLICIES
+from specdist.policies.registry import POLICIES as BUILT
 from specdist.utils.errors import UserError
 
 
@@ -22,7 +23,7 @@ def test_all_are_those_that_can_be_built() -> None:
     firsts = {name: [c.first_length for c in choices if c.policy == name] for name in without_head}
     for name in ("fixed", "hf_heuristic", "gammatune", "gammatune_plus"):
         assert firsts[name] == list(INITIAL_LENGTHS)
-    for name in ("confidence", "svip", "adaedl", "goodput"):
+    for name in ("confidence", "draft_verify", "svip", "adaedl", "goodput"):
         assert firsts[name] == [None]
 
 

@@ -10,10 +10,9 @@ from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import SpecdistColocated
 from specdist.benchmark.overhead import Stopwatch, fixed_length_told
 from specdist.benchmark.setting import Setting
-from specdist.job.policies import build_policy
 from specdist.policies import BatchPolicy, DraftedRows, FixedLength, LengthPolicy
+from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.options import PolicyChoice
 from specdist.stats.shard import Stats
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
 

@@ -17,8 +17,9 @@ from specdist.benchmark.report import BEGIN, END, console_report, summary, updat
 from specdist.benchmark.results import KIND, BenchmarkResult, MethodResult
 from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.setting import Setting
+from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.options import HEAD_KINDS, PolicyChoice
+from specdist.policies.registry import HEAD_KINDS
 from tests.job.heads import write_head
 from tests.ranks import REPOSITORY
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from specdist.config.generate import GenerateConfig, parse_generate_config, resolved_yaml
-from specdist.policies.options import HEAD_POLICIES, POLICY_OPTIONS
+from specdist.policies.registry import HEAD_POLICIES, OPTION_NAMES, owners_of
 from specdist.utils.errors import UserError
 
 NEEDED = {"prompts": "prompts.arrow", "output": "run", "target": "large"}
@@ -284,11 +284,12 @@ def test_an_option_of_another_policy_is_refused(policy: str) -> None:
     """It would be ignored, and the run taken for another one."""
     own = config(draft="small", policy=policy, **head_of(policy)).policy_options
     assert own
-    for name, owners in ((name, entry.defaults) for name, entry in POLICY_OPTIONS.items()):
+    for name in OPTION_NAMES:
+        owners = owners_of(name)
         if name in own:
             assert policy in owners
             continue
-        value = next(iter(owners.values()))
+        value = next(iter(owners.values())).default
         with pytest.raises(UserError) as error:
             config(draft="small", policy=policy, **{name: value})
         assert str(error.value).startswith(f"--{name} {value} has no effect with --policy {policy}: ")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specdist.job.policies import POLICIES, make_policy
+from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.options import POLICY_OPTIONS
+from specdist.policies.registry import OPTIONS, POLICIES
 from tests.job.launching import (
     Ended,
     parse,
@@ -33,20 +33,23 @@ def test_a_policy_is_built_from_its_options(
 ) -> None:
     """Under the names that the options have; its cap is what is reserved for a row."""
     config = parse(**options, output="run", policy=name, head=heads.get(name))
-    policy = make_policy(config, COSTS)
+    policy = build_policy(config.policy_choice, COSTS, is_coupled=config.is_coupled)
     assert config.policy_options == {option: getattr(policy, option) for option in config.policy_options}
     assert policy.max_draft_tokens + 1 == config.block_tokens
 
 
 def test_without_a_draft_nothing_is_drafted(options: dict[str, Any]) -> None:
     config = parse(**(options | {"draft": None}), output="run")
-    assert make_policy(config, COSTS).max_draft_tokens == 0
+    assert build_policy(config.policy_choice, COSTS, is_coupled=config.is_coupled).max_draft_tokens == 0
 
 
-def test_policies_and_options_know_each_other() -> None:
-    """A policy without options would be one that nobody entered into the table."""
-    owners = {policy for option in POLICY_OPTIONS.values() for policy in option.defaults}
-    assert owners == set(POLICIES)
+def test_every_policy_declares_what_its_class_takes() -> None:
+    """Under its own name, with a default that its rule allows, and a grid of its own options."""
+    for name, policy in POLICIES.items():
+        assert policy.name == name and policy.drafts and OPTIONS[name]
+        for option, info in OPTIONS[name].items():
+            assert info.rule.holds(info.default) and info.help, (name, option)
+        assert set(policy.grid) <= set(OPTIONS[name])
 
 
 @pytest.mark.parametrize("name", ADAPTIVE)

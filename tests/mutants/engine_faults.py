@@ -355,8 +355,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="adaedl-moves-threshold-wrong-way",
         file="policies/adaedl.py",
-        old="np.where(acceptances_R <= self.target_acceptance, 1, -1)",
-        new="np.where(acceptances_R <= self.target_acceptance, -1, 1)",
+        old="np.where(acceptances_R <= target_acceptance, 1, -1)",
+        new="np.where(acceptances_R <= target_acceptance, -1, 1)",
         tests=(THRESHOLDS,),
     ),
     Mutant(

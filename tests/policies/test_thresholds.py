@@ -5,6 +5,7 @@ import math
 import pytest
 
 from specdist.policies import AdaEdl, ConfidenceThreshold, LengthPolicy, Svip
+from specdist.policies.draft_verify import DraftVerify
 from tests.policies.rows import after, asked, begun
 
 
@@ -88,3 +89,14 @@ def test_adaedl_as_published_moves_by_a_thousandth() -> None:
         rows = after(policy, rows, [(3, 3)])
         thresholds.append(rows[0, 1])
     assert thresholds == pytest.approx([0.401, 0.402, 0.403, 0.402, 0.401])
+
+
+def test_draft_verify_by_hand() -> None:
+    """Zhang et al. 2023: stop below γ; γ up by a tenth of ε while the acceptance rate is at most α."""
+    policy = DraftVerify(stop_probability=0.6)
+    rows = begun(policy, 2)
+    assert asked(policy, rows, 1, chances=[0.59, 0.6]) == [False, True]
+    # A = 0.5 x 0 + 0.5 x (3 of 4 accepted) = 0.375 and (0 of 4) = 0: both below 0.9, so both thresholds rise.
+    histories = after(policy, rows, [(4, 3), (4, 0)])
+    assert histories[:, 0].tolist() == [0.375, 0.0]
+    assert histories[:, 1].tolist() == pytest.approx([0.601, 0.601])

@@ -11,10 +11,10 @@ import pytest
 
 from specdist.config.generate import parse_generate_config
 from specdist.policies.costs import CostModel, Curve
-from specdist.policies.options import POLICY_OPTIONS
+from specdist.policies.registry import HEAD_POLICIES, OPTIONS, POLICIES
 from specdist.reporting.rates import read_tuned
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
-from specdist.tuning.grid import GRIDS, candidates
+from specdist.tuning.grid import candidates
 from specdist.tuning.report import best_yaml
 from specdist.tuning.run import COSTS_FILE, TuningResult
 from specdist.utils.errors import UserError
@@ -57,7 +57,9 @@ def result(options: dict[str, Any]) -> TuningResult:
 def test_it_sorts_every_candidate_by_what_it_predicts(result: TuningResult) -> None:
     rates = [outcome.batched.tokens_per_s for outcome in result.outcomes]
     assert rates == sorted(rates, reverse=True)
-    assert {outcome.candidate.policy for outcome in result.outcomes} == {*GRIDS, "none"}
+    assert {outcome.candidate.policy for outcome in result.outcomes} == {*POLICIES, "none"} - set(
+        HEAD_POLICIES
+    )
     assert result.oracle is not None
     for outcome in result.outcomes:
         assert outcome.batched.verification_rate >= result.oracle.batched.verification_rate
@@ -93,7 +95,7 @@ def test_it_leaves_a_plot_and_tables(result: TuningResult, options: dict[str, An
     output = Path(options["output"])
     assert (output / "pareto.png").read_bytes().startswith(PNG)
     table = (output / "table.txt").read_text()
-    assert all(policy in table for policy in (*GRIDS, "oracle", "none"))
+    assert all(policy in table for policy in (*(set(POLICIES) - set(HEAD_POLICIES)), "oracle", "none"))
     assert console_report(result).count("goodput") == 1
     assert json.loads(json.dumps(summary(result)))["policy"] == result.best.candidate.policy
 
@@ -236,7 +238,7 @@ def test_a_trace_with_other_heads_is_refused(with_heads: TuningResult) -> None:
 def test_the_grid_has_only_what_a_run_takes(options: dict[str, Any], cap: int) -> None:
     config = TuneConfig(**{**options, "max_draft_tokens": cap})
     found = list(candidates(cap))
-    assert {candidate.policy for candidate in found} == {*GRIDS, "none"}
+    assert {candidate.policy for candidate in found} == {*POLICIES, "none"} - set(HEAD_POLICIES)
     for candidate in found:
         run = config.run_config(candidate.policy, **candidate.options)
         assert run.block_tokens - 1 <= cap
@@ -244,6 +246,6 @@ def test_the_grid_has_only_what_a_run_takes(options: dict[str, Any], cap: int) -
 
 def test_the_grids_hold_the_defaults() -> None:
     """A default that is not tried could be better than what is chosen."""
-    for policy, grid in GRIDS.items():
-        for name, values in grid.items():
-            assert POLICY_OPTIONS[name].defaults[policy] in values, (policy, name)
+    for policy, its_class in POLICIES.items():
+        for name, values in its_class.grid.items():
+            assert OPTIONS[policy][name].default in values, (policy, name)

@@ -1,0 +1,148 @@
+"""A policy with its options: what was given, what the defaults fill in, and the object that follows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specdist.policies.base import LengthPolicy
+from specdist.policies.costs import CostModel
+from specdist.policies.fixed import FixedLength
+from specdist.policies.registry import (
+    OPTION_NAMES,
+    OPTIONS,
+    POLICIES,
+    TARGET_ONLY,
+    needs_costs,
+    option_help,
+    owners_of,
+)
+from specdist.utils.errors import UserError
+
+
+def check_ranges(given: Mapping[str, float]) -> None:
+    """Raises :class:`UserError` for a value that its option cannot have, whatever the policy."""
+    for name, value in given.items():
+        rule = next(iter(owners_of(name).values())).rule
+        if not rule.holds(value):
+            raise UserError(f"--{name} {value!r} {rule.text}")
+
+
+def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str, float]:
+    """The options in force. Raises :class:`UserError` for one of another policy, or two that exclude each
+    other. A default that the given limits exclude is moved to the nearer limit.
+    """
+    if policy == TARGET_ONLY:
+        return {}
+    for name, value in given.items():
+        if name not in OPTIONS[policy]:
+            raise UserError(
+                f"--{name} {value} has no effect with --policy {policy}: leave it out, or choose a policy "
+                f"that takes it ({', '.join(owners_of(name))})"
+            )
+    options = {**{name: info.default for name, info in OPTIONS[policy].items()}, **given}
+    fewest, most = options.get("min_draft_tokens", 1), options.get("max_draft_tokens", math.inf)
+    if "num_draft_tokens" not in given and "num_draft_tokens" in options:
+        options["num_draft_tokens"] = max(fewest, min(options["num_draft_tokens"], most))
+    for low, high in (("min_draft_tokens", "max_draft_tokens"), ("min_draft_tokens", "num_draft_tokens"),
+                      ("num_draft_tokens", "max_draft_tokens")):  # fmt: skip
+        if low in options and high in options and options[low] > options[high]:
+            raise UserError(
+                f"--{low} {options[low]} is more than --{high} {options[high]}: lower the one or raise the "
+                "other"
+            )
+    return options
+
+
+def most_draft_tokens(options: Mapping[str, float]) -> int:
+    """Most tokens of one block under resolved options; 0 for a target alone."""
+    return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0)))
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy with all of its options in force; by default no draft at all. ``reads_head``: one that can do
+    without a head has one."""
+
+    policy: str = TARGET_ONLY
+    options: Mapping[str, float] = field(default_factory=dict)
+    reads_head: bool = False
+
+    @staticmethod
+    def of(policy: str, **given: float) -> PolicyChoice:
+        """With defaults for what is not given. Raises :class:`UserError` as the main job does."""
+        check_ranges(given)
+        return PolicyChoice(policy, resolve_policy_options(policy, given))
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return most_draft_tokens(self.options)
+
+    @property
+    def first_length(self) -> int | None:
+        """Tokens of a row's first block where the options say them; of ``fixed``, of every block."""
+        length = self.options.get("num_draft_tokens")
+        return None if length is None else int(length)
+
+    @property
+    def family(self) -> str:
+        """The policy, and what is not default in it but lengths."""
+        lengths = ("num_draft_tokens", "max_draft_tokens")
+        changed = [
+            f"{name}={value:g}"
+            for name, value in self.options.items()
+            if name not in lengths and value != OPTIONS[self.policy][name].default
+        ]
+        return " ".join([self.policy, *changed])
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        if self.policy == TARGET_ONLY:
+            return "target only"
+        if self.policy == "fixed":
+            return f"K = {self.first_length}"
+        label = f"{self.family} with head" if self.reads_head else self.family
+        return label if self.first_length is None else f"{label} from {self.first_length}"
+
+
+def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: bool) -> LengthPolicy:
+    """A new policy, which has learned nothing.
+
+    Args:
+        costs: for a policy that decides by them.
+        is_coupled: target and draft draw alike (greedy, gumbel).
+    """
+    if choice.policy == TARGET_ONLY:
+        return FixedLength(0)
+    extra: dict[str, Any] = {}
+    if needs_costs(choice.policy):
+        assert costs is not None
+        extra = {"costs": costs, "is_coupled": is_coupled, "reads_head": choice.reads_head}
+    policy: LengthPolicy = POLICIES[choice.policy](**choice.options, **extra)
+    return policy
+
+
+def _argument(name: str) -> tuple[str, Any, Any]:
+    """The option as a field of a configuration: None where it is not given."""
+    value_type: Any = type(next(iter(owners_of(name).values())).default)
+    metadata = {"help": option_help(name)}
+    return name, value_type | None, dataclasses.field(default=None, metadata=metadata)
+
+
+if TYPE_CHECKING:
+
+    class PolicyArguments:
+        """See below."""
+
+else:
+    # The options of all policies, as a part of a configuration.
+    PolicyArguments = dataclasses.make_dataclass(
+        "PolicyArguments",
+        [_argument(name) for name in OPTION_NAMES],
+        kw_only=True,
+        namespace={"__module__": __name__, "_argument_group_name": "Options of single policies"},
+    )

@@ -1,0 +1,115 @@
+"""All length policies by name, and what follows from their declarations.
+
+A new policy is a file with its class, and a line in :data:`POLICIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from specdist.policies.adaedl import AdaEdl
+from specdist.policies.confidence import ConfidenceThreshold
+from specdist.policies.draft_verify import DraftVerify
+from specdist.policies.fixed import FixedLength
+from specdist.policies.gammatune import GammaTune
+from specdist.policies.gammatune_plus import GammaTunePlus
+from specdist.policies.goodput import Goodput
+from specdist.policies.hf_heuristic import HfHeuristic
+from specdist.policies.options import HeadKind, OptionInfo, options_of
+from specdist.policies.references import OF_ACCEPTANCE, OF_SPECULATION, Reference
+from specdist.policies.specdecpp import SpecDecPlusPlus
+from specdist.policies.sprinter import Sprinter
+from specdist.policies.svip import Svip
+
+TARGET_ONLY = "none"
+# Every class takes its options by their names.
+POLICIES: Mapping[str, Any] = {
+    policy.name: policy
+    for policy in (
+        FixedLength,
+        HfHeuristic,
+        ConfidenceThreshold,
+        DraftVerify,
+        Svip,
+        AdaEdl,
+        GammaTune,
+        GammaTunePlus,
+        SpecDecPlusPlus,
+        Sprinter,
+        Goodput,
+    )
+}
+if TYPE_CHECKING:
+    PolicyName = str
+else:
+    # What --policy can be.
+    PolicyName = Literal[(*POLICIES, TARGET_ONLY)]
+
+OPTIONS: Mapping[str, Mapping[str, OptionInfo]] = {
+    name: options_of(policy) for name, policy in POLICIES.items()
+}
+OPTION_NAMES = tuple(dict.fromkeys(option for options in OPTIONS.values() for option in options))
+# Which kind of trained head each policy reads that reads one; and those that cannot do without.
+HEAD_KINDS: Mapping[str, HeadKind] = {
+    name: getattr(policy, "head_kind", policy.optional_head)
+    for name, policy in POLICIES.items()
+    if hasattr(policy, "head_kind") or policy.optional_head
+}
+HEAD_POLICIES = tuple(name for name, policy in POLICIES.items() if hasattr(policy, "head_kind"))
+
+
+def owners_of(option: str) -> dict[str, OptionInfo]:
+    """The policies that take an option, and what it is to each."""
+    return {name: options[option] for name, options in OPTIONS.items() if option in options}
+
+
+def option_help(option: str) -> str:
+    """For ``--help``: what the option is to every policy that takes it."""
+    groups: dict[tuple[str, str, float], list[str]] = {}
+    for policy, info in owners_of(option).items():
+        groups.setdefault((info.help, info.symbol, info.default), []).append(policy)
+    parts = []
+    for (text, symbol, default), policies in groups.items():
+        names = "all but fixed" if len(policies) == len(POLICIES) - 1 else ", ".join(policies)
+        parts.append(f"{names}: {text} ({symbol + ', ' if symbol else ''}default {default:g})")
+    return "; ".join(parts)
+
+
+def needs_costs(policy: str) -> bool:
+    """Whether it decides by what passes cost, which is then measured before the run."""
+    return policy != TARGET_ONLY and bool(POLICIES[policy].needs_costs)
+
+
+def uses_features(policy: str) -> bool:
+    """Whether the draft has to work out the features of every token."""
+    return policy != TARGET_ONLY and bool(POLICIES[policy].uses_features)
+
+
+def papers_of(policy: str, acceptance: str) -> list[Reference]:
+    """What the methods of a run are from; nothing where the target is alone."""
+    if policy == TARGET_ONLY:
+        return []
+    return list(dict.fromkeys([*OF_SPECULATION, *POLICIES[policy].papers, *OF_ACCEPTANCE[acceptance]]))
+
+
+def all_papers() -> list[Reference]:
+    """Each once."""
+    found = [paper for policy in POLICIES.values() for paper in policy.papers]
+    return list(dict.fromkeys([*OF_SPECULATION, *found, *(p for ps in OF_ACCEPTANCE.values() for p in ps)]))
+
+
+def markdown_table() -> str:
+    """Every policy, its options and its papers, as documentation has it."""
+    lines = ["| policy | drafts | its options and defaults | from |", "|---|---|---|---|"]
+    for name, policy in POLICIES.items():
+        options = ["`--head`"] * (name in HEAD_KINDS)
+        options += [
+            f"`{option}` {info.default:g}" + (f" ({info.symbol})" if info.symbol else "")
+            for option, info in OPTIONS[name].items()
+            if option != "max_draft_tokens"
+        ]
+        papers = "; ".join(paper.short() for paper in policy.papers)
+        lines.append(f"| `{name}` | {policy.drafts} | {', '.join(options)} | {papers} |")
+    lines.append(f"| `{TARGET_ONLY}` | nothing: the target alone | | |")
+    return "\n".join(lines)
