@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
-from specdist.config.generate import PICKLE_HELP, TRUST_HELP
+from specdist.config.groups import TrustOptions
 from specdist.job.costs import BRANCH_COUNTS
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
@@ -24,7 +24,7 @@ OVERLAPS = (IN_TURNS, AHEAD)
 
 
 @dataclass(kw_only=True)
-class BenchmarkConfig:
+class BenchmarkConfig(TrustOptions):
     """Every option of ``jobs/benchmark.py``. Raises :class:`UserError` for values that do not go together."""
 
     output: str | None = option(None, help="JSON file of the result")
@@ -45,8 +45,6 @@ class BenchmarkConfig:
         "auto", help="auto = the checkpoint's; float32 for a random pair"
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
-    trust_remote_code: bool = option(False, help=TRUST_HELP)
-    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Work
     prompts: str | None = option(

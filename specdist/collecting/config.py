@@ -8,33 +8,33 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specdist.config.arguments import option
-from specdist.config.generate import AFFINITY_HELP, PICKLE_HELP, RANK_TIMEOUT_HELP, TRUST_HELP, GenerateConfig
+from specdist.config.generate import GenerateConfig
+from specdist.config.groups import (
+    BatchOptions,
+    ModelOptions,
+    PromptOptions,
+    RankOptions,
+    SamplingOptions,
+    values_of,
+)
 from specdist.heads.info import HeadKind
 from specdist.utils.errors import UserError
 
 RESPONSES_FOLDER = "responses"
-# These the run that generates the responses takes over as they are.
-SHARED_OPTIONS = (
-    "prompts", "prompt_column", "messages_column", "limit", "rows_per_shard", "overwrite", "target", "draft",
-    "dtype", "device", "tp_size", "num_draft_tokens", "temperature", "top_k", "top_p", "max_new_tokens",
-    "seed", "max_num_seqs", "max_num_batched_tokens", "max_seq_len", "rank_timeout", "cpu_affinity",
-    "cache_memory", "trust_remote_code", "allow_pickle",
-)  # fmt: skip
 TOKEN_MIXING = 0.15
 
 
 @dataclass(kw_only=True)
-class CollectConfig:
+class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, RankOptions):
     """Every option of ``jobs/collect.py``. Raises :class:`UserError` for a value out of its range."""
+
+    _argument_group_name = "Collection"
 
     # What goes in and out
     kind: HeadKind = option(
         help="acceptance: for --policy specdecpp; verifier: prefixes of four kinds, for --policy sprinter"
     )
-    prompts: str = option(help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL")
     output: str = option(help="folder of the collection: shards/, stats/, manifest.json, responses/, ...")
-    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
-    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
     reference_column: str | None = option(
         None,
         help="verifier: column of text that goes on where the prompt ends, for the prefixes of original text "
@@ -45,13 +45,8 @@ class CollectConfig:
     overwrite: bool = option(False, help="delete what an earlier collection left in the output folder")
 
     # Models
-    target: str = option(help="hub id or folder of the large model")
     draft: str = option(help="hub id or folder of the small model, which the head will read")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
     tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
-    trust_remote_code: bool = option(False, help=TRUST_HELP)
-    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # What is collected
     token_mixing: float | None = option(
@@ -67,24 +62,12 @@ class CollectConfig:
     )
 
     # Sampling, of the runs that the head is for
-    temperature: float = option(1.0, help="0 = greedy")
-    top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
-    top_p: float = option(1.0, help="keep the smallest set of tokens with this probability; 1 = all")
     max_new_tokens: int = option(256, help="longest response, in tokens")
     seed: int = option(0, help="of the responses and of the drafted tokens")
 
     # Capacity
-    max_num_seqs: int = option(32, help="most rows generated at a time; free cache pages decide below it")
-    max_num_batched_tokens: int = option(
-        2048, help="most tokens of one target pass (prompts are cut into chunks)"
-    )
     max_seq_len: int | None = option(
         None, help="longest prompt plus response (default: what the models allow)"
-    )
-    rank_timeout: float = option(600.0, help=RANK_TIMEOUT_HELP)
-    cpu_affinity: Literal["numa", "none"] = option("numa", help=AFFINITY_HELP)
-    cache_memory: str | None = option(
-        None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
     )
 
     def __post_init__(self) -> None:
@@ -108,11 +91,16 @@ class CollectConfig:
     def run_config(self) -> GenerateConfig:
         """The run that generates the target's responses, by speculation: they follow its distribution
         exactly."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in SHARED_OPTIONS}
+        groups = (PromptOptions, ModelOptions, SamplingOptions, BatchOptions, RankOptions)
+        shared: dict[str, Any] = values_of(self, *groups) | {"num_draft_tokens": self.num_draft_tokens}
         return GenerateConfig(
             output=str(Path(self.output) / RESPONSES_FOLDER),
             policy="fixed",
-            **values,
+            limit=self.limit,
+            rows_per_shard=self.rows_per_shard,
+            overwrite=self.overwrite,
+            tp_size=self.tp_size,
+            **shared,
         )
 
     @property

@@ -1,23 +1,25 @@
 """Options from one YAML file and the command line, which wins.
 
-The YAML file is turned into arguments placed before the command line's, so one parser checks the types
-and choices of both, and an unknown key is the same error as an unknown option.
+A configuration is a dataclass. The dataclasses that it inherits from are its groups: ``--help`` prints each under
+the title that the class has as ``_argument_group_name``. The YAML file is turned into arguments placed before the
+command line's, so one parser checks the types and choices of both.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import re
 import reprlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
-from transformers import HfArgumentParser
+from transformers.hf_argparser import HfArgumentParser
 
 from specdist.utils.errors import UserError
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
+GROUP_TITLE = "_argument_group_name"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
@@ -34,6 +37,169 @@ PATH_OPTIONS = frozenset(
      "target", "trace", "tune", "update_readme"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "draft", "model"})
+
+
+def option(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
+    """A dataclass field with the help text that ``--help`` prints."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+def parse_arguments(
+    config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
+) -> Config:
+    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins.
+
+    A word before all options is the value of the option ``positional``. Raises :class:`UserError` for what
+    cannot be parsed; ``--help`` prints all options and ends the program.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if positional is not None and arguments and not arguments[0].startswith("-"):
+        arguments[0] = f"--{positional}={arguments[0]}"
+    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    config_parser.add_argument(
+        "--config", type=local_path, help="YAML file of options; the command line wins"
+    )
+    chosen, options = config_parser.parse_known_args(arguments)
+    parser = OptionParser(config_class, config_parser)
+    if chosen.config is not None:
+        overridden = {item[2:].split("=")[0].replace("-", "_") for item in options if item.startswith("--")}
+        options = parser.arguments_from_yaml(chosen.config, overridden) + options
+    values = parser.parse(options)
+    check_paths(values)
+    return config_class(**values)
+
+
+class OptionParser(HfArgumentParser):
+    """One parser for the groups of a configuration; its errors name an option, a rule and a remedy."""
+
+    def __init__(self, config_class: type[DataclassInstance], config_parser: argparse.ArgumentParser) -> None:
+        super().__init__(
+            list(groups_of(config_class)),
+            allow_abbrev=False,
+            parents=[config_parser],
+            formatter_class=OptionHelp,
+            usage="%(prog)s [--config FILE] [--option value ...]",
+        )
+        fields = dataclasses.fields(config_class)
+        self._names = [item.name for item in fields]
+        self._lists = {item.name for item in fields if "action" in item.metadata}
+        # Where an option of the file stands, for messages.
+        self._places: dict[str, str] = {}
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
+        """One for each title: several classes may add to it."""
+        same = (group for group in self._action_groups if args and group.title == args[0])
+        return next(same, None) or super().add_argument_group(*args, **kwargs)
+
+    def arguments_from_yaml(self, path: Path, overridden: set[str]) -> list[str]:
+        """The file's keys as ``--key=value`` arguments, less those that the command line overrides.
+
+        Raises :class:`UserError` if the file is not one flat mapping of options to values, with the line.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+            values = yaml.safe_load(text)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise UserError(f"--config {path} cannot be read: {error}") from error
+        if not isinstance(values, dict):
+            raise UserError(f"--config {path} must be a mapping of option names to values")
+        lines = _key_lines(text)
+        arguments: list[str] = []
+        for name, value in values.items():
+            place = f"--config {path}, line {lines.get(name, '?')}"
+            items = value if isinstance(value, list) and name in self._lists else [value]
+            if any(isinstance(item, (dict, list)) for item in items):
+                # Shortened: aliases can make billions of values out of a few lines.
+                shown = reprlib.repr(value)
+                raise UserError(f"{place}: {name} must be one plain value, not {shown}; options are flat")
+            if name == "config":
+                raise UserError(f"{place}: a file cannot name another one; move its options here")
+            if name not in self._names:
+                raise UserError(f"{place}: {name} is not an option{self._nearest(str(name))}")
+            if name not in overridden and value is not None:
+                self._places[name] = place
+                arguments += [f"--{name}={item}" for item in items]
+        return arguments
+
+    def parse(self, arguments: list[str]) -> dict[str, Any]:
+        """Values by option. Raises :class:`UserError`."""
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            known = self._nearest(name.lstrip("-")) if name.startswith("-") else ": a value without an option"
+            raise UserError(f"{name} is not an option{known}")
+        values = vars(namespace)
+        del values["config"]
+        return values
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse has to say, without the usage, which is pages long."""
+        match = re.match(r"argument (--\w+)[^:]*: (.*)", message, re.DOTALL)
+        if match is None:
+            missing = message.removeprefix("the following arguments are required: ")
+            names = ", ".join(part.split("/")[0] for part in missing.split(", "))
+            raise UserError(
+                f"{names} must be given" if missing != message else f"{message}; --help lists all options"
+            )
+        place = self._places.get(match[1][2:])
+        raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
+
+    def _nearest(self, name: str) -> str:
+        found = difflib.get_close_matches(name.replace("-", "_"), self._names, n=1)
+        return f": did you mean --{found[0]}?" if found else "; --help lists all options"
+
+
+class OptionHelp(argparse.HelpFormatter):
+    """One name for each option, and its default once."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        name = action.option_strings[0 if action.option_strings[0].startswith("--") else -1]
+        metavar = self._get_default_metavar_for_optional(action)
+        return name if action.nargs == 0 else f"{name} {self._format_args(action, metavar)}"
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        is_told = "default" in text or action.default in (None, False, argparse.SUPPRESS)
+        return text if is_told else f"{text} (default: %(default)s)"
+
+
+def _key_lines(text: str) -> dict[str, int]:
+    """The line of each key of a YAML mapping, from 1."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    return {key.value: key.start_mark.line + 1 for key, _ in root.value}
+
+
+def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:
+    """A dataclass for each group of options: the configuration's own first, then those it inherits from."""
+    redefined: set[str] = set()
+    for group in config_class.__mro__:
+        if not dataclasses.is_dataclass(group):
+            continue
+        own = [
+            item
+            for item in dataclasses.fields(group)
+            if item.name in group.__dict__.get("__annotations__", {})
+        ]
+        own = [item for item in own if item.name not in redefined]
+        redefined |= {item.name for item in own}
+        if own:
+            yield dataclasses.make_dataclass(
+                group.__name__,
+                [(item.name, item.type, _copied(item)) for item in own],
+                kw_only=True,
+                namespace={
+                    "__module__": group.__module__,
+                    GROUP_TITLE: getattr(group, GROUP_TITLE, "Options"),
+                },
+            )
+
+
+def _copied(item: Any) -> Any:
+    factory: Any = {"default": item.default} if item.default is not dataclasses.MISSING else {}
+    return field(metadata=item.metadata, **factory)
 
 
 def check_paths(values: Mapping[str, Any]) -> None:
@@ -59,60 +225,3 @@ def local_path(text: str) -> Path:
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("--folder ")) from error
     return Path(text)
-
-
-def option(default: Any = dataclasses.MISSING, *, help: str, **metadata: Any) -> Any:
-    """A dataclass field with the help text that ``--help`` prints."""
-    return field(default=default, metadata={"help": help, **metadata})
-
-
-def arguments_from_yaml(path: Path, overridden: set[str], lists: set[str]) -> list[str]:
-    """The YAML file's keys as ``--key=value`` arguments, less those that the command line overrides.
-
-    Raises :class:`UserError` if the file is not one flat mapping, or has several values for an option that is
-    not one of ``lists``.
-    """
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"--config {path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise UserError(f"--config {path} must be a mapping of option names to values")
-    arguments: list[str] = []
-    for name, value in values.items():
-        items = value if isinstance(value, list) and name in lists else [value]
-        if any(isinstance(item, (dict, list)) for item in items):
-            # Shortened: aliases can make billions of values out of a few lines.
-            shown = reprlib.repr(value)
-            raise UserError(f"--config {path}: {name} must be one plain value, not {shown}; options are flat")
-        if name == "config":
-            raise UserError(f"--config {path}: a file cannot name another one; move its options here")
-        if name not in overridden and value is not None:
-            arguments += [f"--{name}={item}" for item in items]
-    return arguments
-
-
-def parse_arguments(
-    config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
-) -> Config:
-    """Parse ``[--config FILE] [--option value ...]`` into ``config_class``; the command line wins.
-
-    A word before all options is the value of the option ``positional``.
-    """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if positional is not None and arguments and not arguments[0].startswith("-"):
-        arguments[0] = f"--{positional}={arguments[0]}"
-    config_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    config_parser.add_argument(
-        "--config", type=local_path, help="YAML file of options; the command line wins"
-    )
-    chosen, options = config_parser.parse_known_args(arguments)
-    if chosen.config is not None:
-        overridden = {item[2:].split("=")[0] for item in options if item.startswith("--")}
-        lists = {item.name for item in dataclasses.fields(config_class) if "action" in item.metadata}
-        options = arguments_from_yaml(chosen.config, overridden, lists) + options
-    parser = HfArgumentParser(config_class, allow_abbrev=False, parents=[config_parser])
-    namespace = vars(parser.parse_args(options))
-    del namespace["config"]
-    check_paths(namespace)
-    return config_class(**namespace)

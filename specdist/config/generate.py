@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import yaml
 
-from specdist.config.arguments import option, parse_arguments
+from specdist.config.arguments import groups_of, option, parse_arguments
+from specdist.config.groups import BatchOptions, ModelOptions, PromptOptions, RankOptions, SamplingOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -25,15 +26,6 @@ from specdist.utils.errors import UserError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-TRUST_HELP = "run the code that a model's folder brings along (auto_map); without it such a model is refused"
-PICKLE_HELP = "take the tensors of pickled *.bin weights where a model has no safetensors"
-RANK_TIMEOUT_HELP = (
-    "seconds after which a replica ends because a rank gives no sign of life, or because none of its ranks "
-    "has got anything done: no tensor read, no pass run, no round ended"
-)
-AFFINITY_HELP = (
-    "numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of them"
-)
 BYTES_PER_UNIT = {
     "": 1,
     "B": 1,
@@ -47,45 +39,12 @@ BYTES_PER_UNIT = {
 
 
 @dataclass(kw_only=True)
-class GenerateConfig(PolicyArguments):
-    """Every option of ``jobs/generate.py``. Raises :class:`UserError` for a value out of its range."""
+class SpeculationOptions:
+    """What the draft does, and how it is verified."""
 
-    # What goes in and out
-    prompts: str = option(help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL")
-    output: str = option(help="folder of the run: shards/, stats/, manifest.json, ...")
-    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
-    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
-    split_special_tokens: bool = option(
-        False,
-        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
-    )
-    limit: int | None = option(None, help="take only the first N rows")
-    rows_per_shard: int = option(512, help="input rows per output file")
-    trace: bool = option(False, help="write what became of every drafted token beside the statistics")
-    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
-    overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
+    _argument_group_name = "Speculation"
 
-    # Models
-    target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
-    draft: str | None = option(None, help="hub id or folder of the small model; none = target only")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
-    tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
-    trust_remote_code: bool = option(False, help=TRUST_HELP)
-    allow_pickle: bool = option(False, help=PICKLE_HELP)
-
-    # Speculation
     policy: PolicyName = option("fixed", help="how many tokens to draft; none = target only")
-    head: str | None = option(
-        None,
-        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has "
-        "trained for the draft",
-    )
-    verify: Literal["doubted", "all"] | None = option(
-        None,
-        help="sprinter: what the target verifies: doubted = the last token of a block, the others are taken on "
-        "trust, which is NOT exact; all = every token, which is (default doubted)",
-    )
     acceptance: Literal["rejection", "gumbel"] = option(
         "rejection",
         help="rejection accepts most; gumbel emits the tokens of the target alone, whatever the draft",
@@ -95,35 +54,57 @@ class GenerateConfig(PolicyArguments):
     )
     num_branches: int | None = option(
         None,
-        help="likely misses that --overlap ahead prepares per row, 0 = none (default: from measured times)",
+        help="likely misses that --overlap ahead prepares per sequence, 0 = none (default: from measured times)",
+    )
+    head: str | None = option(
+        None,
+        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has trained "
+        "for the draft",
+    )
+    verify: Literal["doubted", "all"] | None = option(
+        None,
+        help="sprinter: doubted = the target verifies only the last token of a block and trusts the others, "
+        "which is NOT exact; all = it verifies every token, which is (default doubted)",
     )
 
-    # Sampling
-    temperature: float = option(1.0, help="0 = greedy")
-    top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
-    top_p: float = option(1.0, help="keep the smallest set of tokens with this probability; 1 = all")
-    max_new_tokens: int = option(256, help="longest completion, in tokens")
+
+@dataclass(kw_only=True)
+class ReplicaOptions(RankOptions):
+    """A replica among others."""
+
+    claim_timeout: float = option(
+        60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
+    )
+    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
+
+
+@dataclass(kw_only=True)
+class GenerateConfig(
+    PromptOptions,
+    ModelOptions,
+    SpeculationOptions,
+    SamplingOptions,
+    BatchOptions,
+    PolicyArguments,
+    ReplicaOptions,
+):
+    """Every option of ``jobs/generate.py``. Raises :class:`UserError` for a value out of its range."""
+
+    _argument_group_name = "Run"
+
+    output: str = option(help="folder of the run: shards/, stats/, manifest.json, ...")
+    limit: int | None = option(None, help="take only the first N rows")
+    rows_per_shard: int = option(512, help="input rows per output file")
+    overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
+    trace: bool = option(False, help="write what became of every drafted token beside the statistics")
+    tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
     stop: list[str] | None = option(
         None, help="strings that end a completion; they are not part of it", action="extend"
     )
     num_samples: int = option(1, help="completions per prompt")
-    seed: int = option(0, help="the same seed gives the same completions")
-
-    # Capacity
-    max_num_seqs: int = option(32, help="most rows generated at a time; free cache pages decide below it")
-    max_num_batched_tokens: int = option(
-        2048, help="most tokens of one target pass (prompts are cut into chunks)"
-    )
-    max_seq_len: int | None = option(
-        None, help="longest prompt plus completion (default: what the models allow)"
-    )
-    claim_timeout: float = option(
-        60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
-    )
-    rank_timeout: float = option(600.0, help=RANK_TIMEOUT_HELP)
-    cpu_affinity: Literal["numa", "none"] = option("numa", help=AFFINITY_HELP)
-    cache_memory: str | None = option(
-        None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
+    split_special_tokens: bool = option(
+        False,
+        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
     )
 
     def __post_init__(self) -> None:
@@ -323,4 +304,6 @@ def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateCon
 
 def resolved_yaml(config: DataclassInstance) -> str:
     """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
-    return yaml.safe_dump({**dataclasses.asdict(config), "overwrite": False}, sort_keys=False)
+    values = dataclasses.asdict(config) | {"overwrite": False}
+    names = [item.name for group in groups_of(type(config)) for item in dataclasses.fields(group)]
+    return yaml.safe_dump({name: values[name] for name in names}, sort_keys=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdist.config.arguments import option
-from specdist.config.generate import PICKLE_HELP, TRUST_HELP
+from specdist.config.groups import TrustOptions
 from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic import SHAPES
 from specdist.utils.errors import UserError
@@ -16,8 +16,10 @@ CALIBRATION_LENGTHS = (1, 4)
 
 
 @dataclass(kw_only=True)
-class PlanConfig:
+class PlanConfig(TrustOptions):
     """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
+
+    _argument_group_name = "Planning"
 
     # Models: configurations are enough
     target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
@@ -25,8 +27,6 @@ class PlanConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the configuration's; bfloat16 for a shape"
     )
-    trust_remote_code: bool = option(False, help=TRUST_HELP)
-    allow_pickle: bool = option(False, help=PICKLE_HELP)
 
     # Hardware
     gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from specdist.config.groups import BatchOptions, ModelOptions, SamplingOptions, TrustOptions, values_of
 from specdist.data.files import write_atomically, write_json
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import TARGET_ONLY
 from specdist.replay.fronts import relative_waste
-from specdist.tuning.config import SHARED_OPTIONS
 from specdist.tuning.plot import plot_pareto
 from specdist.tuning.run import Outcome, TuningResult
 from specdist.utils.table import Table
@@ -57,7 +57,10 @@ def console_report(result: TuningResult) -> str:
 def best_yaml(result: TuningResult) -> str:
     """Options for ``jobs/generate.py --config``; what goes in and where it goes is for the command line."""
     config, best = result.config, result.best
-    options = {name: getattr(config, name) for name in SHARED_OPTIONS}
+    options = {
+        "acceptance": config.acceptance,
+        **values_of(config, ModelOptions, SamplingOptions, BatchOptions, TrustOptions),
+    }
     # The calibration's own lengths are not limits of the run.
     del options["max_new_tokens"], options["max_seq_len"]
     run = config.run_config(best.candidate.policy, **best.candidate.run_options)

@@ -1,0 +1,103 @@
+"""Options that several jobs share, each group declared once.
+
+A job's configuration inherits from the groups that it has, and declares again what means something else to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specdist.config.arguments import option
+
+
+@dataclass(kw_only=True)
+class PromptOptions:
+    """Where prompts come from."""
+
+    _argument_group_name = "Prompts"
+
+    prompts: str = option(help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL")
+    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
+    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
+
+
+@dataclass(kw_only=True)
+class ModelOptions:
+    """The pair of models."""
+
+    _argument_group_name = "Models"
+
+    target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
+    draft: str | None = option(None, help="hub id or folder of the small model; none = target only")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+
+
+@dataclass(kw_only=True)
+class SamplingOptions:
+    """How the next token is drawn, alike for target and draft."""
+
+    _argument_group_name = "Sampling"
+
+    temperature: float = option(1.0, help="0 = greedy")
+    top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
+    top_p: float = option(1.0, help="keep the smallest set of tokens with this probability; 1 = all")
+    max_new_tokens: int = option(256, help="longest completion, in tokens")
+    seed: int = option(0, help="the same seed gives the same completions")
+
+
+@dataclass(kw_only=True)
+class BatchOptions:
+    """How much runs at a time."""
+
+    _argument_group_name = "Batch"
+
+    max_num_seqs: int = option(
+        32, help="most sequences generated at a time; free cache pages decide below it"
+    )
+    max_num_batched_tokens: int = option(
+        2048, help="most tokens of one target pass (prompts are cut into chunks)"
+    )
+    max_seq_len: int | None = option(
+        None, help="longest prompt plus completion (default: what the models allow)"
+    )
+
+
+@dataclass(kw_only=True)
+class TrustOptions:
+    """What a model's folder may do."""
+
+    _argument_group_name = "Rarely needed"
+
+    trust_remote_code: bool = option(
+        False,
+        help="run the code that a model's folder brings along (auto_map); without it such a model is refused",
+    )
+    allow_pickle: bool = option(
+        False, help="take the tensors of pickled *.bin weights where a model has no safetensors"
+    )
+
+
+@dataclass(kw_only=True)
+class RankOptions(TrustOptions):
+    """Limits of the ranks of one replica."""
+
+    cache_memory: str | None = option(
+        None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
+    )
+    rank_timeout: float = option(
+        600.0,
+        help="seconds after which a replica ends because a rank gives no sign of life, or because none of its "
+        "ranks has got anything done: no tensor read, no pass run, no round ended",
+    )
+    cpu_affinity: Literal["numa", "none"] = option(
+        "numa",
+        help="numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of them",
+    )
+
+
+def values_of(config: Any, *groups: type[Any]) -> dict[str, Any]:
+    """The options of these groups, as another configuration that has them takes them."""
+    return {item.name: getattr(config, item.name) for group in groups for item in dataclasses.fields(group)}
