@@ -17,6 +17,8 @@ from tests.engine.test_greedy import MODES
 from tests.engine.test_identity import outcome
 
 AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
+# So that rows which were admitted run out of pages.
+LONG: dict[str, Any] = {"max_new_tokens": 50, "max_seq_len": 64}
 every_setting = pytest.mark.parametrize(
     "settings", [PLAIN, FILTERED, COUPLED], ids=["plain", "filtered", "coupled"]
 )
@@ -27,10 +29,10 @@ every_setting = pytest.mark.parametrize(
 def test_alone_in_any_batch_or_after_giving_way(ahead: dict[str, Any], settings: SamplingSettings) -> None:
     """Tokens, and counts of speculation too."""
     requests = requests_for(PROMPTS, 5)
-    expected = outcome(markov_replica(settings, **ahead).generate(requests))
+    expected = outcome(markov_replica(settings, **LONG, **ahead).generate(requests))
     total = Stats()
-    for limits in ({"max_batch_rows": 2}, {"max_batch_rows": 20, "num_pages": 20}, {"max_batch_tokens": 23}):
-        replica = markov_replica(settings, **ahead, **limits)
+    for limits in ({"max_batch_rows": 3}, {"max_batch_rows": 20, "num_pages": 24}, {"max_batch_tokens": 23}):
+        replica = markov_replica(settings, **LONG, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
         total.add(replica.ledger.close_shard(0))
     assert total.num_preemptions > 0 and total.num_misses + total.num_accepted_tokens > 300
