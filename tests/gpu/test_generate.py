@@ -14,37 +14,13 @@ from tests.gpu.generating import Refereed, fork_gpu_ranks
 from tests.gpu.meetings import GLOO, NCCL
 from tests.job.heads import write_head
 from tests.job.launching import read_output, run_here, shard_bytes
-from tests.job.pair import Pair, build_pair
+from tests.job.pair import Pair
 from tests.job.ranks import fork_ranks
 
 pytestmark = pytest.mark.ranks
 
 NUM_RANKS, DRAFT_RANK = 3, 2
 WORLD = "the world"
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def options(pair: Pair) -> dict[str, Any]:
-    """Two shards of few rows. In float32 devices differ by rounding alone, which decides no token here."""
-    return {
-        "prompts": pair.prompts,
-        "target": pair.target,
-        "draft": pair.draft,
-        "dtype": "float32",
-        "temperature": 0,
-        "policy": "fixed",
-        "num_draft_tokens": 3,
-        "max_new_tokens": 6,
-        "max_batch_rows": 3,
-        "cache_memory": "64MiB",
-        "rows_per_shard": 2,
-        "limit": 4,
-    }
 
 
 def check_collectives(ended: Refereed) -> None:
