@@ -1,5 +1,4 @@
-"""A pair whose every token is known beforehand: after a token comes the one that stands ``DISTANCE`` before
-it.
+"""A pair whose every token is known beforehand: it repeats what stands ``DISTANCE`` tokens back.
 
 One layer, built by hand. All keys are one vector and all queries another, so that the rotary embedding alone
 decides where attention looks: at one distance, where all its frequencies agree, by a margin that no rounding
