@@ -33,6 +33,7 @@ from specdist.job.scalars import NoScalars, Scalars, check_tensorboard
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
+from specdist.models.generation import unused_settings
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def _run_planned(
 ) -> int:
     """``run`` is None on every rank but rank 0."""
     log_to_file(Path(config.output), topology, None if run is None else run.membership, activity)
-    for warning in config.warnings() if run is not None else []:
+    for warning in _warnings(config, models) if run is not None else []:
         logger.warning(warning)
     if not broadcast_from_rank0(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
@@ -110,6 +111,12 @@ def _encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
         max_prompt_tokens=models.max_seq_len - 1,
         split_special_tokens=config.split_special_tokens,
     )
+
+
+def _warnings(config: GenerateConfig, models: ModelPlan) -> list[str]:
+    used = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    unused = unused_settings(models.target, used)
+    return [*config.warnings(), *([] if unused is None else [unused])]
 
 
 def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:

@@ -25,6 +25,7 @@ from specdist.utils.json_values import parse_object
 
 CONFIG_NAME, TOKENIZER_CONFIG_NAME = "config.json", "tokenizer_config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 # Configurations, tokenizers and chat templates: all that decides a completion beside the weights.
 SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
@@ -120,6 +121,12 @@ def open_checkpoint(
     if not folder.is_dir():
         extra = [*(["*.py"] if trust_remote_code else []), *(["*.bin"] if allow_pickle else [])]
         folder = _from_hub(option, name, [*HUB_PATTERNS, *extra])
+    if (folder / ADAPTER_CONFIG_NAME).is_file():
+        raise UserError(
+            f"{option} {name} holds a PEFT adapter ({ADAPTER_CONFIG_NAME}), which is not applied here: load "
+            "it with PEFT, merge it into its model (merge_and_unload), save that with save_pretrained and "
+            f"name that folder; if the weights beside it are merged already, move {ADAPTER_CONFIG_NAME} away"
+        )
     if not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
     if not trust_remote_code:

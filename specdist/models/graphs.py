@@ -22,11 +22,18 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 logger = logging.getLogger(__name__)
 
 
+class WarmUpError(Exception):
+    """The function itself has failed, before anything was recorded; its error is the cause."""
+
+
 class Capturer(Protocol):
     """Records a function whose inputs and outputs stay at the same addresses."""
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A replay of what the function did; its result is valid until the next replay of any."""
+        """A replay of what the function did; its result is valid until the next replay of any.
+
+        Raises :class:`WarmUpError` if the function fails in one of its ``NUM_WARMUPS`` runs before.
+        """
         ...
 
 
@@ -47,8 +54,11 @@ class CudaGraphs:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            for _ in range(NUM_WARMUPS):
-                result = function()
+            try:
+                for _ in range(NUM_WARMUPS):
+                    result = function()
+            except Exception as error:
+                raise WarmUpError from error
             output = self._output_like(result)
             del result
         current.wait_stream(self._stream)
@@ -114,9 +124,13 @@ class CheckedGraphs:
     ) -> None:
         try:
             replay = capturer.capture(function)
+        except WarmUpError as failure:
+            # Other ranks are in the middle of this run: it has failed like a pass, and is not made up for.
+            assert failure.__cause__ is not None
+            raise failure.__cause__ from None
         except Exception as failure:
             self._give_up(f"{key} cannot be recorded: {type(failure).__name__}: {failure}")
-            # Where the others replay. The failure was past the warm-up: the same had just run without one.
+            # Where the others replay: the failure was past the warm-up, in what no other rank takes part in.
             function()
             return
         found = replay()

@@ -10,7 +10,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 # Left by earlier versions of transformers in many published files: computed anew, or no longer used.
-HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.attn(ention)?\.(masked_)?bias)$")
+HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
 
 
 class WeightNames:

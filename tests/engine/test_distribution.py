@@ -66,9 +66,9 @@ def test_ahead(num_ahead_tokens: int, num_branches: int, settings: SamplingSetti
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
     assert 0.3 < stats.num_ahead_hits / stats.num_ahead_verified < 0.9
-    assert stats.num_drafts == 0 if num_ahead_tokens == 1 else stats.num_accepted_tokens > 3000
+    assert stats.num_drafts == 0 if num_ahead_tokens == 1 else stats.num_accepted_tokens > 1000
     caught = sum(stats.num_branch_hits_per_rank) / stats.num_misses
-    assert 0.1 < caught < 0.95 if num_branches else caught == 0
+    assert 0.03 < caught < 0.95 if num_branches else caught == 0
 
 
 @pytest.mark.parametrize("settings", [FILTERED, COUPLED], ids=["filtered", "coupled"])
@@ -101,10 +101,10 @@ def test_with_stop_tokens(ahead: dict[str, int]) -> None:
 @every_mode
 def test_with_rows_that_give_way(ahead: dict[str, int]) -> None:
     """Rows begin again in another slot, in the middle of other rows' completions."""
-    replica = markov_replica(PLAIN, max_num_seqs=400, num_pages=1000, **ahead)
+    replica = markov_replica(PLAIN, max_num_seqs=400, num_pages=600, **ahead)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
-    assert replica.stats_recorder.close_shard(0).num_preemptions > 30
+    assert replica.stats_recorder.close_shard(0).num_preemptions > 5
 
 
 @every_setting

@@ -81,17 +81,24 @@ class CheckedReplica(Harness):
 @pytest.mark.parametrize(
     "ahead", [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 3}], ids=MODES
 )
-@pytest.mark.parametrize("num_pages", [1000, 40], ids=["roomy", "tight"])
+@pytest.mark.parametrize("num_pages", [1000, 24], ids=["roomy", "tight"])
 @pytest.mark.parametrize("pauses", [False, True], ids=["fixed", "pausing"])
 def test_every_row_s_cache_is_what_the_draft_believes(
     pauses: bool, num_pages: int, ahead: dict[str, Any], settings: SamplingSettings
 ) -> None:
     policy = Pausing() if pauses else FixedLength(3)
     replica = markov_replica(
-        settings, kind=CheckedReplica, policy=policy, max_num_seqs=20, num_pages=num_pages, **ahead
+        settings,
+        kind=CheckedReplica,
+        policy=policy,
+        max_num_seqs=20,
+        num_pages=num_pages,
+        max_new_tokens=50,
+        max_seq_len=64,
+        **ahead,
     )
-    replica.generate(requests_for(PROMPTS, 25))
+    replica.generate(requests_for(PROMPTS, 5))
     stats = replica.stats_recorder.close_shard(0)
-    assert replica.checked.num_checked > 1500 and stats.num_misses > 50
-    assert (stats.num_preemptions > 5) == (num_pages == 40)
-    assert sum(stats.num_branch_hits_per_rank) > 20 or not replica.ahead.num_branches
+    assert replica.checked.num_checked > 1000 and stats.num_misses > 50
+    assert (stats.num_preemptions > 5) == (num_pages == 24)
+    assert sum(stats.num_branch_hits_per_rank) > 10 or not replica.ahead.num_branches

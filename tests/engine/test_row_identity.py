@@ -17,6 +17,8 @@ from tests.engine.test_greedy import MODES
 from tests.engine.test_identity import outcome
 
 AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
+# So that rows which were admitted run out of pages.
+LONG: dict[str, Any] = {"max_new_tokens": 50, "max_seq_len": 64}
 every_setting = pytest.mark.parametrize(
     "settings", [PLAIN, FILTERED, COUPLED], ids=["plain", "filtered", "coupled"]
 )
@@ -27,14 +29,14 @@ every_setting = pytest.mark.parametrize(
 def test_alone_in_any_batch_or_after_giving_way(ahead: dict[str, Any], settings: SamplingSettings) -> None:
     """Tokens, and counts of speculation too."""
     requests = requests_for(PROMPTS, 5)
-    expected = outcome(markov_replica(settings, **ahead).generate(requests))
+    expected = outcome(markov_replica(settings, **LONG, **ahead).generate(requests))
     total = Stats()
     for limits in (
-        {"max_num_seqs": 2},
-        {"max_num_seqs": 20, "num_pages": 20},
+        {"max_num_seqs": 3},
+        {"max_num_seqs": 20, "num_pages": 24},
         {"max_num_batched_tokens": 23},
     ):
-        replica = markov_replica(settings, **ahead, **limits)
+        replica = markov_replica(settings, **LONG, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
         total.add(replica.stats_recorder.close_shard(0))
     assert total.num_preemptions > 0 and total.num_misses + total.num_accepted_tokens > 300

@@ -92,7 +92,7 @@ def check_preemption() -> None:
     """Rows outgrow the pages, lose them, and come back."""
     target = tiny_model("qwen3").bfloat16()
     few_pages = {"num_pages": 18, "max_num_seqs": 8, "max_new_tokens": 32}
-    pair = Pair(target, noisy_copy(target), {**MODES["branches"], **few_pages})
+    pair = Pair(target, noisy_copy(target), few_pages)
     pair.check(RULES["rejection"], POLICIES["fixed"], prompts(range(3, 11)))
     assert pair.on_gpu.stats_recorder.close_shard(0).num_preemptions > 0
 

@@ -159,6 +159,28 @@ def check_counts() -> None:
     assert counts_of(lambda: recorded_event().query()).queries.total() == 1
 
 
+def check_copies_in_flight() -> None:
+    """What the host has not waited for has not happened."""
+    x, pinned = torch.arange(3.0, device=GPU), torch.ones(3, pin_memory=True)
+    torch.cuda.synchronize()
+    fetched = x.to("cpu", non_blocking=True)
+    event = recorded_event()
+    later = (x + 1).to("cpu", non_blocking=True)
+    assert fetched.isnan().all()
+    event.synchronize()
+    assert fetched.tolist() == [0, 1, 2] and later.isnan().all()
+    torch.cuda.synchronize()
+    assert later.tolist() == [1, 2, 3]
+    x.copy_(pinned, non_blocking=True)
+    event = recorded_event()
+    event.synchronize()
+    pinned.zero_()
+    x.copy_(pinned, non_blocking=True)
+    event.synchronize()
+    pinned.fill_(2.0)
+    assert "overwritten" in refusal_of(torch.cuda.synchronize)
+
+
 def check_project_lines() -> None:
     """The innermost line of the project is named, and tests are not the project."""
     from specdist.models.staging import InputStaging

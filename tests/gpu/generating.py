@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,17 +88,22 @@ class Refereed(Ended):
 
 
 @contextlib.contextmanager
-def started_gpu_ranks(num_ranks: int, rank: Main = main, **options: Any) -> Iterator[tuple[World, Referee]]:
+def started_gpu_ranks(
+    num_ranks: int, rank: Main = main, environment: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[tuple[World, Referee]]:
     """The job as so many ranks with a GPU each; who is still there at the end of the block is killed."""
     with refereed() as referee:
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **referee.environment}
+        found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        found |= referee.environment | dict(environment or {})
         given = arguments(**(options | {"device": "cuda"}))
-        with started_world(num_ranks, rank, given, environment=environment) as world:
+        with started_world(num_ranks, rank, given, environment=found) as world:
             yield world, referee
 
 
-def fork_gpu_ranks(num_ranks: int, rank: Main = main, **options: Any) -> Refereed:
+def fork_gpu_ranks(
+    num_ranks: int, rank: Main = main, environment: Mapping[str, str] | None = None, **options: Any
+) -> Refereed:
     """The job as so many ranks with a GPU each, to its end."""
-    with started_gpu_ranks(num_ranks, rank, **options) as (world, referee):
+    with started_gpu_ranks(num_ranks, rank, environment, **options) as (world, referee):
         code = world.end(TIMEOUT_S)
         return Refereed(code, "".join(world.words("stdout")), "".join(world.words("stderr")), referee)

@@ -69,12 +69,14 @@ class Event:
     ) -> None:
         self._is_timed = enable_timing
         self._recorded_ns: int | None = None
+        self._mark = 0
         self._num_queries_left = 0
         self.is_captured = False
 
     def record(self, stream: Stream | None = None) -> None:
         self.is_captured = DEVICE.recording is not None and (stream is None or stream is _Current.stream)
         self._recorded_ns = time.perf_counter_ns()
+        self._mark = DEVICE.in_flight.mark()
         self._num_queries_left = DEVICE.query_delay
 
     def wait(self, stream: Stream | None = None) -> None:
@@ -82,14 +84,17 @@ class Event:
 
     def synchronize(self) -> None:
         self._refuse_if_captured()
-        DEVICE.synchronise("torch.cuda.Event.synchronize")
+        DEVICE.synchronise("torch.cuda.Event.synchronize", self._mark)
         self._num_queries_left = 0
 
     def query(self) -> bool:
         self._refuse_if_captured()
         DEVICE.refuse_in_capture()
         DEVICE.books.book_query()
-        return self._is_done()
+        is_done = self._is_done()
+        if is_done:
+            DEVICE.in_flight.reach(self._mark)
+        return is_done
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to the other; both were recorded with timing, and are done."""

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.gpu.books import Books, Counts, project_line
 from tests.gpu.faults import Faults
 from tests.gpu.flash_attention import flash_attention
+from tests.gpu.in_flight import InFlight
 from tests.gpu.operators import COPYING, Operator, argument, operator_of, waits, why_devices_differ
 from tests.gpu.recording import Recording, storage_key
 
@@ -108,6 +109,7 @@ class PretendedDevice(TorchDispatchMode):
         cached_bytes: what the allocator keeps until ``torch.cuda.empty_cache`` is called.
         query_delay: how often an event answers that it is not done, before it is.
         peak_bytes: what ``torch.cuda.max_memory_allocated`` says.
+        in_flight: copies that the host has not waited for.
         recording: the capture that is under way on the current stream.
     """
 
@@ -121,6 +123,7 @@ class PretendedDevice(TorchDispatchMode):
         self.cached_bytes = self.peak_bytes = 0
         self.query_delay = 0
         self.recording: Recording | None = None
+        self.in_flight = InFlight()
         # Held for good, so that no other memory gets the address of a pinned one.
         self._pinned: dict[int, torch.UntypedStorage] = {}
 
@@ -153,10 +156,11 @@ class PretendedDevice(TorchDispatchMode):
         """Whether memory of the host is such that the device can copy from and to it by itself."""
         return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._pinned
 
-    def synchronise(self, reason: str) -> None:
-        """The host waits for all that the device has been given."""
+    def synchronise(self, reason: str, mark: int | None = None) -> None:
+        """The host waits for all that the device has been given, or until a mark of ``in_flight``."""
         self.refuse_in_capture()
         self.books.book_synchronisation(reason)
+        self.in_flight.reach(mark)
 
     def refuse_in_capture(self) -> None:
         """Raise what CUDA raises for a call that a capture forbids, and spoil the capture."""
@@ -282,6 +286,7 @@ class PretendedDevice(TorchDispatchMode):
             result = self.recording.run(run, operator, tuple(frozen), host_kwargs)
         if operator.name == "_to_copy" and index is None and kwargs.get("non_blocking"):
             self._pin(result)
+        self._track_copy(operator, args, kwargs, result)
         if not operator.written:
             return result if index is None else _on_cuda(result, index)
         for at in operator.written:
@@ -294,6 +299,22 @@ class PretendedDevice(TorchDispatchMode):
             for new, at in zip(results, operator.returned, strict=True)
         ]
         return passed_on[0] if len(passed_on) == 1 else tuple(passed_on)
+
+    def _track_copy(
+        self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Remember a copy of pinned memory that nobody waits for."""
+        if operator.name not in COPYING or self.recording is not None:
+            return
+        is_put = operator.name == "copy_"
+        source, target = (args[1], args[0]) if is_put else (args[0], result)
+        is_asynchronous = args[2] if is_put and len(args) > 2 else kwargs.get("non_blocking")
+        if not is_asynchronous:
+            return
+        if self.is_pinned(source):
+            self.in_flight.send(source)
+        elif source.is_cuda and self.is_pinned(target):
+            self.in_flight.fetch(target)
 
 
 def _tensors(values: Any) -> Any:

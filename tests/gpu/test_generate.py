@@ -14,37 +14,13 @@ from tests.gpu.generating import Refereed, fork_gpu_ranks
 from tests.gpu.meetings import GLOO, NCCL
 from tests.job.heads import write_head
 from tests.job.launching import read_output, run_here, shard_bytes
-from tests.job.pair import Pair, build_pair
+from tests.job.pair import Pair
 from tests.job.ranks import fork_ranks
 
 pytestmark = pytest.mark.ranks
 
 NUM_RANKS, DRAFT_RANK = 3, 2
 WORLD = "the world"
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return build_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def options(pair: Pair) -> dict[str, Any]:
-    """Two shards of few rows. In float32 devices differ by rounding alone, which decides no token here."""
-    return {
-        "prompts": pair.prompts,
-        "target": pair.target,
-        "draft": pair.draft,
-        "dtype": "float32",
-        "temperature": 0,
-        "policy": "fixed",
-        "num_draft_tokens": 3,
-        "max_new_tokens": 6,
-        "max_num_seqs": 3,
-        "cache_memory": "64MiB",
-        "rows_per_shard": 2,
-        "limit": 4,
-    }
 
 
 def check_collectives(ended: Refereed) -> None:
@@ -109,4 +85,23 @@ def test_a_draft_that_works_ahead_with_branches_and_a_head_changes_no_token(
     assert "the draft works ahead: " in ended.stderr
     expected = read_output(tmp_path / "cpu")["completion_ids"].to_pylist()
     assert read_output(tmp_path / "gpu")["completion_ids"].to_pylist() == expected
+    check_collectives(ended)
+
+
+def test_three_gpu_ranks_in_bfloat16_write_the_tokens_of_a_cpu_in_float32(
+    options: dict[str, Any], sharp_pair: Pair, tmp_path: Path
+) -> None:
+    """With attention by FlashAttention's rules; of models whose rounding decides no token."""
+    models = {"target": sharp_pair.target, "draft": sharp_pair.draft}
+    expected = run_here(**(options | models), device="cpu", output=tmp_path / "cpu")
+    ended = fork_gpu_ranks(
+        NUM_RANKS, **(options | models | {"dtype": "bfloat16"}), tp_size=2, output=tmp_path / "gpu"
+    )
+    assert ended.totals["exact"], "the loaded target was not compared with its files"
+    assert "in torch.bfloat16: varlen_attn on " in ended.stderr
+    rows, wanted = (read_output(tmp_path / run)["completion_ids"].to_pylist() for run in ("gpu", "cpu"))
+    assert rows == wanted and len({token for ids in rows for token in ids}) > 10
+    for name in ("draft_acceptance_rate", "mean_acceptance_length"):
+        assert ended.totals[name] == expected.totals[name]
+    assert 0.3 < ended.totals["draft_acceptance_rate"] < 1
     check_collectives(ended)

@@ -1,0 +1,79 @@
+"""Ranks with pretended GPUs that break: the main job with one fault each, chosen by environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import specdist.job.entry
+import specdist.job.generate
+import specdist.job.replica
+from specdist.job.signals import end_process
+from specdist.models.graphs import CudaGraphs
+from specdist.models.runner import ModelRunner
+from tests.gpu.device import DEVICE
+from tests.gpu.generating import pretend
+
+# Which ranks, as digits, and at which pass or capture of theirs.
+RANKS, MOMENT = "BREAKING_RANKS", "BREAKING_MOMENT"
+# The exit code of a rank that would start over: the program that it would replace is not its own here.
+STARTS_OVER = 77
+
+
+def start(given: Sequence[str]) -> int:
+    """The job; a rank that would start over says so and ends."""
+    specdist.job.entry.start_over = lambda: end_process(STARTS_OVER)
+    return specdist.job.generate.main(given)
+
+
+def breaks() -> bool:
+    return os.environ["RANK"] in os.environ[RANKS]
+
+
+def joins_on_the_host(given: Sequence[str]) -> int:
+    """The draft's rank joins DeepSpeed's broadcast with the random state of the CPU."""
+    pretend()
+    specdist.job.replica.join_sharding = lambda: torch.distributed.broadcast(torch.get_rng_state(), 0)
+    return start(given)
+
+
+def out_of_memory_in_a_pass(given: Sequence[str]) -> int:
+    pretend()
+    forward = ModelRunner.forward
+    passes = [0]
+
+    def limited(runner: ModelRunner, *args: Any) -> torch.Tensor:
+        passes[0] += 1
+        if breaks() and passes[0] == int(os.environ[MOMENT]):
+            # After the pass's inputs, in the middle of its layers.
+            DEVICE.fail_at(allocation=3, within="models/")
+        return forward(runner, *args)
+
+    ModelRunner.forward = limited  # type: ignore[method-assign]
+    return start(given)
+
+
+def out_of_memory_in_a_capture(given: Sequence[str]) -> int:
+    pretend()
+    if breaks():
+        DEVICE.fail_at(capture=int(os.environ[MOMENT]))
+    return start(given)
+
+
+def out_of_memory_before_a_capture(given: Sequence[str]) -> int:
+    """In the passes that warm up for it."""
+    pretend()
+    capture = CudaGraphs.capture
+    captures = [0]
+
+    def limited(graphs: CudaGraphs, function: Any) -> Any:
+        captures[0] += 1
+        if breaks() and captures[0] == int(os.environ[MOMENT]):
+            DEVICE.fail_at(allocation=3, within="models/")
+        return capture(graphs, function)
+
+    CudaGraphs.capture = limited  # type: ignore[method-assign]
+    return start(given)

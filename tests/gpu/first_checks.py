@@ -1,0 +1,136 @@
+"""What :mod:`tests.gpu.first_day` does beside running jobs: compare, kill, look at the devices.
+
+python -m tests.gpu.first_checks equal RUN WANTED --share 1.0 -- COMMAND ...
+python -m tests.gpu.first_checks kill RUN WANTED -- COMMAND ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.ipc
+
+from tests.gpu.first_steps import PYTHON, SHOW_MEMORY, SHOW_VERSIONS
+
+# What the tests' own helpers would import makes DeepSpeed choose the CPU, for the jobs started here, too.
+
+POLL_S = 0.05
+# Far above what a watchdog needs, far below what NCCL waits.
+ENDS_S = 120.0
+MOST_BYTES_LEFT = 1000 * 2**20
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.first_checks", description=__doc__)
+    parser.add_argument("check", choices=("versions", "equal", "kill", "leftovers"))
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--share", type=float, default=1.0)
+    given, command = sys.argv[1:], []
+    if "--" in given:
+        given, command = given[: given.index("--")], given[given.index("--") + 1 :]
+    options = parser.parse_args(given)
+    if options.check == "versions":
+        return versions()
+    if options.check == "leftovers":
+        return leftovers()
+    if options.check == "kill" and (failure := kill_a_rank(command, options.folders[0])):
+        say(failure)
+        return 1
+    if options.check == "kill":
+        command = [word for word in command if word != "--overwrite"]
+    ended = subprocess.run(command)
+    return ended.returncode or compare(*options.folders, share=options.share)
+
+
+def versions() -> int:
+    """nvidia-smi is not there on a machine without a GPU."""
+    code = subprocess.run([PYTHON, "-c", SHOW_VERSIONS]).returncode
+    if shutil.which("nvidia-smi") is None:
+        say("there is no nvidia-smi")
+        return code
+    for arguments in ([], ["topo", "-m"], SHOW_MEMORY):
+        code = code or subprocess.run(["nvidia-smi", *arguments]).returncode
+    return code
+
+
+def compare(found: Path, wanted: Path, *, share: float) -> int:
+    """Rows of two runs by their tokens; fails where fewer than the share are the same."""
+    rows, expected = (completions_of(folder) for folder in (found, wanted))
+    same = sum(one == other for one, other in zip(rows, expected, strict=True))
+    say(f"{same} of {len(rows)} completions of {found} are those of {wanted}; {share:.0%} must be")
+    for row, (one, other) in enumerate(zip(rows, expected, strict=True)):
+        if one != other:
+            pairs = enumerate(zip(one, other, strict=False))
+            first = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+            say(f"row {row} differs from token {first} on")
+    return 0 if same >= share * len(rows) else 1
+
+
+def completions_of(output: Path) -> list[list[int]]:
+    """The tokens of every row, in the order of the input."""
+    shards = [pa.ipc.open_file(str(path)).read_all() for path in sorted((output / "shards").glob("*.arrow"))]
+    found: list[list[int]] = pa.concat_tables(shards)["completion_ids"].to_pylist()
+    return found
+
+
+def has_a_row(output: Path) -> bool:
+    """Whether a row of an unfinished shard is written down, or a shard is finished."""
+    logged = (path.read_bytes() for path in (output / "parts").glob("*.jsonl"))
+    return any(b'"row":' in content for content in logged) or any((output / "shards").glob("*.arrow"))
+
+
+def kill_a_rank(command: list[str], output: Path) -> str:
+    """Start the job, SIGKILL a rank after its first row; why that did not go as it should, or ""."""
+    launcher = subprocess.Popen(command)
+    try:
+        while not has_a_row(output):
+            if launcher.poll() is not None:
+                return "the job ended before its first row"
+            time.sleep(POLL_S)
+        ranks = [
+            process
+            for process in psutil.Process(launcher.pid).children(recursive=True)
+            if process.environ().get("RANK") == "1"
+        ]
+        ranks[0].send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        launcher.wait(ENDS_S)
+        seconds = time.monotonic() - begin
+        say(f"the launcher ended with {launcher.returncode}, {seconds:.1f} s after a rank was killed")
+        return "" if launcher.returncode else "the job ended with 0 although a rank was killed"
+    except subprocess.TimeoutExpired:
+        return f"the other ranks were still there {ENDS_S:g} s after one was killed"
+    finally:
+        if launcher.poll() is None:
+            for process in psutil.Process(launcher.pid).children(recursive=True):
+                process.kill()
+            launcher.kill()
+
+
+def leftovers() -> int:
+    """Fails where a device still holds more than drivers do."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    used = [
+        int(line) for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    ]
+    say(f"MiB in use on each device: {used}")
+    subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory,name", "--format=csv"], check=True)
+    return 0 if all(megabytes * 2**20 < MOST_BYTES_LEFT for megabytes in used) else 1
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

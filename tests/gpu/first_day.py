@@ -1,0 +1,184 @@
+"""The first commands on a real GPU node, in the order in which failures tell most.
+
+    python -m tests.gpu.first_day                    run them all, into runs/first-day
+    python -m tests.gpu.first_day --list             only show them
+    python -m tests.gpu.first_day --only kernels main --output /scratch/first-day
+    python -m tests.gpu.first_day --pretend          on a CPU what a CPU can do, to try this program itself
+
+What the pretended device of the tests cannot show, and these commands are for:
+
+- Races between streams: all work is done at once there, as it is called. A missing wait goes unnoticed.
+- NCCL's own blocking: its calls return before the others have come, hang where gloo raises an error, and
+  inside a graph are kernels that keep a device busy. There gloo carries them, when all have met.
+- Memory: nothing is taken there. What weights, NCCL, the graphs' pools and the largest pass need, what
+  fragments, and what is left when a rank has started over, is only known here.
+- Kernels' accuracy, and which kernel is chosen: FlashAttention is there its own checks and plain attention.
+- Time: of kernels, copies, sums over NVLink or PCIe, of the host that launches, of loading from storage.
+- Several nodes' worth of devices, drivers and libraries: that they are there, and fit one another.
+
+The last line on stdout is a JSON document; the exit code is 0 only if every step passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.gpu.first_steps import Step, plan
+
+REPOSITORY = Path(__file__).parents[2]
+PASSED, FAILED, SKIPPED = "passed", "FAILED", "skipped"
+NO_GPU = 3
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a step; ``reason``: why it was skipped, or how it failed."""
+
+    name: str
+    outcome: str
+    seconds: float
+    reason: str
+    log: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.first_day", description="Try a new GPU node, what tells most first."
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/first-day"), help="folder of logs and results"
+    )
+    parser.add_argument("--pair", type=Path, help="target/, draft/ and prompts.arrow (default: trained here)")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps alone")
+    parser.add_argument("--list", action="store_true", help="show the plan, run nothing")
+    parser.add_argument("--pretend", action="store_true", help="on a CPU, the steps that need no GPU")
+    options = parser.parse_args(arguments)
+    num_gpus = count_gpus()
+    steps = plan(options.output, options.pair, device="cpu" if options.pretend else "cuda")
+    unknown = sorted(set(options.only or ()) - {step.name for step in steps})
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: the steps are {' '.join(step.name for step in steps)}")
+    steps = [step for step in steps if not options.only or step.name in options.only]
+    say(
+        str(__doc__)
+        .partition("\n\n")[2]
+        .rpartition("\n\n")[0]
+        .partition("What the")[2]
+        .join(["What the", "\n"])
+    )
+    for number, step in enumerate(steps, 1):
+        say(f"{number:2}. {step.name}: {step.title}\n    tells: {step.tells}")
+        say(f"    {step.num_gpus} GPUs, at most {step.limit_s} s\n    {shlex.join(step.command)}")
+    if options.list:
+        say(json.dumps({"steps": [step.name for step in steps], "num_gpus": num_gpus}))
+        return 0
+    if not num_gpus and not options.pretend:
+        say("\nThis machine has no GPU: nothing was run. --pretend tries the steps that a CPU can do.")
+        say(json.dumps({"error": "no GPU", "num_gpus": 0}))
+        return NO_GPU
+    (options.output / "logs").mkdir(parents=True, exist_ok=True)
+    results = []
+    for step in steps:
+        results.append(run(step, options.output, num_gpus, pretends=options.pretend))
+        # Kept at any time, whatever the next step does to the node.
+        document = {"num_gpus": num_gpus, "results": [asdict(result) for result in results]}
+        (options.output / "results.json").write_text(json.dumps(document, indent=2))
+    say("\n" + table(results))
+    failed = [result.name for result in results if result.outcome == FAILED]
+    counts = {
+        outcome.lower(): sum(result.outcome == outcome for result in results)
+        for outcome in (PASSED, FAILED, SKIPPED)
+    }
+    say(json.dumps({"output": str(options.output), "num_gpus": num_gpus, **counts, "failures": failed}))
+    return 1 if failed else 0
+
+
+def count_gpus() -> int:
+    """In a process of its own: this one keeps no device busy."""
+    script = "import torch; print(torch.cuda.device_count())"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return int(ended.stdout)
+
+
+def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
+    """Whatever happens, the next step comes."""
+    log = output / "logs" / f"{step.name}.log"
+    reason = ""
+    if pretends and not step.runs_on_cpu:
+        reason = "a CPU cannot do it"
+    elif not pretends and step.num_gpus > num_gpus:
+        reason = f"it needs {step.num_gpus} GPUs, and this node has {num_gpus}"
+    if reason:
+        say(f"{step.name}: skipped, {reason}")
+        return Result(step.name, SKIPPED, 0.0, reason, "")
+    say(f"{step.name} ...")
+    begin = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if pretends:
+        environment |= {"DS_ACCELERATOR": "cpu"}
+    with log.open("w") as file:
+        file.write(f"{shlex.join(step.command)}\n\n")
+        file.flush()
+        process = subprocess.Popen(
+            step.command,
+            cwd=REPOSITORY,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            code = process.wait(step.limit_s)
+            reason = "" if code == 0 else f"exit code {code}: {last_words(log)}"
+        except subprocess.TimeoutExpired:
+            reason = f"not over after {step.limit_s} s: {last_words(log)}"
+        finally:
+            kill_family(process)
+    seconds = time.monotonic() - begin
+    say(f"{step.name}: {f'{FAILED}, {reason}' if reason else PASSED} ({seconds:.0f} s)")
+    return Result(step.name, FAILED if reason else PASSED, round(seconds, 1), reason, str(log))
+
+
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """If it is still there: launchers start ranks in sessions of their own."""
+    if process.poll() is None:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        process.wait()
+
+
+def last_words(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][-200:]
+
+
+def table(results: list[Result]) -> str:
+    rows = [f"{'step':12} {'outcome':8} {'seconds':>8}  why, or where to read more"]
+    rows += [
+        f"{result.name:12} {result.outcome:8} {result.seconds:8.1f}  {result.reason or result.log}"
+        for result in results
+    ]
+    return "\n".join(rows)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The steps of :mod:`tests.gpu.first_day`, each a command that anybody could type."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PYTHON = sys.executable
+SHOW_VERSIONS = (
+    "import torch, transformers, deepspeed, accelerate\n"
+    "for library in (torch, transformers, deepspeed, accelerate):\n"
+    "    print(library.__name__, library.__version__)\n"
+    "print('CUDA', torch.version.cuda)\n"
+    "if torch.cuda.is_available():\n"
+    "    print('NCCL', torch.cuda.nccl.version())\n"
+    "for index in range(torch.cuda.device_count()):\n"
+    "    print(index, torch.cuda.get_device_properties(index))\n"
+)
+SHOW_MEMORY = ["--query-gpu=index,memory.used,memory.total", "--format=csv"]
+CHECKS = [PYTHON, "-m", "tests.gpu.first_checks"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One command, what a failure of it tells, and what it needs."""
+
+    name: str
+    title: str
+    tells: str
+    command: list[str]
+    num_gpus: int = 1
+    limit_s: int = 300
+    runs_on_cpu: bool = False
+
+
+def plan(output: Path, pair: Path | None, *, device: str) -> list[Step]:
+    """All steps, in their order. ``device``: of the jobs."""
+    models = pair or output / "pair"
+    rows = [
+        *("--prompts", f"{models}/prompts.arrow", "--target", f"{models}/target", "--limit", "16"),
+        *("--max_new_tokens", "32", "--rows_per_shard", "8", "--temperature", "0", "--overwrite"),
+    ]
+    draft = ["--draft", f"{models}/draft", "--policy", "fixed", "--num_draft_tokens", "4"]
+    exact = ["--dtype", "float32"]
+
+    def job(
+        name: str, *options: str, ranks: int = 1, on: str = device, script: str = "jobs/generate.py"
+    ) -> list[str]:
+        launcher = [PYTHON]
+        if ranks > 1:
+            launcher += ["-m", "specdist.job.launch", "--multi_gpu", "--num_machines", "1"]
+            launcher += ["--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"]
+        return [*launcher, script, *rows, *options, "--device", on, "--output", f"{output}/{name}"]
+
+    def equal(name: str, *command: str, wanted: str = "cpu", share: float = 1.0) -> list[str]:
+        """The job, and then the share of its rows that must be those of another run."""
+        runs = [f"{output}/{name}", f"{output}/{wanted}"]
+        return [*CHECKS, "equal", *runs, "--share", str(share), "--", *command]
+
+    main = ["--tp_size", "2", *draft, *exact]
+    return [
+        Step(
+            name="versions",
+            title="libraries, devices and how they are connected",
+            tells="whether drivers, CUDA, NCCL and the wheels of this environment fit one another",
+            command=[*CHECKS, "versions"],
+            limit_s=120,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="kernels",
+            title="attention kernels, recorded passes and pinned buffers of one GPU",
+            tells="whether the probe's kernel answers rightly, and whether a replay does what was recorded",
+            command=[PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/models/test_cuda.py"],
+            limit_s=900,
+        ),
+        Step(
+            name="pair",
+            title="a small pair of models, trained on the spot on the CPU",
+            tells="nothing of the GPUs: the later steps run these models",
+            command=["true"] if pair else [PYTHON, "jobs/train_demo.py", "--output", str(models)],
+            num_gpus=0,
+            limit_s=900,
+            runs_on_cpu=pair is not None,
+        ),
+        Step(
+            name="cpu",
+            title="16 rows in one process on the CPU, float32",
+            tells="nothing of the GPUs: what the later steps must write",
+            command=job("cpu", *draft, *exact, on="cpu"),
+            num_gpus=0,
+            limit_s=600,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="one",
+            title="the same on one GPU, float32",
+            tells="the whole job without any communication: kernels, recorded passes, sampling, records",
+            command=equal("one", *job("one", *draft, *exact)),
+            limit_s=600,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="bfloat16",
+            title="the same on one GPU in bfloat16, with FlashAttention",
+            tells="accuracy where people run: most rows are those of float32, or a kernel is wrong",
+            command=equal("bfloat16", *job("bfloat16", *draft, "--dtype", "bfloat16"), share=0.5),
+            limit_s=600,
+        ),
+        Step(
+            name="sharded",
+            title="the target on two GPUs, without a draft",
+            tells="loading in slices and DeepSpeed's sums over NCCL, inside recorded passes, too",
+            command=equal("sharded", *job("sharded", "--tp_size", "2", *exact, ranks=2)),
+            num_gpus=2,
+            limit_s=600,
+        ),
+        Step(
+            name="draft",
+            title="the target on one GPU, the draft on another",
+            tells="the messages between target and draft beside NCCL, and the rank of a draft alone",
+            command=equal("draft", *job("draft", *draft, *exact, ranks=2)),
+            num_gpus=2,
+            limit_s=600,
+        ),
+        Step(
+            name="main",
+            title="the target on two GPUs and the draft on a third: the main job",
+            tells="the draft's rank joins DeepSpeed's broadcast while the target is loaded, or all hang",
+            command=equal("main", *job("main", *main, ranks=3)),
+            num_gpus=3,
+            limit_s=600,
+        ),
+        Step(
+            name="bfloat16-2",
+            title="the main job in bfloat16 against one GPU in bfloat16",
+            tells="a sharded model's buffers and sums in the precision that people run",
+            command=equal(
+                "bfloat16-2",
+                *job("bfloat16-2", "--tp_size", "2", *draft, "--dtype", "bfloat16", ranks=3),
+                wanted="bfloat16",
+                share=0.5,
+            ),
+            num_gpus=3,
+            limit_s=600,
+        ),
+        Step(
+            name="kill",
+            title="a rank of the main job is killed with SIGKILL; then the same command again",
+            tells="whether the others, which wait in NCCL, end in time, and what they leave on the devices",
+            command=[*CHECKS, "kill", f"{output}/kill", f"{output}/cpu", "--", *job("kill", *main, ranks=3)],
+            num_gpus=3,
+            limit_s=900,
+        ),
+        Step(
+            name="memory",
+            title="a device of the main job has no memory in the middle of a pass; all ranks start over",
+            tells="whether memory comes back when a rank replaces its program, and NCCL meets again",
+            command=equal("memory", *job("memory", *main, ranks=3, script="tests/gpu/short_of_memory.py")),
+            num_gpus=3,
+            limit_s=900,
+        ),
+        Step(
+            name="ahead",
+            title="the draft drafts ahead, with two branches per row",
+            tells="the draft's work beside the target's: streams that race would change a token",
+            command=equal(
+                "ahead", *job("ahead", *main, "--overlap", "ahead", "--num_branches", "2", ranks=3)
+            ),
+            num_gpus=3,
+            limit_s=600,
+        ),
+        Step(
+            name="round",
+            title="where the time of a round goes: phases and kernels of a random pair of 1B",
+            tells="launches, copies and waits that only real time shows, beside the floors of passes",
+            command=[
+                *(PYTHON, "jobs/benchmark.py", "--synthetic", "1b", "--acceptance", "0.8"),
+                *("--dtype", "bfloat16", "--device", device, "--profile", f"{output}/profile"),
+            ],
+            limit_s=1200,
+        ),
+        Step(
+            name="leftovers",
+            title="memory that is still taken when all jobs have ended",
+            tells="whether a rank lives on, or memory is lost with it",
+            command=[*CHECKS, "leftovers"],
+            limit_s=60,
+        ),
+    ]

@@ -1,0 +1,116 @@
+"""Ranks with pretended GPUs that die, lack memory or disagree: nothing hangs, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from specdist.job.restart import NUM_RESTARTS
+from tests.gpu import breaking
+from tests.gpu.generating import Main, Refereed, fork_gpu_ranks, started_gpu_ranks
+from tests.job.killing import wait_until
+from tests.job.launching import logged_rows, read_output, run_here, shard_bytes
+
+pytestmark = pytest.mark.ranks
+
+NUM_RANKS = 3
+# A rank that waits in NCCL for one that is gone is ended by its watchdog, seconds later.
+SOON_S = 45
+
+
+@pytest.fixture(scope="module")
+def undisturbed(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of one process on a CPU."""
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run_here(**options, device="cpu", output=output).code == 0
+    return output
+
+
+def broken(main: Main, ranks: str, moment: int, **options: Any) -> Refereed:
+    environment = {breaking.RANKS: ranks, breaking.MOMENT: str(moment)}
+    return fork_gpu_ranks(NUM_RANKS, main, environment, **options, tp_size=2)
+
+
+def logs_of(output: Path) -> dict[int, str]:
+    """By rank."""
+    return {int(path.stem[-1]): path.read_text() for path in (output / "logs").iterdir()}
+
+
+def test_a_draft_rank_that_joins_on_the_host_is_told_apart_with_both_stacks(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """On GPUs all ranks would hang: DeepSpeed's broadcast is NCCL's, the draft's would be gloo's."""
+    ended = broken(breaking.joins_on_the_host, "2", 0, **options, output=tmp_path / "run")
+    assert ended.code == 1
+    failure = ended.referee.failure
+    assert failure is not None and failure.startswith("collectives do not match (backend, shape): ")
+    assert "deepspeed/inference/engine.py:" in failure and "tests/gpu/breaking.py:" in failure
+    assert "broadcast on NCCL" in failure and "broadcast on gloo" in failure
+
+
+def test_a_killed_rank_ends_the_others_and_a_restart_completes_the_same_files(
+    options: dict[str, Any], undisturbed: Path, tmp_path: Path
+) -> None:
+    """The ranks that wait for it in NCCL notice nothing themselves."""
+    output = tmp_path / "run"
+    with started_gpu_ranks(NUM_RANKS, **options, tp_size=2, output=output) as (world, _):
+        wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 1, world.is_running)
+        os.kill(world.processes[1].pid or 0, signal.SIGKILL)
+        begin = time.monotonic()
+        for process in world.processes:
+            process.join(SOON_S)
+        assert time.monotonic() - begin < SOON_S
+        assert [process.exitcode for process in world.processes] == [1, -signal.SIGKILL, 1]
+    assert "this replica ends: rank 1 (target 2/2): process " in logs_of(output)[0]
+    ended = fork_gpu_ranks(NUM_RANKS, **options, tp_size=2, output=output)
+    assert ended.totals["num_rows"] == options["limit"]
+    assert read_output(output)["row_id"].to_pylist() == list(range(options["limit"]))
+    assert shard_bytes(output) == shard_bytes(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("main", "ranks", "moment"),
+    [
+        pytest.param(breaking.out_of_memory_in_a_pass, "1", 4, id="in a pass of one rank"),
+        pytest.param(breaking.out_of_memory_in_a_pass, "01", 4, id="in a pass of all ranks"),
+        pytest.param(breaking.out_of_memory_before_a_capture, "1", 2, id="before a capture of one rank"),
+    ],
+)
+def test_ranks_without_memory_start_over_with_half_the_batch(
+    options: dict[str, Any], undisturbed: Path, main: Main, ranks: str, moment: int, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    ended = broken(main, ranks, moment, **options, output=output)
+    assert ended.code == breaking.STARTS_OVER, ended.stderr
+    assert ended.referee.failure is None, ended.referee.failure
+    culprit = ended.stderr.split("this replica ends: rank ")[1]
+    assert culprit[0] in ranks and "OutOfMemoryError: CUDA out of memory." in culprit
+    # The ranks' own launcher has a store through which they meet again.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    again = {NUM_RESTARTS: "1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ended = fork_gpu_ranks(NUM_RANKS, environment=again, **options, tp_size=2, output=output)
+    assert ended.totals["num_rows"] == options["limit"]
+    assert "out of memory: from here on at most " in ended.stderr
+    assert json.loads((output / "manifest.json").read_text())["info"]["num_batch_halvings"] == 1
+    expected = read_output(undisturbed)["completion_ids"].to_pylist()
+    assert read_output(output)["completion_ids"].to_pylist() == expected
+
+
+@pytest.mark.parametrize("ranks", ["1", "01"], ids=["one rank", "all ranks"])
+def test_ranks_without_memory_for_a_graph_go_on_without_and_stay_in_step(
+    options: dict[str, Any], undisturbed: Path, ranks: str, tmp_path: Path
+) -> None:
+    """Where one rank alone gives up its graphs, it runs the collectives that the other replays."""
+    ended = broken(breaking.out_of_memory_in_a_capture, ranks, 2, **options, output=tmp_path / "run")
+    assert ended.totals["num_out_of_memory"] == 0
+    assert ended.stderr.count("passes run without graphs from now on: ") == len(ranks)
+    assert "OutOfMemoryError" in ended.stderr
+    assert shard_bytes(tmp_path / "run") == shard_bytes(undisturbed)
+    assert ended.referee.failure is None

@@ -1,0 +1,99 @@
+"""The job in bfloat16 on long prompts, sharded and beside a draft, where every token is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from specdist.job import replica
+from specdist.job.generate import main as generate
+from specdist.models import computed
+from specdist.models.loading_check import LoadingCheck
+from tests.job.copying import DISTANCE, build_copying_pair
+from tests.job.launching import Ended, read_output, run_here
+from tests.job.ranks import fork_ranks
+
+NUM_NEW_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def copying(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    target, draft, prompts = build_copying_pair(tmp_path_factory.mktemp("copying"))
+    return {
+        "prompts": prompts,
+        "target": target,
+        "draft": draft,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "temperature": 0,
+        "max_new_tokens": NUM_NEW_TOKENS,
+        "cache_memory": "256MiB",
+    }
+
+
+def expected(copying: dict[str, Any], output: Path) -> list[list[int]]:
+    """What comes next is what stands ``DISTANCE`` tokens before the last one."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(copying["target"])
+    prompts = [tokenizer(text)["input_ids"] for text in read_output(output)["prompt"].to_pylist()]
+    assert all(len(prompt) >= 1500 for prompt in prompts)
+    firsts = [len(prompt) - 1 - DISTANCE for prompt in prompts]
+    return [prompt[first : first + NUM_NEW_TOKENS] for prompt, first in zip(prompts, firsts, strict=True)]
+
+
+def completions(output: Path) -> list[list[int]]:
+    found: list[list[int]] = read_output(output)["completion_ids"].to_pylist()
+    return found
+
+
+def into_converted_buffers(self: computed.ComputedTensors, model: nn.Module, device: torch.device) -> None:
+    """The old fault: copied into the buffers that DeepSpeed has made bfloat16."""
+    for key, tensor in self._tensors.items():
+        for place in self._places[key]:
+            model.get_submodule(place.module)._buffers[place.name].copy_(tensor)  # type: ignore[union-attr]
+
+
+def generate_with_the_old_fault(arguments: Sequence[str] | None) -> int:
+    computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
+    return generate(arguments)
+
+
+def generate_unchecked(arguments: Sequence[str] | None) -> int:
+    replica.check_loading = lambda *_, **__: LoadingCheck(reason="left out")
+    return generate_with_the_old_fault(arguments)
+
+
+def known_everywhere(copying: dict[str, Any], output: Path, ended: Ended) -> None:
+    assert ended.totals["exact"] is True
+    assert completions(output) == expected(copying, output)
+    # The draft errs on purpose: both verify outputs have been passed.
+    assert 0.2 < ended.totals["draft_acceptance_rate"] < 1
+
+
+def test_one_process_copies_from_far_back(copying: dict[str, Any], tmp_path: Path) -> None:
+    known_everywhere(copying, tmp_path / "run", run_here(**copying, output=tmp_path / "run"))
+
+
+@pytest.mark.ranks
+def test_two_ranks_and_a_draft_do_as_one_process(copying: dict[str, Any], tmp_path: Path) -> None:
+    known_everywhere(copying, tmp_path / "run", fork_ranks(3, **copying, tp_size=2, output=tmp_path / "run"))
+
+
+@pytest.mark.ranks
+def test_with_the_old_fault_the_job_does_not_begin(copying: dict[str, Any], tmp_path: Path) -> None:
+    """Frequencies in bfloat16, as ended with 0 and said exact before."""
+    ended = fork_ranks(3, generate_with_the_old_fault, **copying, tp_size=2, output=tmp_path / "run")
+    assert ended.code == 2, ended.stderr
+    assert "layer 0 queries differ by" in ended.stderr and "Nothing was generated" in ended.stderr
+    # Without the check it would have shown here: the tests above can fail.
+    output = tmp_path / "unchecked"
+    ended = fork_ranks(3, generate_unchecked, **copying, tp_size=2, output=output)
+    assert ended.totals["exact"] is False
+    assert all(
+        found != right for found, right in zip(completions(output), expected(copying, output), strict=True)
+    )

@@ -1,0 +1,129 @@
+"""A rank of the parity test in the precisions that people use: two ranks share each model, far into a text.
+
+Rank 0 runs the whole model with transformers' own attention; rank 1 runs it with another attention and with
+the products that sharding cuts summed in two parts: how far these two are apart is what order of summation
+costs in this precision, on this machine. The shared model may be ``FACTOR`` times as far from the first.
+
+T asked tokens, V ids.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from specdist.cache.pages import PageTable
+from specdist.models import computed
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.flat import FlatBatch
+from specdist.models.loading import load_sharded
+from specdist.models.runner import ModelRunner
+from specdist.models.sizes import SUMMED
+from tests.models.families import VOCAB_SIZE
+from tests.ranks import join, leave
+
+# The same products, rounded at the same places: two errors of one size, which thousands of logits make a
+# steady one.
+FACTOR = 2.5
+# The old rotary buffers are planted again: so far beyond what is allowed is the shared model then, at least.
+FAULT_FACTOR = 1.2
+NUM_TOKENS = 2080
+CHUNKS = ((0, 900), (900, 2050), *((position, position + 1) for position in range(2050, 2056)), (2056, 2080))
+ASKED_T = np.array([*range(0, 60, 4), *range(1990, NUM_TOKENS)])
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+token_ids = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=NUM_TOKENS)
+
+
+def in_two_parts(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Its product as two ranks have it: each rounds its part of the sum, and the parts are added."""
+
+    def forward(x: Tensor) -> Tensor:
+        half = layer.in_features // 2
+        parts = (
+            F.linear(x[..., :half], layer.weight[:, :half]),
+            F.linear(x[..., half:], layer.weight[:, half:]),
+        )
+        total = parts[0] + parts[1]
+        return total if layer.bias is None else total + layer.bias
+
+    return forward
+
+
+@torch.inference_mode()
+def whole_logits(folder: str, dtype: torch.dtype, *, is_cut: bool) -> Tensor:
+    """[T, V] of a plain forward."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    if is_cut and model._supports_sdpa:
+        model.set_attn_implementation("sdpa")
+    for name, module in model.named_modules() if is_cut else ():
+        if isinstance(module, nn.Linear) and name.endswith(SUMMED):
+            module.forward = in_two_parts(module)  # type: ignore[method-assign]
+    logits = model(torch.from_numpy(token_ids)[None], logits_to_keep=torch.from_numpy(ASKED_T)).logits[0]
+    return logits[:, :VOCAB_SIZE].float()
+
+
+def shared_logits(folder: str, dtype: torch.dtype) -> Tensor:
+    """[T, V] of both ranks' slices, through the paged runner in chunks and single steps."""
+    model = load_sharded(
+        open_checkpoint("--target", folder),
+        dtype=dtype,
+        device=topology.device,
+        group=group,
+        vocab_size=VOCAB_SIZE,
+    )
+    runner = ModelRunner(model, topology.device)
+    runner.allocate(num_pages=140, page_size=16, num_slots=1, max_seq_len=NUM_TOKENS)
+    pages = PageTable(num_pages=140, page_size=16, num_slots=1)
+    pages.open(0, token_ids.tolist())
+    assert pages.extend(0, NUM_TOKENS)
+    runner.update_pages(pages.drain_updates())
+    own = []
+    for begin, end in CHUNKS:
+        positions = np.arange(begin, end)
+        asked = np.flatnonzero(np.isin(positions, ASKED_T))
+        own.append(
+            runner.forward(FlatBatch(token_ids[positions], np.zeros_like(positions), positions), asked)
+        )
+    slices = [torch.empty(0)] * 2
+    dist.all_gather_object(slices, torch.cat(own).float())
+    return torch.cat(slices, dim=1)
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """Of all asked tokens' logits, relative to their size, each row less its mean."""
+    found, wanted = (logits - logits.mean(dim=1, keepdim=True) for logits in (found, wanted))
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def into_converted_buffers(self: computed.ComputedTensors, model: nn.Module, device: torch.device) -> None:
+    """The old fault: copied into the buffers that DeepSpeed has made half precision."""
+    for key, tensor in self._tensors.items():
+        for place in self._places[key]:
+            model.get_submodule(place.module)._buffers[place.name].copy_(tensor)  # type: ignore[union-attr]
+
+
+sound = computed.ComputedTensors.restore
+for folder in sys.argv[1:]:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        wholes = [torch.empty(0)] * 2
+        dist.all_gather_object(wholes, whole_logits(folder, dtype, is_cut=topology.rank == 1))
+        allowed = FACTOR * distance(wholes[1], wholes[0])
+        found = distance(shared_logits(folder, dtype), wholes[0])
+        print(f"{folder} {dtype}: {found:.3g} of {allowed:.3g} allowed")  # noqa: T201 (shown if a rank fails)
+        assert found <= allowed, (folder, dtype, found, allowed)
+        if dtype == torch.bfloat16:
+            computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
+            found = distance(shared_logits(folder, dtype), wholes[0])
+            computed.ComputedTensors.restore = sound  # type: ignore[method-assign]
+            print(f"{folder} {dtype}: {found:.3g} with the old buffers")  # noqa: T201
+            assert found > FAULT_FACTOR * allowed, (folder, dtype, found, allowed)
+leave()
