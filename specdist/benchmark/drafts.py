@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from specdist.engine.assembly import Assembly
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import DraftAhead
+from specdist.engine.scheduler import SchedulerSettings
+from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Kind, Timeline
-from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
+
+MAX_NUM_BATCHED_TOKENS = 2048
 
 
 def fixed_length(num_draft_tokens: int) -> PolicyChoice:
@@ -93,13 +97,42 @@ class DraftTerms:
     max_draft_tokens: int
     num_context_tokens: int
 
+    def assembly(
+        self,
+        num_slots: int,
+        order: DraftOrder | None = None,
+        *,
+        seed: int = 0,
+        decode: Callable[[list[int]], str] = str,
+    ) -> Assembly:
+        """Of an engine that follows the order, or of caches for so many sequences.
+
+        ``decode``: token ids to text, where an engine is made.
+        """
+        max_draft_tokens = self.max_draft_tokens if order is None else order.max_draft_tokens
+        ahead = DraftAhead() if order is None else order.ahead
+        return Assembly(
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            stop_rules=StopRules(decode, self.stop_token_ids),
+            scheduling=SchedulerSettings(
+                max_num_seqs=num_slots,
+                max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, num_slots * (max_draft_tokens + 1)),
+                max_draft_tokens=max_draft_tokens,
+                num_ahead_tokens=ahead.num_tokens,
+                max_new_tokens=self.max_seq_len,
+                max_seq_len=self.max_seq_len,
+                seed=seed,
+            ),
+            num_pages=self.num_pages,
+            max_cache_len=self.max_cache_len,
+            ahead=ahead,
+        )
+
     def allocate(self, runner: ModelRunner, num_slots: int, *, has_branches: bool = False) -> None:
         """Take the cache's memory; with branches, for as many as the costs may ask for."""
-        runner.allocate(
-            num_pages=self.num_pages,
-            page_size=PAGE_SIZE,
-            num_slots=num_slots,
-            max_seq_len=self.max_cache_len,
+        self.assembly(num_slots).allocate(
+            runner,
             num_branch_rows=num_slots * BRANCH_COUNTS[-1] if has_branches else 0,
             max_branch_tokens=self.max_draft_tokens + 1,
         )
@@ -128,14 +161,4 @@ class DraftTerms:
         self, runner: ModelRunner, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None
     ) -> DraftWorker:
         """A draft that has seen no prompt yet, with a new policy of the order's unless one is given."""
-        return DraftWorker(
-            runner,
-            policy or self.policy(order),
-            settings=self.settings,
-            vocab_size=self.vocab_size,
-            stop_token_ids=self.stop_token_ids,
-            num_slots=order.num_slots,
-            max_seq_len=self.max_seq_len,
-            ahead=order.ahead,
-            clock=clock,
-        )
+        return self.assembly(order.num_slots, order).draft_worker(runner, policy or self.policy(order), clock)

@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from specdist.benchmark.drafts import DraftOrder, DraftTerms
 from specdist.benchmark.pair import Pair
 from specdist.cache.pages import PageTable
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.engine import Engine
 from specdist.engine.proposals import Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
-from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LocalTarget
-from specdist.job.allocation import PAGE_SIZE
 from specdist.job.tokens import PromptEncoder
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
-
-MAX_NUM_BATCHED_TOKENS = 2048
 
 
 class PagedPair:
@@ -77,23 +72,12 @@ class PagedPair:
         self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer
     ) -> tuple[Engine, StatsRecorder]:
         """A new engine over these requests for a proposer that follows the order, and its books."""
-        scheduling = SchedulerSettings(
-            max_num_seqs=order.num_slots,
-            max_num_batched_tokens=max(
-                MAX_NUM_BATCHED_TOKENS, order.num_slots * (order.max_draft_tokens + 1)
-            ),
-            max_draft_tokens=order.max_draft_tokens,
-            num_ahead_tokens=order.ahead.num_tokens,
-            max_new_tokens=self.terms.max_seq_len,
-            max_seq_len=self.terms.max_seq_len,
-            seed=self._seed,
-        )
         stats_recorder = StatsRecorder()
-        engine = Engine(
-            target=LocalTarget(self.target, settings=self.terms.settings, vocab_size=self.terms.vocab_size),
+        assembly = self.terms.assembly(order.num_slots, order, seed=self._seed, decode=self._encoder.decode)
+        engine = assembly.engine(
+            iter(requests),
+            target=assembly.local_target(self.target),
             proposer=proposer,
-            scheduler=Scheduler(scheduling, self.new_page_table(order.num_slots), iter(requests)),
-            stop_rules=StopRules(self._encoder.decode, self.terms.stop_token_ids),
             stats_recorder=stats_recorder,
             clock=order.timeline("host", self.pair.device),
         )

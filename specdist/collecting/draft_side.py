@@ -22,9 +22,9 @@ from specdist.collecting.passes import (
     pages_of,
 )
 from specdist.collecting.texts import Text
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
-from specdist.job.allocation import PAGE_SIZE
 from specdist.job.replica import Replica
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner

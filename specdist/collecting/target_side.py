@@ -15,9 +15,9 @@ from specdist.cache.pages import PageUpdates
 from specdist.collecting.draft_side import Drafted
 from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.targets import Target
 from specdist.engine.verify import VerifyInput
-from specdist.job.allocation import PAGE_SIZE
 
 
 class TargetSide:

@@ -58,11 +58,6 @@ class EngineLoad:
     num_free_pages: int = 0
 
 
-def never() -> bool:
-    """Nobody asks to stop."""
-    return False
-
-
 class Engine:
     """Turns requests into completions, in whatever order they finish."""
 
@@ -76,7 +71,7 @@ class Engine:
         stats_recorder: StatsRecorder,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
-        on_alone: Callable[[tuple[int, int] | None], None] = lambda row: None,
+        on_alone: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> None:
         """
         Args:
@@ -87,7 +82,7 @@ class Engine:
         """
         self._target = target
         self._proposer = proposer
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._stop_rules = stop_rules
         self._stats_recorder = stats_recorder
         self._trusts_draft = trusts_draft
@@ -107,17 +102,15 @@ class Engine:
     @property
     def load(self) -> EngineLoad:
         """Between rounds."""
-        return EngineLoad(
-            num_rows=len(self._scheduler.running), num_free_pages=self._scheduler.num_free_pages
-        )
+        return EngineLoad(num_rows=len(self.scheduler.running), num_free_pages=self.scheduler.num_free_pages)
 
-    def run(self, should_stop: Callable[[], bool] = never) -> Iterator[Completion]:
+    def run(self, should_stop: Callable[[], bool] | None = None) -> Iterator[Completion]:
         """Generate until the scheduler has nothing left, or until a round's end at which ``should_stop``;
         rows that are not finished then are lost. Ends the other ranks' loops when it is done."""
         self._clock.restart()
         is_end = False
-        while not (is_end or should_stop()):
-            plan = self._scheduler.plan()
+        while not (is_end or (should_stop is not None and should_stop())):
+            plan = self.scheduler.plan()
             is_end = plan.is_empty
             finished: list[Sequence] = []
             if not is_end:
@@ -131,7 +124,8 @@ class Engine:
     def _run_or_shrink(self, plan: RoundPlan, finished: list[Sequence]) -> None:
         """A round, or the preparation of a smaller one where memory does not suffice."""
         self._is_heard = False
-        self._on_alone(self._scheduler.lone_row)
+        if self._on_alone is not None:
+            self._on_alone(self.scheduler.lone_row)
         try:
             self._round(plan, finished)
             return
@@ -145,16 +139,16 @@ class Engine:
         # The error is gone by now, and with it the tensors of the round.
         release_memory(self._target.device)
         self._stats_recorder.record_out_of_memory(plan)
-        running = self._scheduler.running
+        running = self.scheduler.running
         if self._is_heard:
             self._suspended_slots = [sequence.slot for sequence in running]
         else:
             self._suspended_slots += plan.suspended_slots
             self._suspended_slots += [sequence.slot for sequence in running if sequence not in plan.opened]
-        culprit = self._scheduler.shrink()
+        culprit = self.scheduler.shrink()
         if culprit is not None:
             self._fail(culprit, too_large(complaint), finished)
-        settings = self._scheduler.settings
+        settings = self.scheduler.settings
         logger.warning(
             "out of memory (%s)%s: from here on at most %d rows and %d tokens at a time",
             complaint,
@@ -240,7 +234,7 @@ class Engine:
 
     def _draft_now(self, plan: RoundPlan) -> np.ndarray:
         """A draft that works ahead is not waited for: a row without candidates goes without."""
-        if not self._scheduler.settings.num_ahead_tokens:
+        if not self.scheduler.settings.num_ahead_tokens:
             return np.array(plan.draft_limits, np.int64)
         return np.array([sequence.num_redraft for sequence in plan.decoding], np.int64)
 
@@ -359,5 +353,5 @@ class Engine:
         sequence.finish_reason = reason
         sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
         if sequence.slot >= 0:
-            self._scheduler.finish(sequence)
+            self.scheduler.finish(sequence)
         finished.append(sequence)

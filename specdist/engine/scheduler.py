@@ -91,7 +91,7 @@ class Scheduler:
         pages: PageTable,
         requests: Iterator[Request],
         *,
-        on_resize: Callable[[SchedulerSettings], None] = lambda settings: None,
+        on_resize: Callable[[SchedulerSettings], None] | None = None,
     ) -> None:
         """``on_resize``: told of new limits, for the schedulers after this one."""
         self.settings = settings
@@ -171,7 +171,8 @@ class Scheduler:
             self._preempt(self.running[-1])
         self._pages.forget_contents()
         self._free_slots = list(range(self.settings.num_slots - 1, -1, -1))
-        self._on_resize(self.settings)
+        if self._on_resize is not None:
+            self._on_resize(self.settings)
         return culprit
 
     def _reserve_blocks(self) -> tuple[dict[int, int], list[int]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from specdist.cache.branch_pages import pages_per_branch
 from specdist.config.generate import GenerateConfig
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.scheduler import SchedulerSettings
 from specdist.job.preflight import ModelPlan
@@ -24,8 +25,6 @@ from specdist.models.memory import DeviceMemory, available_memory_bytes, device_
 from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import ModelSize, model_size
-
-PAGE_SIZE = 16
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from specdist.cache.pages import PageTable
 from specdist.config.generate import GenerateConfig
+from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_worker import DraftWorker
@@ -18,14 +18,14 @@ from specdist.engine.engine import Engine
 from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.engine.scheduler import Scheduler, SchedulerSettings
+from specdist.engine.scheduler import SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget, ShardedTarget, Target, target_worker_loop
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
-from specdist.job.allocation import PAGE_SIZE, RowLimits, refusal, room_for_cache
+from specdist.job.allocation import RowLimits, refusal, room_for_cache
 from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve, plan_ahead, verify_logits
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.quiet import quiet_libraries
@@ -157,15 +157,27 @@ class Replica:
         self, requests: Iterator[Request], stop_rules: StopRules, stats_recorder: StatsRecorder
     ) -> Engine:
         """Rank 0's engine over these requests."""
-        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
-        return Engine(
+        return self._assembly(stop_rules).engine(
+            requests,
             target=self.rank0_target(),
             proposer=self._proposer(),
-            scheduler=Scheduler(self._limits or self._scheduling, pages, requests, on_resize=self._limit),
-            stop_rules=stop_rules,
             stats_recorder=stats_recorder,
-            trusts_draft=not self._config.is_exact,
+            limits=self._limits,
+            on_resize=self._limit,
             on_alone=remember_lone_row,
+        )
+
+    def _assembly(self, stop_rules: StopRules | None = None) -> Assembly:
+        """What this rank's models are put together by. ``stop_rules``: by default the target's stop tokens."""
+        return Assembly(
+            settings=self.settings,
+            vocab_size=self._models.vocab_size,
+            stop_rules=stop_rules or StopRules(str, self._models.target.stop_token_ids()),
+            scheduling=self._scheduling,
+            num_pages=self.num_pages,
+            ahead=self.ahead,
+            is_traced=self._config.is_traced,
+            trusts_draft=not self._config.is_exact,
         )
 
     def _limit(self, limits: SchedulerSettings) -> None:
@@ -173,15 +185,16 @@ class Replica:
 
     def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
         """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""
-        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
         scheduling = dataclasses.replace(
             self._scheduling, max_num_seqs=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
         )
-        return Engine(
-            target=LocalTarget(self.draft_runner, settings=self.settings, vocab_size=self._models.vocab_size),
+        assembly = dataclasses.replace(
+            self._assembly(stop_rules), scheduling=scheduling, is_traced=False, trusts_draft=False
+        )
+        return assembly.engine(
+            requests,
+            target=assembly.local_target(self.draft_runner),
             proposer=NoDraft(self.num_slots),
-            scheduler=Scheduler(scheduling, pages, requests),
-            stop_rules=stop_rules,
             stats_recorder=StatsRecorder(),
         )
 
@@ -357,16 +370,4 @@ class Replica:
         return RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
-        assert self._draft is not None
-        return DraftWorker(
-            self._draft,
-            self._policy,
-            settings=self.settings,
-            vocab_size=self._models.vocab_size,
-            stop_token_ids=self._models.target.stop_token_ids(),
-            num_slots=self.num_slots,
-            max_seq_len=self._models.max_seq_len,
-            ahead=self.ahead,
-            is_traced=self._config.is_traced,
-            clock=clock,
-        )
+        return self._assembly().draft_worker(self.draft_runner, self._policy, clock)

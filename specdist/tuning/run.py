@@ -15,11 +15,11 @@ import tqdm
 from specdist.config.generate import GenerateConfig
 from specdist.data import RowError, open_prompts
 from specdist.data.files import write_json
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
-from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import middle_of_rows
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica

@@ -14,16 +14,14 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from specdist.cache.pages import PageTable
-from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.engine import Engine
+from specdist.engine.assembly import Assembly
 from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
-from specdist.engine.scheduler import Scheduler, SchedulerSettings
+from specdist.engine.scheduler import SchedulerSettings
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LocalTarget, Target
+from specdist.engine.targets import Target
 from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner
@@ -104,12 +102,20 @@ class Harness:
             )
         self.trusts_draft = trusts_draft
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
+        self.assembly = Assembly(
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            stop_rules=self.stop_rules,
+            scheduling=self.scheduling,
+            num_pages=num_pages,
+            page_size=PAGE_SIZE,
+            ahead=self.ahead,
+            is_traced=is_traced,
+            trusts_draft=trusts_draft,
+        )
         for runner in self.runners:
-            runner.allocate(
-                num_pages=num_pages,
-                page_size=PAGE_SIZE,
-                num_slots=self.scheduling.num_slots,
-                max_seq_len=max_seq_len,
+            self.assembly.allocate(
+                runner,
                 num_branch_rows=self.scheduling.num_slots * num_branches,
                 max_branch_tokens=num_ahead_tokens,
             )
@@ -117,38 +123,25 @@ class Harness:
         self.is_traced = is_traced
 
     def target(self) -> Target:
-        return LocalTarget(self.runners[0], settings=self.settings, vocab_size=self.vocab_size)
+        return self.assembly.local_target(self.runners[0])
 
     def proposer(self) -> Proposer:
         if len(self.runners) == 1:
             return NoDraft(self.scheduling.num_slots)
-        return ColocatedDraft(
-            DraftWorker(
-                self.runners[1],
-                self.policy,
-                settings=self.settings,
-                vocab_size=self.vocab_size,
-                stop_token_ids=self.stop_rules.token_ids,
-                num_slots=self.scheduling.num_slots,
-                max_seq_len=self.max_seq_len,
-                ahead=self.ahead,
-                is_traced=self.is_traced,
-            )
-        )
+        return ColocatedDraft(self.assembly.draft_worker(self.runners[1], self.policy))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions in the order of their requests."""
-        pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.scheduling.num_slots)
+        pages = self.assembly.page_table()
         self.stats_recorder = StatsRecorder()
-        self.scheduler = Scheduler(self.scheduling, pages, iter(requests))
-        engine = Engine(
+        engine = self.assembly.engine(
+            iter(requests),
             target=self.target(),
             proposer=self.proposer(),
-            scheduler=self.scheduler,
-            stop_rules=self.stop_rules,
             stats_recorder=self.stats_recorder,
-            trusts_draft=self.trusts_draft,
+            pages=pages,
         )
+        self.scheduler = engine.scheduler
         completions = list(engine.run())
         assert pages.num_available == pages.num_pages, "a finished row kept its pages"
         order = {(r.row_id, r.sample_index): index for index, r in enumerate(requests)}

@@ -1,0 +1,133 @@
+"""Runners, cache, scheduler, draft and engine put together: the one place where it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from specdist.cache.pages import PageTable
+from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.engine import Engine
+from specdist.engine.proposals import DraftAhead, Proposer
+from specdist.engine.proposers import ColocatedDraft, NoDraft
+from specdist.engine.scheduler import Scheduler, SchedulerSettings
+from specdist.engine.sequence import Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
+from specdist.engine.targets import LocalTarget, Target
+from specdist.engine.timeline import Timeline
+from specdist.models.runner import ModelRunner
+from specdist.policies import LengthPolicy
+from specdist.sampling.distributions import SamplingSettings
+
+# Tokens of one page of the cache, where nothing else is asked for.
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """What target and draft agree on, wherever each of them runs.
+
+    Attributes:
+        vocab_size: ids that can be drawn; logits may be wider by padding.
+        scheduling: limits of the batch; its slots are those of the caches, too.
+        num_pages: of the page table that both models' caches follow.
+        max_cache_len: tokens of one sequence that the page table has room for; by default the longest
+            sequence's.
+        ahead: what the draft does while the target verifies.
+        trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
+    """
+
+    settings: SamplingSettings
+    vocab_size: int
+    stop_rules: StopRules
+    scheduling: SchedulerSettings
+    num_pages: int
+    page_size: int = PAGE_SIZE
+    max_cache_len: int | None = None
+    ahead: DraftAhead = field(default_factory=DraftAhead)
+    is_traced: bool = False
+    trusts_draft: bool = False
+
+    def allocate(self, runner: ModelRunner, *, num_branch_rows: int = 0, max_branch_tokens: int = 0) -> None:
+        """Take the memory of a runner's cache, once: the pages, and those of the draft's branches."""
+        runner.allocate(
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+            num_slots=self.scheduling.num_slots,
+            max_seq_len=self.max_cache_len or self.scheduling.max_seq_len,
+            num_branch_rows=num_branch_rows,
+            max_branch_tokens=max_branch_tokens,
+        )
+
+    def page_table(self) -> PageTable:
+        """An empty one: nothing is left of earlier prompts."""
+        return PageTable(
+            num_pages=self.num_pages, page_size=self.page_size, num_slots=self.scheduling.num_slots
+        )
+
+    def local_target(self, runner: ModelRunner) -> LocalTarget:
+        """The whole target in this process."""
+        return LocalTarget(runner, settings=self.settings, vocab_size=self.vocab_size)
+
+    def draft_worker(
+        self, runner: ModelRunner, policy: LengthPolicy, clock: Timeline | None = None
+    ) -> DraftWorker:
+        """A draft that has seen no prompt yet."""
+        return DraftWorker(
+            runner,
+            policy,
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            stop_token_ids=self.stop_rules.token_ids,
+            num_slots=self.scheduling.num_slots,
+            max_seq_len=self.scheduling.max_seq_len,
+            ahead=self.ahead,
+            is_traced=self.is_traced,
+            clock=clock,
+        )
+
+    def local_draft(
+        self, runner: ModelRunner | None, policy: LengthPolicy, clock: Timeline | None = None
+    ) -> Proposer:
+        """The draft in the target's process; without a runner the target generates alone."""
+        if runner is None or not policy.max_draft_tokens:
+            return NoDraft(self.scheduling.num_slots)
+        return ColocatedDraft(self.draft_worker(runner, policy, clock))
+
+    def engine(
+        self,
+        requests: Iterator[Request],
+        *,
+        target: Target,
+        proposer: Proposer,
+        stats_recorder: StatsRecorder,
+        clock: Timeline | None = None,
+        pages: PageTable | None = None,
+        limits: SchedulerSettings | None = None,
+        on_resize: Callable[[SchedulerSettings], None] | None = None,
+        on_alone: Callable[[tuple[int, int] | None], None] | None = None,
+    ) -> Engine:
+        """An engine over these requests.
+
+        Args:
+            pages: an empty page table, by default a new one.
+            limits: of the batch, smaller than those of the assembly once memory did not suffice.
+            on_resize, on_alone: see :class:`Scheduler` and :class:`Engine`.
+        """
+        scheduler = Scheduler(
+            limits or self.scheduling,
+            pages or self.page_table(),
+            requests,
+            on_resize=on_resize,
+        )
+        return Engine(
+            target=target,
+            proposer=proposer,
+            scheduler=scheduler,
+            stop_rules=self.stop_rules,
+            stats_recorder=stats_recorder,
+            trusts_draft=self.trusts_draft,
+            clock=clock,
+            on_alone=on_alone,
+        )
