@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 
 from specdist.config.arguments import groups_of, option, parse_arguments
-from specdist.config.groups import BatchOptions, ModelOptions, PromptOptions, RankOptions, SamplingOptions
+from specdist.config.groups import BatchOptions, CompletionOptions, ModelOptions, PromptOptions, RankOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -83,7 +83,7 @@ class GenerateConfig(
     PromptOptions,
     ModelOptions,
     SpeculationOptions,
-    SamplingOptions,
+    CompletionOptions,
     BatchOptions,
     PolicyArguments,
     ReplicaOptions,
@@ -98,10 +98,6 @@ class GenerateConfig(
     overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
     trace: bool = option(False, help="write what became of every drafted token beside the statistics")
     tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
-    stop: list[str] | None = option(
-        None, help="strings that end a completion; they are not part of it", action="extend"
-    )
-    num_samples: int = option(1, help="completions per prompt")
     split_special_tokens: bool = option(
         False,
         help="encode special tokens inside prompts and messages as text; a chat template's own stay special",

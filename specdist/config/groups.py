@@ -49,6 +49,16 @@ class SamplingOptions:
 
 
 @dataclass(kw_only=True)
+class CompletionOptions(SamplingOptions):
+    """Where completions end, and how many there are."""
+
+    stop: list[str] | None = option(
+        None, help="strings that end a completion; they are not part of it", action="extend"
+    )
+    num_samples: int = option(1, help="completions per prompt")
+
+
+@dataclass(kw_only=True)
 class BatchOptions:
     """How much runs at a time."""
 

@@ -76,20 +76,14 @@ class Replica:
             activity: is told of every phase of the loading, and of its steps.
         """
         self._activity = activity or Activity()
-        self._config = config
         self._models = models
         self._topology = topology
         self._agree = agree
         self._num_context_tokens = num_context_tokens
         self._num_spare_branches = num_spare_branches
+        self._num_halvings = num_halvings
         self._group: dist.ProcessGroup | None = None
-        self.settings = SamplingSettings(
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            is_coupled=config.acceptance == "gumbel",
-        )
-        self._scheduling = batch_limits(config, models, num_halvings)
+        self._set_sampling(config)
         # Smaller ones, once memory did not suffice. Slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
@@ -101,6 +95,31 @@ class Replica:
         self._activity.begin("sizing the cache")
         self.num_pages = self._allocate()
         self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
+        self._set_policy()
+
+    def resample(self, config: GenerateConfig) -> None:
+        """From here on generate by these options, on the models and caches that there are.
+
+        Only the sampling settings, the seed and the length of completions may differ from before.
+        """
+        settings = self.settings
+        self._set_sampling(config)
+        if config.needs_costs and self.settings != settings:
+            self.costs = self._measure_costs()
+        self._set_policy()
+
+    def _set_sampling(self, config: GenerateConfig) -> None:
+        self._config = config
+        self.settings = SamplingSettings(
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            is_coupled=config.acceptance == "gumbel",
+        )
+        self._scheduling = batch_limits(config, self._models, self._num_halvings)
+
+    def _set_policy(self) -> None:
+        config = self._config
         self._policy = build_policy(config.policy_choice, self.costs, is_coupled=config.is_coupled)
         self.ahead = DraftAhead()
         if config.drafts_ahead:
@@ -108,7 +127,7 @@ class Replica:
             self.ahead = plan_ahead(
                 self.costs,
                 # Whatever the memory allows: block lengths follow from it.
-                num_rows=batch_limits(config, models).num_slots,
+                num_rows=batch_limits(config, self._models).num_slots,
                 max_draft_tokens=self._scheduling.max_draft_tokens,
                 num_branches=config.num_branches,
             )

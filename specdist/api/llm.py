@@ -1,0 +1,220 @@
+"""Speculative generation from Python, on one device and without a run folder.
+
+    from specdist import SamplingOptions, SpeculativeLLM
+
+    llm = SpeculativeLLM(target="runs/demo/pair/target", draft="runs/demo/pair/draft")
+    for result in llm.generate(["The capital of France is"], SamplingOptions(max_new_tokens=32)):
+        print(result.text)
+
+It is the job's own assembly (:class:`specdist.job.replica.Replica`) with one rank, so that the same prompts, options
+and seed give the tokens of ``jobs/generate.py``. For several ranks, many rows and restarts use the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tqdm.auto import tqdm
+
+from specdist.config.generate import GenerateConfig
+from specdist.config.groups import CompletionOptions
+from specdist.data import RowError
+from specdist.engine.sequence import Completion, FinishReason, Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
+from specdist.job.preflight import plan_models
+from specdist.job.replica import Replica
+from specdist.job.tokens import PromptEncoder, load_tokenizer
+from specdist.job.topology import Topology, local_device
+from specdist.stats.shard import Stats
+from specdist.utils.errors import UserError
+
+# Text, token ids, or chat messages for the target's chat template.
+Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
+# Of the job's options: here nothing is read from files, and nothing is written.
+NO_PATH = "(none)"
+# The context before a measured pass where the prompts are not known yet.
+TYPICAL_CONTEXT_TOKENS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedText:
+    """One completion of one prompt.
+
+    Attributes:
+        prompt_index, sample_index: place of the prompt, and which of its completions this is.
+        text: up to the stop, which it does not contain.
+        token_ids: of the completion, the stop token included.
+        finish_reason: ``stop``, ``length`` or ``error``.
+        error: why there is no completion; None in every other case.
+        num_spec_steps: target passes with draft tokens of this sequence.
+        num_draft_tokens, num_accepted_draft_tokens: candidates of the draft, and those that were accepted.
+    """
+
+    prompt_index: int
+    sample_index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    error: str | None
+    num_prompt_tokens: int
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+
+class SpeculativeLLM:
+    """A target and a draft on one device.
+
+    Args:
+        target: hub id or folder of the model whose distribution the output follows.
+        draft: of the model that proposes tokens; None generates with the target alone.
+        policy: how many tokens to draft; by default ``goodput``, which measures what pays.
+        options: any other option of ``jobs/generate.py`` that concerns models, speculation, batch or memory, by its
+            name there: ``dtype``, ``device``, ``acceptance``, ``num_draft_tokens``, ``max_num_seqs``,
+            ``max_seq_len``, ``cache_memory``, ...
+
+    Raises :class:`specdist.utils.errors.UserError` (a ValueError) for what the job would refuse.
+    """
+
+    def __init__(
+        self, target: str, draft: str | None = None, *, policy: str | None = None, **options: Any
+    ) -> None:
+        known = {item.name for item in dataclasses.fields(GenerateConfig)}
+        per_call = {item.name for item in dataclasses.fields(CompletionOptions)}
+        for name in options:
+            if name in per_call:
+                raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
+            if name not in known:
+                raise UserError(f"{name} is not an option: python jobs/generate.py --help lists them")
+        policy = policy or ("fixed" if draft is None else "goodput")
+        self._options = {"target": target, "draft": draft, "policy": policy, **options}
+        config = self._config(CompletionOptions())
+        config.check_world(1)
+        models = plan_models(config)
+        self._tokenizer = load_tokenizer(models.target)
+        self._models = models
+        self._replica = Replica(
+            config,
+            models,
+            Topology(
+                rank=0,
+                world_size=1,
+                tp_size=1,
+                uses_draft=config.uses_draft,
+                device=local_device(config.device),
+            ),
+            num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2),
+        )
+        self._stats = Stats()
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """Of the last call of :meth:`generate`: the figures of a run's ``stats/*.json``, summed up."""
+        return self._stats.summary()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: CompletionOptions | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[GeneratedText]:
+        """Complete every prompt ``sampling.num_samples`` times, in the order of the prompts.
+
+        Args:
+            prompts: texts, lists of token ids, or lists of chat messages (``{"role": ..., "content": ...}``);
+                a text alone is one prompt.
+            sampling: by default temperature 1 and 256 tokens.
+            use_tqdm: show a progress bar.
+
+        A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
+        """
+        sampling = sampling or CompletionOptions()
+        config = self._config(sampling)
+        encoder = PromptEncoder(
+            self._tokenizer,
+            max_prompt_tokens=self._models.max_seq_len - 1,
+            split_special_tokens=config.split_special_tokens,
+        )
+        items: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        found: dict[tuple[int, int], GeneratedText] = {}
+        requests: list[Request] = []
+        for index, prompt in enumerate(items):
+            try:
+                prompt_ids = self._prompt_ids(encoder, prompt)
+            except RowError as error:
+                found |= {(index, k): _failed(index, k, str(error)) for k in range(config.num_samples)}
+                continue
+            requests += [
+                Request(row_id=index, sample_index=k, prompt_ids=prompt_ids)
+                for k in range(config.num_samples)
+            ]
+        self._replica.resample(config)
+        stop_rules = StopRules(encoder.decode, self._models.target.stop_token_ids(), tuple(config.stop or ()))
+        recorder = StatsRecorder()
+        with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
+            for completion in self._completions(requests, stop_rules, recorder):
+                request = completion.request
+                found[request.row_id, request.sample_index] = _result(completion)
+                bar.update()
+        self._stats = recorder.close_shard(0)
+        return [found[key] for key in sorted(found)]
+
+    def _completions(
+        self, requests: list[Request], stop_rules: StopRules, recorder: StatsRecorder
+    ) -> Iterator[Completion]:
+        return self._replica.engine(iter(requests), stop_rules, recorder).run()
+
+    def _config(self, sampling: CompletionOptions) -> GenerateConfig:
+        return GenerateConfig(
+            prompts=NO_PATH, output=NO_PATH, **self._options, **dataclasses.asdict(sampling)
+        )
+
+    def _prompt_ids(self, encoder: PromptEncoder, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return encoder.prompt_ids(prompt)
+        if not len(prompt):
+            raise RowError("the prompt is empty")
+        if isinstance(prompt[0], dict):
+            if not self._tokenizer.chat_template:
+                raise UserError(
+                    "chat messages need a chat template, and the target's tokenizer has none: give texts"
+                )
+            return encoder.prompt_ids([dict(message) for message in prompt])  # type: ignore[arg-type]
+        ids = [int(token_id) for token_id in prompt if not isinstance(token_id, dict)]
+        if min(ids) < 0 or max(ids) >= self._models.vocab_size:
+            raise RowError(f"a token id is not in [0, {self._models.vocab_size})")
+        if len(ids) >= self._models.max_seq_len:
+            raise RowError(f"{len(ids)} tokens leave no room below max_seq_len {self._models.max_seq_len}")
+        return ids
+
+
+def _result(completion: Completion) -> GeneratedText:
+    return GeneratedText(
+        prompt_index=completion.request.row_id,
+        sample_index=completion.request.sample_index,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        finish_reason=completion.finish_reason,
+        error=completion.error,
+        num_prompt_tokens=len(completion.request.prompt_ids),
+        num_spec_steps=completion.num_spec_steps,
+        num_draft_tokens=completion.num_draft_tokens,
+        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+    )
+
+
+def _failed(index: int, sample_index: int, error: str) -> GeneratedText:
+    return GeneratedText(
+        prompt_index=index,
+        sample_index=sample_index,
+        text="",
+        token_ids=[],
+        finish_reason="error",
+        error=error,
+        num_prompt_tokens=0,
+    )
