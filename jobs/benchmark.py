@@ -15,7 +15,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from specdist.arguments import parse_arguments
 from specdist.benchmark import (
     BenchmarkConfig,
     console_report,
@@ -25,7 +24,8 @@ from specdist.benchmark import (
     summary,
     update_readme,
 )
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import parse_arguments
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

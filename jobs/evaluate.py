@@ -10,10 +10,10 @@ The last line on stdout is a JSON document.
 import json
 import logging
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.run import run_evaluation
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import parse_arguments
 from specdist.job.topology import local_device
 from specdist.synthetic import SyntheticConfig, build_synthetic
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

@@ -6,10 +6,10 @@ python jobs/merge.py runs/mine --output mine.parquet
 import argparse
 import sys
 
-from specdist.arguments import local_path
+from specdist.config.arguments import local_path
 from specdist.data import RunFolder
 from specdist.data.merging import merge_run
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 def main() -> int:

@@ -13,10 +13,10 @@ import logging
 import shlex
 import sys
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import parse_arguments
 from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

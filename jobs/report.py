@@ -10,9 +10,9 @@ The last line on stdout is a JSON document.
 import argparse
 import json
 
-from specdist.arguments import local_path
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import local_path
 from specdist.reporting import write_report
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from datasets import load_dataset
 from datasets.utils.logging import disable_progress_bar
 
-from specdist.arguments import local_path
+from specdist.config.arguments import local_path
 from specdist.data import RunFolder
-from specdist.errors import UserError, exit_with
+from specdist.data.schema import SECTIONS
 from specdist.job.report import comparison_lines, cut_line, is_often_cut, run_figures, total_stats
-from specdist.schema import SECTIONS
+from specdist.utils.errors import UserError, exit_with
 
 WIDTH = 100
 TOTALS = (
@@ -38,7 +38,7 @@ def print_totals(folder: RunFolder) -> None:
     if is_often_cut(total.num_cut_completions, total.num_completions):
         print(cut_line(total.num_cut_completions, total.num_completions, folder.manifest.fingerprint))
     if not folder.manifest.info["exact"]:
-        print("NOT exact: tokens that the verifier did not doubt were never judged by the target")
+        print("NOT exact: tokens that the verifier did not doubt were never verified by the target")
     lines = comparison_lines(run_figures(folder, total))
     if lines:
         print("", *lines, sep="\n")

@@ -12,9 +12,9 @@ import json
 import sys
 import time
 
-from specdist.arguments import local_path
-from specdist.errors import UserError
+from specdist.config.arguments import local_path
 from specdist.job.status import StatusReader
+from specdist.utils.errors import UserError
 
 INTERVAL_S = 5.0
 

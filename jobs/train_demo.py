@@ -10,9 +10,9 @@ import sys
 
 from transformers.utils.logging import disable_progress_bar
 
-from specdist.arguments import parse_arguments
+from specdist.config.arguments import parse_arguments
 from specdist.demo import PairConfig, build_pair, load_corpus
-from specdist.errors import UserError, exit_with
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

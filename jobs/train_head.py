@@ -8,10 +8,10 @@ The last line on stdout is a JSON document.
 import json
 import logging
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import parse_arguments
 from specdist.training.config import TrainConfig
 from specdist.training.run import run_training
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

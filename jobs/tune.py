@@ -8,9 +8,9 @@ The last line on stdout is a JSON document.
 import json
 import logging
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError, exit_with
+from specdist.config.arguments import parse_arguments
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
+from specdist.utils.errors import UserError, exit_with
 
 
 def main() -> None:

@@ -7,7 +7,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdist.runs import Run, load_run
+    from specdist.api.runs import Run, load_run
 
 __all__ = ["Run", "load_run"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from specdist.data import Manifest, RunFolder, shard_table
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.data.samples import row_result
 
 NUM_ROWS, ROWS_PER_SHARD, NUM_SAMPLES = 7, 3, 2

@@ -20,7 +20,7 @@ def blocks(language: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line as it is typed: ``NAME=value`` in front of it, the script, and the script's arguments.
+    """A command line as it is typed: ``NAME=value`` before it, the script, and the script's arguments.
 
     ``launcher`` is what stands before the script.
     """

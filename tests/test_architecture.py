@@ -14,7 +14,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import specdist.policies
-from specdist.config import GenerateConfig
+from specdist.config.generate import GenerateConfig
 from tests.ranks import REPOSITORY
 
 PACKAGE = REPOSITORY / "specdist"
@@ -144,9 +144,9 @@ def test_importing_the_package_costs_nothing() -> None:
     """``specdist.load_run`` is imported when it is asked for."""
     script = (
         "import sys, specdist\n"
-        "heavy = {'torch', 'pyarrow', 'numpy', 'datasets', 'specdist.runs'} & set(sys.modules)\n"
+        "heavy = {'torch', 'pyarrow', 'numpy', 'datasets', 'specdist.api.runs'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "assert callable(specdist.load_run) and 'specdist.runs' in sys.modules\n"
+        "assert callable(specdist.load_run) and 'specdist.api.runs' in sys.modules\n"
         "assert not {'torch', 'datasets'} & set(sys.modules)\n"
         "assert set(specdist.__all__) == {'Run', 'load_run'}\n"
         "assert not hasattr(specdist, 'nothing')\n"

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from specdist.arguments import PATH_OPTIONS, local_path, parse_arguments
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.collecting.config import CollectConfig
-from specdist.config import GenerateConfig, parse_generate_config
+from specdist.config.arguments import PATH_OPTIONS, local_path, parse_arguments
+from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.demo import PairConfig
-from specdist.errors import UserError
 from specdist.evaluation.config import EvaluateConfig
 from specdist.planning.options import PlanConfig
 from specdist.synthetic import SyntheticConfig
 from specdist.training.config import TrainConfig
 from specdist.tuning import TuneConfig
+from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 
 CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, EvaluateConfig, GenerateConfig, PairConfig, PlanConfig,
@@ -46,7 +46,7 @@ def test_every_option_that_names_a_path_is_known_as_one() -> None:
     for config in CONFIGS:
         found = {field.name for field in dataclasses.fields(config) if speaks_of_a_path(field)}
         unknown = found - PATH_OPTIONS - NOT_PATHS
-        assert not unknown, f"add to specdist.arguments.PATH_OPTIONS: {unknown} of {config.__name__}"
+        assert not unknown, f"add to specdist.config.arguments.PATH_OPTIONS: {unknown} of {config.__name__}"
     # The others belong to jobs with a parser of their own.
     assert PATH_OPTIONS - set().union(*map(names_of, CONFIGS)) == {"config", "folder", "outputs", "tune"}
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from specdist.references import REFERENCES
-from specdist.schema import SECTIONS, markdown_table
+from specdist.data.schema import SECTIONS, markdown_table
+from specdist.policies.references import REFERENCES
 from tests.ranks import REPOSITORY
 from tests.readme import README
 

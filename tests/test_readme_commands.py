@@ -1,7 +1,7 @@
 """Every command and every piece of Python in the README is run, on models that are tiny.
 
 A folder has all the names that the README uses: ``TARGET``, ``data/prompts.parquet``, a finished
-``runs/mine``. A command runs there as it is typed, in this process, with options behind it that make it
+``runs/mine``. A command runs there as it is typed, in this process, with options after it that make it
 short. What cannot be run here is named below, with the test that runs it.
 """
 
@@ -25,7 +25,7 @@ import pytest
 import yaml
 
 from specdist.collecting.run import main as collect
-from specdist.config import parse_generate_config
+from specdist.config.generate import parse_generate_config
 from specdist.job.generate import main as generate
 from tests.job.launching import run_here
 from tests.job.pair import build_pair
@@ -128,7 +128,7 @@ def provide(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def run(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is typed, with options behind it that make it short."""
+    """As it is typed, with options after it that make it short."""
     script = REPOSITORY / command.script
     assert script.is_file(), f"{command.line}: no such script; name it in ELSEWHERE?"
     assert command.launcher == ("python",) or launches(command)
@@ -181,7 +181,7 @@ def test_what_is_run_elsewhere_is_there(part: str) -> None:
     "command", [command for command in COMMANDS if command.script == "slurm/run.sh"], ids=lambda c: c.line
 )
 def test_a_job_of_replicas_is_what_the_script_takes(command: Command) -> None:
-    """Settings that it reads, a configuration, and options of the main job behind it."""
+    """Settings that it reads, a configuration, and options of the main job after it."""
     script = (REPOSITORY / command.script).read_text()
     assert all(f'{name}="${{{name}:-' in script for name in command.environment)
     assert command.launcher[0] == "sbatch" and all(option.startswith("--") for option in command.launcher[1:])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from specdist.errors import UserError
-from specdist.policy_options import HEAD_KINDS, HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
+from specdist.policies.options import HEAD_KINDS, HEAD_POLICIES, POLICY_OPTIONS, PolicyChoice
+from specdist.utils.errors import UserError
 
 ALL = "all"
 # Those that need no trained head, which are what ``all`` stands for.
@@ -15,7 +15,7 @@ POLICIES = tuple(
         name for item in POLICY_OPTIONS.values() for name in item.defaults if name not in HEAD_POLICIES
     )
 )
-# Behind a policy that reads a head if it is given one.
+# After a policy that reads a head if it is given one.
 WITH_HEAD = "+head"
 READERS = tuple(policy if policy in HEAD_POLICIES else policy + WITH_HEAD for policy in HEAD_KINDS)
 # GammaTune's tables (Gautam et al. 2025, section 6) average over 1 to 8, 12, 16, 20 and 24.
@@ -90,7 +90,7 @@ def _parse(entry: str) -> tuple[str, dict[str, float], bool]:
     reads_head = name in READERS and name != policy
     if policy not in (*POLICIES, *HEAD_POLICIES) or (name != policy and not reads_head):
         raise UserError(
-            f"--policies {entry!r} is no length policy: choose from {ALL}, {', '.join(POLICIES)}, with "
+            f"--policies {entry!r} is not a length policy: choose from {ALL}, {', '.join(POLICIES)}, with "
             f"--head {', '.join(READERS)} (the target alone is always measured)"
         )
     given = dict(_setting(entry, policy, item) for item in settings.split(",")) if settings else {}
@@ -104,7 +104,7 @@ def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
     if name not in POLICY_OPTIONS or not takes(policy, name):
         known = [name for name in POLICY_OPTIONS if takes(policy, name) and name != "max_draft_tokens"]
         raise UserError(
-            f"--policies {entry}: {name!r} is no option of {policy}, which takes {', '.join(known) or 'none'}"
+            f"--policies {entry}: {name!r} is not an option of {policy}, which takes {', '.join(known) or 'none'}"
         )
     kind = type(POLICY_OPTIONS[name].defaults[policy])
     try:

@@ -11,10 +11,10 @@ from specdist.benchmark.measuring import Measured, Timed
 from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
 from specdist.benchmark.results import GroupResult, MethodResult, OverlapResult, PolicyResult
 from specdist.benchmark.spread import SpreadResult, spreads_of
-from specdist.policy_options import TARGET_ONLY
+from specdist.policies.options import TARGET_ONLY
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import NS_PER_S, Stats
-from specdist.theory import ready_share
+from specdist.stats.shard import NS_PER_S, Stats
+from specdist.theory.formulas import ready_share
 
 
 def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[MethodResult]:
@@ -73,7 +73,7 @@ def compare_lengths(results: Sequence[MethodResult]) -> list[SpreadResult]:
 
 def overlap_of(stats: Stats, order: DraftOrder, ratio_to_separate: float | None) -> OverlapResult:
     """Read it from a run's statistics."""
-    acceptance = stats.judged_acceptance_rate
+    acceptance = stats.verified_acceptance_rate
     caught = _share(sum(stats.num_branch_hits_per_rank), stats.num_misses)
     predicted = None
     if order.ahead.num_tokens and acceptance is not None:

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdist.arguments import option
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
-from specdist.config import PICKLE_HELP, TRUST_HELP
-from specdist.errors import UserError
+from specdist.config.arguments import option
+from specdist.config.generate import PICKLE_HELP, TRUST_HELP
 from specdist.job.costs import BRANCH_COUNTS
-from specdist.policy_options import HEAD_KINDS, HEAD_POLICIES, HeadKind, PolicyChoice
+from specdist.policies.options import HEAD_KINDS, HEAD_POLICIES, HeadKind, PolicyChoice
 from specdist.synthetic import SHAPES, check_dial
+from specdist.utils.errors import UserError
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)
 COLOCATED, SEPARATE = "colocated", "separate"
@@ -240,7 +240,7 @@ class BenchmarkConfig:
                 "placements",
                 placement,
                 placement in (COLOCATED, SEPARATE),
-                f"is no placement: choose from {COLOCATED}, {SEPARATE}",
+                f"is not a placement: choose from {COLOCATED}, {SEPARATE}",
             )
         if self.overlaps is not None and not self.is_separate:
             raise UserError(

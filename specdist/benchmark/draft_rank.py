@@ -22,17 +22,17 @@ import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from specdist.benchmark.drafts import DraftOrder, DraftTerms
-from specdist.costs import Curve
-from specdist.engine.collectives import LEAD_RANK
+from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.errors import UserError
 from specdist.job.costs import BRANCH_COUNTS
 from specdist.job.replica import TARGET_GROUP
 from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.runner import ModelRunner
+from specdist.policies.costs import Curve
+from specdist.utils.errors import UserError
 
 DRAFT_RANK = 1
 END_S = 10
@@ -82,7 +82,7 @@ class DraftRank:
         self.num_threads = source.num_threads
         try:
             self._receive()
-            join_world(_topology(LEAD_RANK, target_device), rendezvous)
+            join_world(_topology(RANK_ZERO, target_device), rendezvous)
         except BaseException:
             self._end()
             raise
@@ -231,7 +231,7 @@ class _Server:
         """One engine, to its end."""
         with self._order.traced("draft"):
             serve_drafts(
-                {TARGET_GROUP: self._draft}, LEAD_RANK, vocab_size=self._terms.vocab_size, clock=self._clock
+                {TARGET_GROUP: self._draft}, RANK_ZERO, vocab_size=self._terms.vocab_size, clock=self._clock
             )
 
     def _allocate(self, num_slots: int) -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import torch
 
-from specdist.costs import CostModel, Curve
 from specdist.engine.device_clock import clock_of
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import DraftAhead
 from specdist.engine.timeline import Kind, Timeline
 from specdist.job.allocation import PAGE_SIZE
@@ -20,7 +19,8 @@ from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
 from specdist.job.policies import build_policy
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
-from specdist.policy_options import PolicyChoice
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.options import PolicyChoice
 from specdist.sampling.distributions import SamplingSettings
 
 
@@ -127,9 +127,9 @@ class DraftTerms:
 
     def model(
         self, runner: ModelRunner, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None
-    ) -> DraftModel:
+    ) -> DraftWorker:
         """A draft that has seen no prompt yet, with a new policy of the order's unless one is given."""
-        return DraftModel(
+        return DraftWorker(
             runner,
             policy or self.policy(order),
             settings=self.settings,

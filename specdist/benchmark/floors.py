@@ -30,7 +30,7 @@ MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 
 @dataclass(frozen=True, kw_only=True)
 class FloorResult:
-    """One kind of pass. Every row has ``num_new_tokens`` new tokens behind ``num_context_tokens``; logits are
+    """One kind of pass. Every row has ``num_new_tokens`` new tokens after ``num_context_tokens``; logits are
     asked of all of them.
 
     Attributes:

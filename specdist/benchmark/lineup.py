@@ -22,10 +22,10 @@ from specdist.benchmark.methods import (
 )
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.setting import Setting
-from specdist.costs import CostModel, Curve
-from specdist.job.costs import judge_logits, measure_curve, plan_ahead
+from specdist.job.costs import measure_curve, plan_ahead, verify_logits
 from specdist.job.policies import uses_features
-from specdist.policy_options import PolicyChoice, needs_costs
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.options import PolicyChoice, needs_costs
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def measure_costs(
     with contextlib.nullcontext() if rank is None else torch_threads(rank.num_threads):
         target = measure_curve(
             paged.target,
-            partial(judge_logits, settings=terms.settings, vocab_size=terms.vocab_size),
+            partial(verify_logits, settings=terms.settings, vocab_size=terms.vocab_size),
             num_rows=num_rows,
             num_tokens_per_row=terms.max_draft_tokens + 1,
             num_context_tokens=terms.num_context_tokens,

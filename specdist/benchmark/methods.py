@@ -18,7 +18,7 @@ from specdist.benchmark.workload import Row
 from specdist.engine.proposals import Proposer
 from specdist.engine.sequence import Request
 from specdist.policies import LengthPolicy
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 
 # Padding is masked on the left and cut off on the right, so any token will do.
 PAD_TOKEN_ID = 0
@@ -132,15 +132,15 @@ def _run(paged: PagedPair, order: DraftOrder, rows: Sequence[Row], proposer: Pro
         Request(row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens)
         for index, row in enumerate(rows)
     ]
-    engine, ledger = paged.engine(requests, order, proposer)
+    engine, stats_recorder = paged.engine(requests, order, proposer)
     finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
-    return Generated([finished[index] for index in range(len(rows))], ledger.close_shard(0))
+    return Generated([finished[index] for index in range(len(rows))], stats_recorder.close_shard(0))
 
 
 class TransformersGenerate:
     """``generate`` of the target alone, on batches padded on the left.
 
-    A batch runs until its longest row ends; tokens behind a row's own end are not counted.
+    A batch runs until its longest row ends; tokens after a row's own end are not counted.
     """
 
     name = "transformers generate"

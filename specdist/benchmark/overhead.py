@@ -1,11 +1,11 @@
-"""What specdist adds to the models' work: by single passes, by heads and features behind a draft step, and by
+"""What specdist adds to the models' work: by single passes, by heads and features after a draft step, and by
 the policies' own arithmetic.
 
-Whatever is compared is timed in turn. Three of the four are the same case, something behind a real pass of a
+Whatever is compared is timed in turn. Three of the four are the same case, something after a real pass of a
 model, where its weights are as cold and the device as busy as in a run:
 
 - *Passes*: the flat forward over the paged cache beside transformers' own forward over a ``DynamicCache``.
-- *Heads*: what a head takes behind a draft step depends on its shape alone, so heads of several depths are
+- *Heads*: what a head takes after a draft step depends on its shape alone, so heads of several depths are
   timed, none of which was trained.
 - *Policies, by parts*: what the features of a draft step take is timed in the same way; a stopwatch stands
   around every call of the policy in runs of the engine. Parts can be told apart from a round a thousand times
@@ -41,14 +41,14 @@ from specdist.benchmark.methods import SpecdistColocated
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.passes import FlatPass, PlainPass, in_turn, random_rows
 from specdist.benchmark.workload import Row
-from specdist.costs import Curve
 from specdist.engine.device_clock import timed
 from specdist.heads.head import TokenHead
 from specdist.models.hidden import with_head_logits
 from specdist.policies import LengthPolicy
-from specdist.policy_options import PolicyChoice
-from specdist.sampling.beliefs import draft_features, draft_laws
-from specdist.stats import NS_PER_S, Stats
+from specdist.policies.costs import Curve
+from specdist.policies.options import PolicyChoice
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.stats.shard import NS_PER_S, Stats
 
 OVERHEAD_BATCH_SIZES = (1, 8)
 HEAD_DEPTHS = (0, 1, 3)
@@ -295,8 +295,10 @@ def _features_curve(paged: PagedPair, batch_size: int, num_passes: int) -> Curve
     def features_of(logits_BV: Tensor) -> Callable[[], Tensor]:
         logits_BV = logits_BV[:, :vocab_size]
         zeros_B = torch.zeros(len(logits_BV), dtype=torch.int64)
-        laws, _, undecided = draft_laws(logits_BV, settings, zeros_B, zeros_B)
-        drawn_B = laws.draw(zeros_B.double().to(laws.device) if settings.is_random else None)
+        distributions, _, undecided = draft_distributions(logits_BV, settings, zeros_B, zeros_B)
+        drawn_B = distributions.draw(
+            zeros_B.double().to(distributions.device) if settings.is_random else None
+        )
         return lambda: draft_features(logits_BV, undecided, drawn_B, settings).cpu()
 
     sizes = sorted({1, batch_size})
@@ -312,16 +314,16 @@ def _behind_steps(
     num_passes: int,
     seed: int,
 ) -> np.ndarray:
-    """Seconds of draft steps of one token per row, and of what is done behind them.
+    """Seconds of draft steps of one token per row, and of what is done after them.
 
     Two runners, with and without a head, would differ by more than the head takes: by where in memory their
-    tensors lie. So there is one, and an extra is timed by itself, right behind a step.
+    tensors lie. So there is one, and an extra is timed by itself, right after a step.
 
     Args:
         extras: each gets a step's logits and returns what is to be timed.
 
     Returns:
-        float64 [extras, 2, passes]: the step, and the extra behind it.
+        float64 [extras, 2, passes]: the step, and the extra after it.
     """
     context_BC, new_B1 = random_rows(paged.pair.vocab_size, batch_size, NUM_CONTEXT_TOKENS, 1, seed=seed)
     step, device = FlatPass(paged, paged.draft, context_BC, new_B1), paged.draft.device
@@ -336,7 +338,7 @@ def _behind_steps(
 
 def _thread_timed(device: torch.device, action: Callable[[], Tensor]) -> tuple[float, Tensor]:
     """On a CPU the seconds of this thread alone: on a machine that others use too, a step is interrupted far
-    oftener than what is behind it, and the ratio would flatter the latter."""
+    oftener than what is after it, and the ratio would flatter the latter."""
     if device.type != "cpu":
         return timed(device, action)
     begin = time.thread_time()

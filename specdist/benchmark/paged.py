@@ -8,11 +8,11 @@ from specdist.benchmark.drafts import DraftOrder, DraftTerms
 from specdist.benchmark.pair import Pair
 from specdist.cache.pages import PageTable
 from specdist.engine.engine import Engine
-from specdist.engine.ledger import Ledger
 from specdist.engine.proposals import Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget
 from specdist.job.allocation import PAGE_SIZE
@@ -22,7 +22,7 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
 
-MAX_BATCH_TOKENS = 2048
+MAX_NUM_BATCHED_TOKENS = 2048
 
 
 class PagedPair:
@@ -33,7 +33,7 @@ class PagedPair:
         self,
         pair: Pair,
         *,
-        max_batch_rows: int,
+        max_num_seqs: int,
         max_seq_len: int,
         max_draft_tokens: int,
         settings: SamplingSettings,
@@ -45,17 +45,17 @@ class PagedPair:
         ``head``: for the policies that read one; the others run the draft without it.
         """
         self.pair = pair
-        self.max_batch_rows = max_batch_rows
+        self.max_num_seqs = max_num_seqs
         self._seed = seed
         self._encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=max_seq_len - 1)
-        # Room for every row's longest text, and a block and the tokens ahead behind it: no row is ever
+        # Room for every row's longest text, and a block and the tokens ahead after it: no row is ever
         # preempted or kept waiting.
         pages_per_row = -(-max_seq_len // PAGE_SIZE) + -(-2 * (max_draft_tokens + 1) // PAGE_SIZE) + 1
         self.terms = DraftTerms(
             settings=settings,
             vocab_size=pair.vocab_size,
             stop_token_ids=frozenset(pair.stop_token_ids),
-            num_pages=max_batch_rows * pages_per_row,
+            num_pages=max_num_seqs * pages_per_row,
             max_cache_len=pages_per_row * PAGE_SIZE,
             max_seq_len=max_seq_len,
             max_draft_tokens=max_draft_tokens,
@@ -67,7 +67,7 @@ class PagedPair:
         self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
         for runner in (self.target, self.draft, self.headed):
             if runner is not None:
-                self.terms.allocate(runner, max_batch_rows)
+                self.terms.allocate(runner, max_num_seqs)
 
     def new_page_table(self, num_slots: int) -> PageTable:
         """An empty one: nothing is left of earlier prompts."""
@@ -75,27 +75,29 @@ class PagedPair:
 
     def engine(
         self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer
-    ) -> tuple[Engine, Ledger]:
+    ) -> tuple[Engine, StatsRecorder]:
         """A new engine over these requests for a proposer that follows the order, and its books."""
         scheduling = SchedulerSettings(
-            max_batch_rows=order.num_slots,
-            max_batch_tokens=max(MAX_BATCH_TOKENS, order.num_slots * (order.max_draft_tokens + 1)),
+            max_num_seqs=order.num_slots,
+            max_num_batched_tokens=max(
+                MAX_NUM_BATCHED_TOKENS, order.num_slots * (order.max_draft_tokens + 1)
+            ),
             max_draft_tokens=order.max_draft_tokens,
             num_ahead_tokens=order.ahead.num_tokens,
             max_new_tokens=self.terms.max_seq_len,
             max_seq_len=self.terms.max_seq_len,
             seed=self._seed,
         )
-        ledger = Ledger()
+        stats_recorder = StatsRecorder()
         engine = Engine(
             target=LocalTarget(self.target, settings=self.terms.settings, vocab_size=self.terms.vocab_size),
             proposer=proposer,
             scheduler=Scheduler(scheduling, self.new_page_table(order.num_slots), iter(requests)),
             stop_rules=StopRules(self._encoder.decode, self.terms.stop_token_ids),
-            ledger=ledger,
+            stats_recorder=stats_recorder,
             clock=order.timeline("host", self.pair.device),
         )
-        return engine, ledger
+        return engine, stats_recorder
 
     def proposer(self, order: DraftOrder, policy: LengthPolicy | None = None) -> Proposer:
         """The draft in this process, or none if there is nothing to draft.

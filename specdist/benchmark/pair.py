@@ -6,11 +6,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specdist.errors import UserError
 from specdist.job.tokens import check_same_tokenizer, common_vocab_size, load_tokenizer
 from specdist.models.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
 from specdist.models.loading import load_whole
+from specdist.utils.errors import UserError
 
 
 class Pair:

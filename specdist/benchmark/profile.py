@@ -30,7 +30,7 @@ from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
 from specdist.data.files import write_atomically, write_json
 from specdist.job.policies import uses_features
-from specdist.stats import NS_PER_S, DraftTimes, Stats, TargetTimes
+from specdist.stats.shard import NS_PER_S, DraftTimes, Stats, TargetTimes
 from specdist.utils.table import Table, decimals
 
 FILE_NAME = "profile.json"

@@ -19,7 +19,7 @@ from specdist.benchmark.tables import (
     spreads_table,
 )
 from specdist.data.files import write_atomically
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
@@ -49,7 +49,7 @@ SPREADS_REMARK = (
     "fixed-length decoding over the same lengths, as in Table 2 of Gautam et al. 2025."
 )
 OVERHEAD_REMARK = (
-    "A round of both models in one process, prompts aside: features are timed behind single passes "
+    "A round of both models in one process, prompts aside: features are timed after single passes "
     "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same tokens."
 )
 OVERLAP_REMARK = (

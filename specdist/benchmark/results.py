@@ -1,6 +1,6 @@
 """The result of a benchmark: every repeat, what was compared, and where; one JSON document.
 
-The file is what tables are made from, so it holds all that a reader needs to judge or repeat a number.
+The file is what tables are made from, so it holds all that a reader needs to verify or repeat a number.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 from specdist.benchmark.overhead import FeatureOverhead, HeadOverhead, PassOverhead, PolicyOverhead
 from specdist.benchmark.spread import SpreadResult
 from specdist.data.files import write_json
-from specdist.errors import UserError
 from specdist.synthetic import SyntheticRecord
+from specdist.utils.errors import UserError
 
 LIBRARIES = ("specdist", "torch", "transformers")
 KIND = "specdist benchmark"
@@ -80,13 +80,13 @@ class OverlapResult:
             target, at the same batch size.
         num_ahead_tokens, num_branches: what the draft does per row while the target verifies.
         tokens_per_row_pass: what a row gets from a target pass, with or without candidates.
-        acceptance: the chance that a judged token is accepted, candidates and first tokens ahead alike.
+        acceptance: the chance that a verified token is accepted, candidates and first tokens ahead alike.
         ready_share: of the row-rounds, those that found candidates.
-        predicted_ready_share: by :func:`specdist.theory.ready_share`, for this acceptance and the measured
-            share of misses caught. It takes rows without end; here a row begins without candidates, and near
-            its end there is nothing to draft. None where nothing is drafted ahead.
-        num_misses, num_hits_per_rank: decisions that dropped a chain, and those of them that found a branch,
-            by the rank of its first token among the alternatives.
+        predicted_ready_share: by :func:`specdist.theory.formulas.ready_share`, for this acceptance and the
+            measured share of misses caught. It takes rows without end; here a row begins without candidates,
+            and near its end there is nothing to draft. None where nothing is drafted ahead.
+        num_misses, num_hits_per_rank: next tokens that dropped a chain, and those of them that found a
+            branch, by the rank of its first token among the alternatives.
         target_idle_share, draft_idle_share: of each side's time, the other side's being waited for.
     """
 
@@ -178,7 +178,7 @@ class MethodResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What was measured, where and when: enough to judge a number, or to measure it again. ``synthetic`` is
+    """What was measured, where and when: enough to verify a number, or to measure it again. ``synthetic`` is
     the record of a random pair, None for trained models."""
 
     command: str

@@ -20,13 +20,13 @@ from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
 from specdist.benchmark.workload import Row, make_workload
-from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.job.costs import middle_of_rows
 from specdist.job.topology import local_device
 from specdist.sampling.distributions import SamplingSettings
 from specdist.synthetic import SyntheticRecord, build_synthetic
+from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def set_up(config: BenchmarkConfig) -> Setting:
     work = _work_size(rows)
     paged = PagedPair(
         pair,
-        max_batch_rows=max(*config.batch_sizes, *OVERHEAD_BATCH_SIZES),
+        max_num_seqs=max(*config.batch_sizes, *OVERHEAD_BATCH_SIZES),
         max_seq_len=work.longest_prompt + work.longest_limit,
         max_draft_tokens=config.longest_draft,
         settings=SamplingSettings(

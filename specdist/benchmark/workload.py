@@ -12,8 +12,8 @@ import numpy as np
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.pair import Pair
 from specdist.data import RowError, open_prompts
-from specdist.errors import UserError
 from specdist.job.tokens import PromptEncoder
+from specdist.utils.errors import UserError
 
 # The group of all rows where no column says groups.
 EVERYTHING = "all"

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specdist.arguments import option
-from specdist.config import AFFINITY_HELP, PICKLE_HELP, RANK_TIMEOUT_HELP, TRUST_HELP, GenerateConfig
-from specdist.errors import UserError
+from specdist.config.arguments import option
+from specdist.config.generate import AFFINITY_HELP, PICKLE_HELP, RANK_TIMEOUT_HELP, TRUST_HELP, GenerateConfig
 from specdist.heads.info import HeadKind
+from specdist.utils.errors import UserError
 
 RESPONSES_FOLDER = "responses"
 # These the run that generates the responses takes over as they are.
 SHARED_OPTIONS = (
     "prompts", "prompt_column", "messages_column", "limit", "rows_per_shard", "overwrite", "target", "draft",
     "dtype", "device", "tp_size", "num_draft_tokens", "temperature", "top_k", "top_p", "max_new_tokens",
-    "seed", "max_batch_rows", "max_batch_tokens", "max_seq_len", "rank_timeout", "cpu_affinity",
+    "seed", "max_num_seqs", "max_num_batched_tokens", "max_seq_len", "rank_timeout", "cpu_affinity",
     "cache_memory", "trust_remote_code", "allow_pickle",
 )  # fmt: skip
 TOKEN_MIXING = 0.15
@@ -74,8 +74,10 @@ class CollectConfig:
     seed: int = option(0, help="of the responses and of the drafted tokens")
 
     # Capacity
-    max_batch_rows: int = option(32, help="most rows generated at a time; free cache pages decide below it")
-    max_batch_tokens: int = option(2048, help="most tokens of one target pass (prompts are cut into chunks)")
+    max_num_seqs: int = option(32, help="most rows generated at a time; free cache pages decide below it")
+    max_num_batched_tokens: int = option(
+        2048, help="most tokens of one target pass (prompts are cut into chunks)"
+    )
     max_seq_len: int | None = option(
         None, help="longest prompt plus response (default: what the models allow)"
     )
@@ -104,7 +106,8 @@ class CollectConfig:
         self.run_config()
 
     def run_config(self) -> GenerateConfig:
-        """The run that generates the target's responses, by speculation: they follow its law exactly."""
+        """The run that generates the target's responses, by speculation: they follow its distribution
+        exactly."""
         values: dict[str, Any] = {name: getattr(self, name) for name in SHARED_OPTIONS}
         return GenerateConfig(
             output=str(Path(self.output) / RESPONSES_FOLDER),

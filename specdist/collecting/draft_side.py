@@ -1,4 +1,4 @@
-"""The draft's part of a collection: tokens drawn behind prefixes, and the hidden states that they leave.
+"""The draft's part of a collection: tokens drawn after prefixes, and the hidden states that they leave.
 
 R texts of a group, N places of all of them one after the other, M of these whose tokens become examples,
 T flat tokens, V vocabulary, H hidden size.
@@ -24,14 +24,14 @@ from specdist.collecting.passes import (
 from specdist.collecting.texts import Text
 from specdist.engine.sequence import Request
 from specdist.engine.stopping import StopRules
-from specdist.errors import UserError
 from specdist.job.allocation import PAGE_SIZE
 from specdist.job.replica import Replica
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
+from specdist.utils.errors import UserError
 
 # Drafted tokens that are run beside their sequences in one pass; each has a page of the cache to itself.
 NUM_BRANCHES = 256
@@ -39,7 +39,8 @@ NUM_BRANCHES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Drafted:
-    """The tokens drafted behind one text that become examples; Q is that of the law they were drawn from."""
+    """The tokens drafted after one text that become examples; Q is that of the distribution they were drawn
+    from."""
 
     places_M: np.ndarray
     token_ids_M: np.ndarray
@@ -79,7 +80,7 @@ class DraftSide:
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 
     def score(self, texts: Sequence[Text]) -> list[Drafted]:
-        """Draw behind every place, and run what was drawn."""
+        """Draw after every place, and run what was drawn."""
         groups = groups_of(
             texts, num_slots=self._replica.num_slots, num_pages=self._replica.num_pages, page_size=PAGE_SIZE
         )
@@ -124,14 +125,18 @@ class DraftSide:
         return np.concatenate(drawn), np.concatenate(described, axis=1)
 
     def _draw_from(self, logits_NV: Tensor, places: _Places) -> tuple[np.ndarray, np.ndarray]:
-        laws_N, _, undecided = draft_laws(logits_NV, self._settings, places.keys_N, places.positions_N)
+        distributions_N, _, undecided = draft_distributions(
+            logits_NV, self._settings, places.keys_N, places.positions_N
+        )
         uniforms_N = None
         if self._settings.is_random:
             zeros_N = torch.zeros_like(places.keys_N)
-            uniforms_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.DRAFT).to(laws_N.device)
-        drawn_N = laws_N.draw(uniforms_N)
+            uniforms_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.DRAFT).to(
+                distributions_N.device
+            )
+        drawn_N = distributions_N.draw(uniforms_N)
         features_3N = draft_features(logits_NV, undecided, drawn_N, self._settings)
-        described_4N = torch.cat([laws_N.probabilities_of(drawn_N)[None], features_3N])
+        described_4N = torch.cat([distributions_N.probabilities_of(drawn_N)[None], features_3N])
         return drawn_N.cpu().numpy(), described_4N.cpu().numpy()
 
     def _run_mixed(self, places: _Places, drawn_N: np.ndarray, kept_M: np.ndarray) -> np.ndarray:
@@ -143,7 +148,7 @@ class DraftSide:
         return np.concatenate(hidden) if hidden else self._hidden_of_none()
 
     def _run_branches(self, places: _Places, drawn_N: np.ndarray) -> np.ndarray:
-        """[N, H], each behind the text's own tokens."""
+        """[N, H], each after the text's own tokens."""
         hidden = []
         for begin in range(0, len(drawn_N), NUM_BRANCHES):
             end = min(begin + NUM_BRANCHES, len(drawn_N))
@@ -173,7 +178,7 @@ class DraftSide:
 @dataclass(frozen=True, kw_only=True)
 class _Places:
     """The places of a group, in order: row, position, random stream, and the text's own token there (any
-    token behind a text's end, where none is needed)."""
+    token after a text's end, where none is needed)."""
 
     slots_N: np.ndarray
     positions_N: Tensor

@@ -23,7 +23,7 @@ def groups_of(
     texts: Sequence[Text], *, num_slots: int, num_pages: int, page_size: int
 ) -> Iterator[list[Text]]:
     """The texts in order, as many at a time as there are slots and pages for. A page is left for each, since
-    a drafted token behind the last one takes a place too."""
+    a drafted token after the last one takes a place too."""
     group: list[Text] = []
     num_taken = 0
     for text in texts:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.collecting.config import CollectConfig
-from specdist.config import resolved_yaml
+from specdist.config.generate import resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan
 from specdist.data.text import BYTES_OF_TEXT
-from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.examples import PREFIX_KINDS, bytes_per_example
 from specdist.job.preflight import ModelPlan, RunPlan, open_joined, open_run_prompts, plan_run, run_manifest
 from specdist.job.topology import Topology
+from specdist.utils.errors import UserError
 
 MILLION = 10**6
 GB, MB = 10**9, 10**6
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CollectPlan:
-    """What the lead rank alone must know: the folder of the examples, and the run of the responses in it."""
+    """What rank 0 alone must know: the folder of the examples, and the run of the responses in it."""
 
     folder: RunFolder
     membership: Membership
@@ -79,7 +79,7 @@ def _check_reference(config: CollectConfig, prompts: Prompts) -> None:
     schema: pa.Schema = prompts.schema
     if name not in schema.names or schema.field(name).type not in BYTES_OF_TEXT:
         raise UserError(
-            f"--reference_column {name} is no column of text in --prompts {config.prompts}, which has "
+            f"--reference_column {name} is not a column of text in --prompts {config.prompts}, which has "
             f"{', '.join(schema.names)}: name another, or leave it out"
         )
 

@@ -1,6 +1,6 @@
-"""The ranks of a collection: the lead says what comes next, and the others do it.
+"""The ranks of a collection: rank 0 says what comes next, and the others do it.
 
-Generation is the engine's own business, and every rank serves it. In between the lead alone knows the texts:
+Generation is the engine's own business, and every rank serves it. In between rank 0 alone knows the texts:
 it asks the draft's rank to draw and to complete, and runs passes that the target's other ranks follow.
 """
 
@@ -16,13 +16,13 @@ import torch.distributed as dist
 from specdist.collecting.draft_side import Drafted, DraftSide
 from specdist.collecting.target_side import TargetSide
 from specdist.collecting.texts import Text
-from specdist.engine.collectives import LEAD_RANK
+from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.sequence import Request
-from specdist.errors import UserError
+from specdist.job.assignments import follow_assignments
 from specdist.job.replica import Replica
 from specdist.job.signals import StopRequest
-from specdist.job.topology import Topology, told_by_lead
-from specdist.job.turns import follow_turns
+from specdist.job.topology import Topology, broadcast_from_rank0
+from specdist.utils.errors import UserError
 
 # Objects travel over gloo, on a GPU's replica too.
 HOST = torch.device("cpu")
@@ -30,7 +30,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Task:
-    """``generate``: the turns of a run; ``serve``: an engine of the lead's; ``follow``: passes of the target;
+    """``generate``: the turns of a run; ``serve``: an engine of rank 0's; ``follow``: passes of the target;
     the others ask the draft."""
 
     name: Literal["generate", "serve", "follow", "complete", "score", "end"]
@@ -38,7 +38,7 @@ class Task:
 
 
 class Conductor:
-    """The lead's side. ``draft`` is there where the lead holds the draft too."""
+    """Rank 0's side. ``draft`` is there where rank 0 holds the draft too."""
 
     def __init__(self, replica: Replica, topology: Topology, draft: DraftSide | None) -> None:
         self._replica = replica
@@ -54,10 +54,10 @@ class Conductor:
         self._announce(Task("serve"))
 
     def begin_passes(self) -> TargetSide:
-        """The target, for passes of the lead's choice; it has to be closed."""
+        """The target, for passes of rank 0's choice; it has to be closed."""
         self._announce(Task("follow"))
         return TargetSide(
-            self._replica.lead_target(), num_slots=self._replica.num_slots, num_pages=self._replica.num_pages
+            self._replica.rank0_target(), num_slots=self._replica.num_slots, num_pages=self._replica.num_pages
         )
 
     def complete_by_draft(self, requests: list[Request]) -> dict[int, list[int]]:
@@ -78,7 +78,7 @@ class Conductor:
         self._announce(Task("end"))
 
     def _announce(self, task: Task) -> None:
-        told_by_lead(self._topology, task)
+        broadcast_from_rank0(self._topology, task)
 
     def _ask(self, task: Task) -> Any:
         self._announce(task)
@@ -92,9 +92,9 @@ def follow_conductor(
     replica: Replica, topology: Topology, draft: DraftSide | None, stop: StopRequest
 ) -> None:
     """What every other rank does; ``draft`` is there on the rank that holds the draft."""
-    while (task := told_by_lead(topology, None)).name != "end":
+    while (task := broadcast_from_rank0(topology, None)).name != "end":
         if task.name == "generate":
-            follow_turns(topology, replica, stop)
+            follow_assignments(topology, replica, stop)
         elif task.name == "serve" or (task.name == "follow" and topology.holds_target):
             replica.serve()
         elif task.name in ("complete", "score"):
@@ -106,7 +106,7 @@ def follow_conductor(
                     message = str(error)
             _raise_if_refused(message, topology)
             if draft is not None:
-                dist.send_object_list([answer], LEAD_RANK, device=HOST)
+                dist.send_object_list([answer], RANK_ZERO, device=HOST)
 
 
 def _raise_if_refused(message: str | None, topology: Topology) -> None:

@@ -19,23 +19,23 @@ import numpy as np
 import pyarrow as pa
 import tqdm
 
-from specdist.arguments import parse_arguments
 from specdist.collecting.config import CollectConfig
 from specdist.collecting.draft_side import NUM_BRANCHES, Drafted, DraftSide
 from specdist.collecting.plan import CollectPlan, draft_hidden_size, plan_collection
 from specdist.collecting.ranks import Conductor, follow_conductor
 from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
+from specdist.config.arguments import parse_arguments
 from specdist.data.reading import open_shard
 from specdist.heads.examples import ExampleBlock, example_table
 from specdist.job.activity import Activity
-from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
+from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.generate import generate_rows
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
-from specdist.job.topology import Topology, told_by_lead
+from specdist.job.topology import Topology, broadcast_from_rank0
 
 NS_PER_S = 10**9
 
@@ -43,18 +43,18 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one rank of the job; returns its exit code. The lead's last line on stdout is a JSON document."""
+    """Run one rank of the job; returns its exit code. Rank 0's last line on stdout is a JSON document."""
     return run_rank(
         lambda: parse_arguments(CollectConfig, arguments), lambda config: config.run_config(), _run
     )
 
 
 def _run(config: CollectConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
-    models = lead_first(topology, lambda: plan_models(config.run_config()))
-    plan = lead_only(topology, lambda: plan_collection(config, models, topology))
+    models = rank0_first(topology, lambda: plan_models(config.run_config()))
+    plan = on_rank0(topology, lambda: plan_collection(config, models, topology))
     try:
         log_to_file(Path(config.output), topology, None if plan is None else plan.membership, activity)
-        if told_by_lead(topology, plan is not None and bool(plan.pending_shards)):
+        if broadcast_from_rank0(topology, plan is not None and bool(plan.pending_shards)):
             _collect(config, topology, models, plan, stop, activity)
         elif plan is not None:
             logger.info("%s is complete: nothing to do", config.output)
@@ -63,7 +63,7 @@ def _run(config: CollectConfig, topology: Topology, stop: StopRequest, activity:
     finally:
         if plan is not None:
             plan.release()
-    is_complete = told_by_lead(topology, plan is None or not plan.pending_shards)
+    is_complete = broadcast_from_rank0(topology, plan is None or not plan.pending_shards)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -75,7 +75,7 @@ def _collect(
     stop: StopRequest,
     activity: Activity,
 ) -> None:
-    """``plan`` is None on every rank but the lead."""
+    """``plan`` is None on every rank but rank 0."""
     replica = Replica(
         config.run_config(),
         models,
@@ -101,7 +101,7 @@ def _collect(
     if plan.responses.pending_shards:
         conductor.begin_run()
         generate_rows(config.run_config(), models, plan.responses, replica, topology, stop)
-    stop.become_gentle()
+    stop.defer_signals()
     collection = Collection(config, models, plan, replica, conductor)
     for shard in tqdm.tqdm(plan.pending_shards, "shards of examples", disable=None):
         if stop.is_made:
@@ -111,7 +111,7 @@ def _collect(
 
 
 class Collection:
-    """Turns finished shards of responses into shards of examples, on the lead."""
+    """Turns finished shards of responses into shards of examples, on rank 0."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Collection:
         self._writer = TextWriter(config, models, plan.responses.prompts, replica, conductor, encoder)
 
     def collect(self, shard: int) -> None:
-        """Draw behind the shard's prefixes, ask the target about what was drawn, and write it down."""
+        """Draw after the shard's prefixes, ask the target about what was drawn, and write it down."""
         begin = time.perf_counter_ns()
         texts = self._texts(shard)
         drafted = self._conductor.draw(texts)

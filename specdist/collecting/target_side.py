@@ -1,6 +1,6 @@
 """The target's part of a collection: its probability of every drafted token.
 
-N places whose law is asked for, T flat tokens.
+N places whose distribution is asked for, T flat tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from specdist.collecting.draft_side import Drafted
 from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.targets import Target
-from specdist.engine.verdicts import Questions
+from specdist.engine.verify import VerifyInput
 from specdist.job.allocation import PAGE_SIZE
 
 
 class TargetSide:
-    """The lead's view of the target, whose other ranks follow its passes."""
+    """Rank 0's view of the target, whose other ranks follow its passes."""
 
     def __init__(self, target: Target, *, num_slots: int, num_pages: int) -> None:
         self._target = target
@@ -29,7 +29,7 @@ class TargetSide:
         self._num_pages = num_pages
 
     def probabilities(self, texts: Sequence[Text], drafted: Sequence[Drafted]) -> list[np.ndarray]:
-        """P of each text's drafted tokens, float64, behind the text's own tokens."""
+        """P of each text's drafted tokens, float64, after the text's own tokens."""
         asked = [
             dataclasses.replace(text, places_N=found.places_M)
             for text, found in zip(texts, drafted, strict=True)
@@ -53,18 +53,18 @@ class TargetSide:
         answers, begin = [np.zeros(0)], 0
         for part in in_passes(contexts_of(group)):
             num_asked = len(part.index_N)
-            questions = Questions.about(
+            verify_input = VerifyInput.about(
                 part.batch,
                 index_N=part.index_N,
                 # Nothing is drawn here.
                 stream_keys_N=np.zeros(num_asked, np.int64),
-                judges_C=np.zeros(0, np.int64),
+                target_logits_indices_C=np.zeros(0, np.int64),
             )
-            verdicts = self._target.forward(updates, part.batch, questions)
+            verify_output = self._target.forward(updates, part.batch, verify_input)
             updates = PageUpdates.from_entries([])
             if num_asked:
-                laws_N = verdicts.decisions(np.arange(num_asked))
-                ids_N = torch.from_numpy(token_ids_N[begin : begin + num_asked]).to(laws_N.device)
-                answers.append(laws_N.probabilities_of(ids_N).cpu().numpy())
+                distributions_N = verify_output.next_distributions(np.arange(num_asked))
+                ids_N = torch.from_numpy(token_ids_N[begin : begin + num_asked]).to(distributions_N.device)
+                answers.append(distributions_N.probabilities_of(ids_N).cpu().numpy())
             begin += num_asked
         return np.concatenate(answers)

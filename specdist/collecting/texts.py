@@ -1,4 +1,4 @@
-"""Which prefixes a token is drafted behind: the target's responses, or SPRINTER's four kinds in equal parts.
+"""Which prefixes a token is drafted after: the target's responses, or SPRINTER's four kinds in equal parts.
 
 Of SPRINTER's kinds (section 3.2: original prefixes, completions of the draft alone, of the target alone, and
 of both) every prompt gives the same number of prefixes to each: as many as the kind with the fewest has.
@@ -16,7 +16,7 @@ from specdist.heads.examples import PREFIX_KINDS, PrefixKind
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, uniforms
 
-# Sample 0 of a row is the target's response. The other texts, and the tokens drafted behind each text, have
+# Sample 0 of a row is the target's response. The other texts, and the tokens drafted after each text, have
 # random numbers of their own.
 DRAFT_SAMPLE, MIXED_SAMPLE, FIRST_DRAWN_SAMPLE = 1, 2, 3
 # A mixed completion has so many stretches, of lengths drawn at random, which draft and target write in turn.
@@ -25,7 +25,7 @@ NUM_STRETCHES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A sequence, and the places in it: at place p a token is drafted behind the first p tokens, p >= 1.
+    """A sequence, and the places in it: at place p a token is drafted after the first p tokens, p >= 1.
 
     ``places_N`` ascend. ``stream_key`` keys the random numbers of the drafted tokens.
     """
@@ -38,12 +38,12 @@ class Text:
 
     @property
     def num_context(self) -> int:
-        """Tokens that some drafted token stands behind."""
+        """Tokens that some drafted token stands after."""
         return int(self.places_N[-1]) if len(self.places_N) else 0
 
 
 def drawing_key(seed: int, row_id: int, kind: PrefixKind) -> int:
-    """Of the random numbers behind a text's drafted tokens."""
+    """Of the random numbers after a text's drafted tokens."""
     return stream_key(seed, row_id, FIRST_DRAWN_SAMPLE + PREFIX_KINDS.index(kind))
 
 
@@ -62,7 +62,7 @@ def response_text(row_id: int, prompt_ids: list[int], response_ids: list[int], *
 class RowTexts:
     """What the four kinds of prefixes of one input row are taken from.
 
-    ``original_ids`` are the prompt and the text behind it; the completions are without the prompt;
+    ``original_ids`` are the prompt and the text after it; the completions are without the prompt;
     ``by_draft`` says of every token of the mixed one who wrote it.
     """
 
@@ -80,7 +80,7 @@ def verifier_texts(
 ) -> list[Text]:
     """Four texts with the same number of places, drawn at random from all that the kind has.
 
-    Behind a stop token nothing is drafted, and no token stands at position ``max_seq_len`` or beyond.
+    After a stop token nothing is drafted, and no token stands at position ``max_seq_len`` or beyond.
     """
     num_prompt = len(row.prompt_ids)
     sequences: Mapping[PrefixKind, list[int]] = {
@@ -105,7 +105,7 @@ def verifier_texts(
         key = drawing_key(seed, row.row_id, kind)
         places_N = all_places[kind]
         zeros_N = torch.zeros(len(places_N), dtype=torch.int64)
-        order = uniforms(zeros_N + key, torch.from_numpy(places_N), zeros_N, Purpose.DECIDE).argsort()
+        order = uniforms(zeros_N + key, torch.from_numpy(places_N), zeros_N, Purpose.NEXT_TOKEN).argsort()
         chosen_N = np.sort(places_N[order[:num_each].numpy()])
         texts.append(
             Text(row_id=row.row_id, kind=kind, token_ids=sequences[kind], places_N=chosen_N, stream_key=key)
@@ -114,7 +114,7 @@ def verifier_texts(
 
 
 def _end(token_ids: list[int], stop_token_ids: frozenset[int]) -> int:
-    """The last place behind the sequence at which something can stand."""
+    """The last place after the sequence at which something can stand."""
     return len(token_ids) - (token_ids[-1] in stop_token_ids)
 
 

@@ -1,4 +1,4 @@
-"""The texts of the verifier's prefixes: what the draft alone, and draft and target in turn, write behind the
+"""The texts of the verifier's prefixes: what the draft alone, and draft and target in turn, write after the
 prompts, and how the original goes on."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from specdist.collecting.texts import (
     stretch_lengths,
 )
 from specdist.data import Prompts
-from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Request
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.preflight import ModelPlan
 from specdist.job.replica import Replica
@@ -54,7 +54,7 @@ class TextWriter:
         self._stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
 
     def prompt_ids(self, row_id: int) -> list[int]:
-        """Those that the response was generated behind."""
+        """Those that the response was generated after."""
         return self._encoder.prompt_ids(self._prompts.prompt(row_id))
 
     def rows(self, responses: Mapping[int, list[int]]) -> list[RowTexts]:
@@ -119,11 +119,11 @@ class TextWriter:
 
     def _complete_by_target(self, requests: list[Request]) -> dict[int, list[int]]:
         self._conductor.begin_generation()
-        engine = self._replica.engine(iter(requests), self._stop_rules, Ledger())
+        engine = self._replica.engine(iter(requests), self._stop_rules, StatsRecorder())
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 
     def _original_ids(self, row_id: int, prompt_ids: list[int]) -> list[int]:
-        """The prompt, and what the reference column says behind it."""
+        """The prompt, and what the reference column says after it."""
         column = self._config.reference_column
         if column is None:
             return prompt_ids

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from specdist.data.files import TEMPORARY_SUFFIX, publish, temporary_path, unique_tag
 from specdist.data.heartbeat import Watch, now_utc
-from specdist.json_values import from_fields, parse_json
+from specdist.utils.json_values import from_fields, parse_json
 
 CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
 

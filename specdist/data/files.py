@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 TEMPORARY_SUFFIX = ".tmp"
 READ_BYTES = 2**20

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from specdist.data.files import sealed, unsealed
-from specdist.json_values import from_fields, parse_object
+from specdist.utils.json_values import from_fields, parse_object
 
 BEATS_PER_SILENCE = 12
 BEAT_SUFFIX = ".beat"
@@ -104,7 +104,7 @@ class Beat:
 
     @staticmethod
     def from_bytes(content: bytes) -> Beat | None:
-        """None for what is no beat, such as one that was read while it was written."""
+        """None for what is not a beat, such as one that was read while it was written."""
         try:
             return from_fields(Beat, unsealed(parse_object(content)))
         except ValueError:
@@ -225,7 +225,7 @@ class Watch:
         return is_alive or has_beaten or None
 
     def is_unchanged(self, path: Path) -> bool:
-        """The same judgement on a file that is no heartbeat."""
+        """The same judgement on a file that is not a heartbeat."""
         return self._is_silent(path, _content(path), self._silent_after_s)
 
     def _is_silent(self, path: Path, content: bytes, silent_after_s: float) -> bool:

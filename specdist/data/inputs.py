@@ -16,8 +16,8 @@ import pyarrow.parquet
 from specdist.data.json_prompts import PromptColumn
 from specdist.data.jsonl import read_jsonl
 from specdist.data.text import check_layout
-from specdist.errors import UserError
-from specdist.json_values import parse_object
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
 
 ARROW_FILE_MAGIC = b"ARROW1"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"

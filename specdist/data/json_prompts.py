@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 JSON_TYPES = {
     bool: "a boolean",

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from specdist.data.json_prompts import PromptColumn
 from specdist.data.text import bytes_as_text
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 CHUNK_BYTES = 2**24
 # OverflowError: an integer beyond 64 bits.

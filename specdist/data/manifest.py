@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data.files import write_json
-from specdist.errors import UserError
-from specdist.json_values import parse_object
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
 
 FORMAT_VERSION = 1
 # Names have five digits: beyond them the order of names would no longer be that of the shards.
@@ -58,7 +58,7 @@ class Manifest:
 
     @staticmethod
     def read(path: Path) -> Manifest:
-        """Raises :class:`UserError` if the file is no manifest, or one of a newer format."""
+        """Raises :class:`UserError` if the file is not a manifest, or one of a newer format."""
         try:
             values = parse_object(path.read_bytes())
             version, fingerprint, info = values["format_version"], values["fingerprint"], values["info"]

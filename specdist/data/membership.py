@@ -13,7 +13,7 @@ from pathlib import Path
 from specdist.data.claims import CLAIM_FILE, Claims
 from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
 from specdist.data.heartbeat import BEAT_SUFFIX, Heartbeat, Watch
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 CLAIMS_FOLDER = "claims"
 SETUP = "setup"

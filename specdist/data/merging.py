@@ -15,7 +15,7 @@ from specdist.data.manifest import ShardPlan
 from specdist.data.publishing import ROWS_PER_BATCH
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import RunFolder
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 SUFFIXES = (".arrow", ".parquet")
 

@@ -113,7 +113,7 @@ class PartLog:
                 while written < len(line):
                     written += self._file.write(line[written:])
             except BaseException:
-                # Lines behind a torn one would be lost at the next opening.
+                # Lines after a torn one would be lost at the next opening.
                 self._file.truncate(self._num_bytes)
                 raise
         self._num_bytes += len(line)

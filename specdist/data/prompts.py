@@ -18,7 +18,7 @@ from specdist.data.json_prompts import PromptColumn
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT
 from specdist.data.watching import WatchedFiles
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 class RowError(Exception):
@@ -76,7 +76,7 @@ class Prompts:
         """
         if column not in self.schema.names:
             raise UserError(
-                f"{option} {column} is no column of --prompts {self.files[0]}, which has "
+                f"{option} {column} is not a column of --prompts {self.files[0]}, which has "
                 f"{describe_columns(self.schema)}"
             )
         groups: dict[str, list[int]] = {}
@@ -177,7 +177,7 @@ def _check_output_names(path: str, schema: pa.Schema, prompt_column: str | None)
 def _field(path: str, schema: pa.Schema, option: str, name: str) -> pa.Field:
     if name not in schema.names:
         raise UserError(
-            f"{option} {name} is no column of --prompts {path}, which has {describe_columns(schema)}; "
+            f"{option} {name} is not a column of --prompts {path}, which has {describe_columns(schema)}; "
             "name the column with --prompt_column (text) or --messages_column (chat)"
         )
     return schema.field(name)

@@ -27,7 +27,7 @@ from specdist.data.files import (
     temporary_path,
     write_durably,
 )
-from specdist.json_values import from_fields, parse_json
+from specdist.utils.json_values import from_fields, parse_json
 
 ROWS_PER_BATCH = 1024
 

@@ -10,7 +10,7 @@ import pyarrow.ipc
 
 from specdist.data.files import sha256_of
 from specdist.data.publishing import ShardPaths, ShardRecord
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:

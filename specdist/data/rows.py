@@ -67,7 +67,7 @@ class RowResult:
 
     def to_json(self) -> bytes:
         """One line without its end; :meth:`from_json` gives an equal result for any text."""
-        # Not as \u escapes: JSON would join a lone high surrogate with a low one behind it.
+        # Not as \u escapes: JSON would join a lone high surrogate with a low one after it.
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @staticmethod

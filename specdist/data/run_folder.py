@@ -30,8 +30,8 @@ from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog
 from specdist.data.publishing import Attempt, ShardPaths
-from specdist.errors import UserError
-from specdist.json_values import parse_object
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
@@ -204,7 +204,7 @@ class RunFolder:
         is_held: Callable[[], bool],
     ) -> bool:
         is_written = attempt.write(table, stats, trace)
-        # Asked behind the writing: who deletes this run deletes these files too, or is noticed here.
+        # Asked after the writing: who deletes this run deletes these files too, or is noticed here.
         if not is_written or not is_held():
             attempt.discard()
             return False

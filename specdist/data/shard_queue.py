@@ -11,7 +11,7 @@ from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
 from specdist.data.run_folder import RunFolder
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ class TracedToken(NamedTuple):
             :class:`specdist.policies.DraftFeatures`.
         acceptance_probability: min(1, P/Q), given the drafted tokens before it; None where no target pass had
             the token.
-        is_judged: all before it were accepted, and none of them ended the row; and the target's verdict
-            counted, which it does not for what a lossy run commits unverified.
+        is_verified: all before it were accepted, and none of them ended the row; and the target's
+            verification counted, which it does not for what a lossy run commits unverified.
         is_accepted: it is a token of the completion.
         head_probability: a trained head's estimate; None without one, or where no pass has given it.
     """
@@ -34,7 +34,7 @@ class TracedToken(NamedTuple):
     draft_probability: float
     top_probability: float
     acceptance_probability: float | None
-    is_judged: bool
+    is_verified: bool
     is_accepted: bool
     head_probability: float | None = None
 
@@ -51,7 +51,7 @@ TRACE_SCHEMA = pa.schema(
         "draft_probability": pa.float32(),
         "top_probability": pa.float32(),
         "acceptance_probability": pa.float32(),
-        "is_judged": pa.bool_(),
+        "is_verified": pa.bool_(),
         "is_accepted": pa.bool_(),
         "head_probability": pa.float32(),
     }

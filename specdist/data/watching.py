@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdist.data.files import sha256_of
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 class WatchedFiles:

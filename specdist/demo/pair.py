@@ -20,12 +20,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdist.arguments import option
+from specdist.config.arguments import option
 from specdist.data.files import write_json
 from specdist.demo.prompts import cut_prompts, write_prompts
 from specdist.demo.text import Corpus, Document
 from specdist.demo.training import LearningRates, TrainingResult, greedy_agreement, initialize, train
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 

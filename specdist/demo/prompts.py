@@ -10,7 +10,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerFast
 
 from specdist.demo.text import Document
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 NUM_PROMPT_TOKENS = (12, 120, 24, 200, 48, 16, 160, 32, 90, 64)
 NUM_REFERENCE_TOKENS = 64

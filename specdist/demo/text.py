@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 # Installed packages are not the standard library; the others hold tests, generated tables or boilerplate.
 SKIPPED_FOLDERS = frozenset(

@@ -14,7 +14,7 @@ import torch
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.tracing import note_block
-from specdist.engine.verdicts import Questions, Verdicts
+from specdist.engine.verify import VerifyInput, VerifyOutput
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.sampling.acceptance import accepted_flags, num_accepted
 from specdist.sampling.random import Purpose, uniforms
@@ -22,7 +22,7 @@ from specdist.sampling.random import Purpose, uniforms
 
 @dataclass(frozen=True)
 class Block:
-    """A row's tokens in the target pass: its decision and the candidates behind it."""
+    """A row's tokens in the target pass: its next token and the candidates after it."""
 
     sequence: Sequence
     candidate_ids: list[int]
@@ -34,7 +34,7 @@ class Block:
         """Leading candidates of which the target is asked nothing: a trace wants to know of all."""
         return self.num_trusted if self.features_4K is None else 0
 
-    def note(self, acceptance_K: np.ndarray | None, *, num_judged: int, num_accepted: int) -> None:
+    def note(self, acceptance_K: np.ndarray | None, *, num_verified: int, num_accepted: int) -> None:
         """Write its candidates into the row's trace, if the run has one."""
         if self.features_4K is not None:
             note_block(
@@ -43,13 +43,13 @@ class Block:
                 self.features_4K,
                 acceptance_K=acceptance_K,
                 num_trusted=self.num_trusted,
-                num_judged=num_judged,
+                num_verified=num_verified,
                 num_accepted=num_accepted,
             )
 
 
 @dataclass(frozen=True)
-class Judged:
+class VerifyResult:
     """How many candidates each block keeps, and with what probability each one asked about is accepted."""
 
     num_accepted_R: np.ndarray
@@ -61,29 +61,29 @@ class Judged:
         return zip(blocks, self.num_accepted_R.tolist(), acceptances, strict=True)
 
 
-def judge(
+def verify(
     blocks: list[Block],
     num_asked_R: np.ndarray,
-    questions: Questions,
-    verdicts: Verdicts,
+    verify_input: VerifyInput,
+    verify_output: VerifyOutput,
     draft_probabilities_C: np.ndarray,
-) -> Judged:
+) -> VerifyResult:
     """By the rejection rule; trusted candidates are kept whatever it says."""
     unasked_R = np.array([block.num_unasked for block in blocks], np.int64)
     if not num_asked_R.sum():
-        return Judged(unasked_R, np.zeros(0))
+        return VerifyResult(unasked_R, np.zeros(0))
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     uniforms_C = uniforms(
-        torch.from_numpy(questions.stream_keys_N[questions.judges_C]),
-        torch.from_numpy(questions.positions_N[questions.judges_C]),
+        torch.from_numpy(verify_input.stream_keys_N[verify_input.target_logits_indices_C]),
+        torch.from_numpy(verify_input.positions_N[verify_input.target_logits_indices_C]),
         torch.from_numpy(np.repeat(num_misses_R, num_asked_R)),
         Purpose.ACCEPT,
     )
-    target_C = verdicts.candidate_probabilities()
+    target_C = verify_output.candidate_probabilities()
     flags_C = accepted_flags(target_C, torch.from_numpy(draft_probabilities_C), uniforms_C)
     trusted_R = np.array([block.num_trusted for block in blocks], np.int64) - unasked_R
     flags_C |= torch.from_numpy(arange_segments(num_asked_R) < np.repeat(trusted_R, num_asked_R))
-    return Judged(
+    return VerifyResult(
         unasked_R + num_accepted(flags_C, torch.from_numpy(num_asked_R)).numpy(),
         np.minimum(1.0, target_C.numpy() / draft_probabilities_C),
     )

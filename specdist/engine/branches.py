@@ -1,9 +1,9 @@
 """Branches: what the draft prepares for the case that the target says something else.
 
 While the target verifies a row's chain, the draft continues the likeliest alternatives to the chain's tokens,
-each in a row of its own. If the decision is one of them, its branch becomes the row's candidates, which would
-else have none for a pass. It changes only what is ready, never what is accepted: the tokens of a branch are
-drawn with the numbers that the row would use after the miss.
+each in a row of its own. If the next token is one of them, its branch becomes the row's candidates, which
+would else have none for a pass. It changes only what is ready, never what is accepted: the tokens of a branch
+are drawn with the numbers that the row would use after the miss.
 
 A branch (position, alternative) is worth the chance that the chain holds up to that position and breaks
 there in favour of the alternative. Each row has the same number of branches and chooses them by its own chain
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.models.flat import arange_segments
-from specdist.sampling.beliefs import Beliefs
+from specdist.sampling.branch_estimates import BranchEstimates
 
 UNUSED = -1
 
@@ -58,18 +58,18 @@ class BranchBook:
         slots_S: np.ndarray,
         begins_S: np.ndarray,
         lengths_S: np.ndarray,
-        beliefs: Beliefs,
+        branch_estimates: BranchEstimates,
         is_excluded_NA: np.ndarray,
     ) -> Branches:
         """The best branches of every slot's chain, which has ``lengths`` tokens from ``begins`` on."""
         offsets_N = arange_segments(lengths_S)
         lines_N = np.repeat(np.arange(len(slots_S)), lengths_S)
-        num_positions, num_ids = int(lengths_S.max(initial=0)), beliefs.chances_NA.shape[1]
+        num_positions, num_ids = int(lengths_S.max(initial=0)), branch_estimates.chances_NA.shape[1]
         survival = np.ones((len(slots_S), num_positions))
-        survival[lines_N, offsets_N] = beliefs.survival_N
+        survival[lines_N, offsets_N] = branch_estimates.survival_N
         reached = np.cumprod(np.c_[np.ones(len(slots_S)), survival], axis=1)[lines_N, offsets_N]
         scores = np.zeros((len(slots_S), num_positions, num_ids))
-        chances_NA = np.where(is_excluded_NA, 0, beliefs.chances_NA)
+        chances_NA = np.where(is_excluded_NA, 0, branch_estimates.chances_NA)
         scores[lines_N, offsets_N] = reached[:, None] * chances_NA
         flat = scores.reshape(len(slots_S), -1)
         best = np.argsort(-flat, axis=1, kind="stable")[:, : self.num_branches]
@@ -78,20 +78,20 @@ class BranchBook:
         offsets_B, columns_B = np.divmod(chosen_B, num_ids)
         index_B = (np.cumsum(lengths_S) - lengths_S)[lines_B] + offsets_B
         # Its rank among the alternatives is its column, less one if the drawn token stands before it.
-        is_alternative_NA = beliefs.chances_NA > 0
+        is_alternative_NA = branch_estimates.chances_NA > 0
         ranks_NA = np.cumsum(is_alternative_NA, axis=1)
         slots_B = slots_S[lines_B]
         return Branches(
             slots_B=slots_B,
             rows_B=self._num_slots + slots_B * self.num_branches + places_B,
             positions_B=begins_S[lines_B] + offsets_B,
-            token_ids_B=beliefs.alternative_ids_NA[index_B, columns_B],
+            token_ids_B=branch_estimates.alternative_ids_NA[index_B, columns_B],
             ranks_B=ranks_NA[index_B, columns_B],
             chances_B=flat[lines_B, chosen_B],
         )
 
     def open(self, branches: Branches, lengths_B: np.ndarray) -> None:
-        """Note what was drafted behind each branch's first token."""
+        """Note what was drafted after each branch's first token."""
         if not len(branches.slots_B):
             return
         places = branches.slots_B, (branches.rows_B - self._num_slots) % self.num_branches
@@ -103,8 +103,8 @@ class BranchBook:
     def find(
         self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For every slot whose decision has its branch: its line in ``slots_S``, the branch's row, and the
-        number of tokens behind the decision."""
+        """For every slot whose next token has its branch: its line in ``slots_S``, the branch's row, and the
+        number of tokens after the next token."""
         is_it = self._positions[slots_S] == positions_S[:, None]
         is_it &= self._token_ids[slots_S] == token_ids_S[:, None]
         lines, places = np.nonzero(is_it)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-LEAD_RANK = 0
+RANK_ZERO = 0
 
 
 class Collectives:
@@ -22,14 +22,14 @@ class Collectives:
         self.num_bytes = 0
 
     def gather(self, tensor: Tensor) -> Tensor | None:
-        """[S, ...] of all ranks' tensors, which have one shape, at the lead; None elsewhere."""
+        """[S, ...] of all ranks' tensors, which have one shape, at rank 0; None elsewhere."""
         self._count(tensor, (self.size - 1))
         tensor = tensor.contiguous()
-        if self.rank != LEAD_RANK:
-            dist.gather(tensor, None, LEAD_RANK, group=self._group)
+        if self.rank != RANK_ZERO:
+            dist.gather(tensor, None, RANK_ZERO, group=self._group)
             return None
         gathered = tensor.new_empty(self.size, *tensor.shape)
-        dist.gather(tensor, list(gathered), LEAD_RANK, group=self._group)
+        dist.gather(tensor, list(gathered), RANK_ZERO, group=self._group)
         return gathered
 
     def gather_everywhere(self, tensor: Tensor) -> Tensor:
@@ -39,10 +39,10 @@ class Collectives:
         dist.all_gather(list(gathered), tensor.contiguous(), group=self._group)
         return gathered
 
-    def from_lead(self, tensor: Tensor) -> Tensor:
-        """The lead's tensor, in place."""
+    def from_rank0(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor, in place."""
         self._count(tensor, self.size - 1)
-        dist.broadcast(tensor, LEAD_RANK, group=self._group)
+        dist.broadcast(tensor, RANK_ZERO, group=self._group)
         return tensor
 
     def _count(self, tensor: Tensor, num_copies: int) -> None:

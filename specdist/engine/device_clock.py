@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from specdist.engine.timeline import Clock, HostClock
-from specdist.regression import NS_PER_S
+from specdist.stats.regression import NS_PER_S
 
 NS_PER_MS = 1_000_000
 

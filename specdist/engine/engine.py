@@ -1,15 +1,15 @@
-"""The round: settle and draft, verify, commit; over and over, until every request is finished.
+"""The round: resolve and draft, verify, commit; over and over, until every request is finished.
 
 Every round commits (accepted + 1) tokens per row. A row without candidates is an ordinary row, so prompt,
 target-only and speculative rounds are the same round.
 
-With ``trusts_draft`` (SPRINTER, lossy) only the last candidate of a block is judged: drafting went on behind
+With ``trusts_draft`` (SPRINTER, lossy) only the last candidate of a block is verified: drafting went on after
 the others, since the verifier did not doubt them, and they are committed as they are. The pass runs them
-nevertheless, for what the target remembers of them. The law behind an accepted last one gives the bonus
-token, as in every round.
+nevertheless, for what the target remembers of them. The distribution after an accepted last one gives the
+bonus token, as in every round.
 
 R rows that decode, C candidates of all rows one after the other, T flat tokens, N tokens whose successor is
-asked for, W places whose decision is drawn.
+asked for, W places whose next token is drawn.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specdist.engine.blocks import Block, Judged, block_batch, context_batch, judge
+from specdist.engine.blocks import Block, VerifyResult, block_batch, context_batch, verify
 from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import (
     DraftOutOfMemory,
-    Suspicion,
+    NonFiniteGuard,
     first_line,
     is_out_of_memory,
     not_finite,
     too_large,
 )
-from specdist.engine.ledger import Ledger
 from specdist.engine.proposals import DRAW, NO_CONTEXT, OpenedRows, ProposalReply, ProposalRequest, Proposer
 from specdist.engine.scheduler import RoundPlan, Scheduler
 from specdist.engine.sequence import Completion, FinishReason, Sequence
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import Target
 from specdist.engine.timeline import Timeline
-from specdist.engine.tracing import note_decision
-from specdist.engine.verdicts import Questions
+from specdist.engine.tracing import note_next_token
+from specdist.engine.verify import VerifyInput
 from specdist.models.flat import FlatBatch, arange_segments
 from specdist.models.memory import peak_memory_bytes, release_memory
 from specdist.sampling.distributions import NOT_FINITE, Distributions, OneHot
-from specdist.stats import TargetTimes
+from specdist.stats.shard import TargetTimes
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +71,14 @@ class Engine:
         proposer: Proposer,
         scheduler: Scheduler,
         stop_rules: StopRules,
-        ledger: Ledger,
+        stats_recorder: StatsRecorder,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
         on_alone: Callable[[tuple[int, int] | None], None] = lambda row: None,
     ) -> None:
         """
         Args:
-            trusts_draft: lossy: commit all candidates but the last of a block without judging them.
+            trusts_draft: lossy: commit all candidates but the last of a block without verifying them.
             on_alone: told before every round which row and sample has the smallest batch for itself, if one
                 has.
             clock: what is in no phase is the host's work.
@@ -87,18 +87,19 @@ class Engine:
         self._proposer = proposer
         self._scheduler = scheduler
         self._stop_rules = stop_rules
-        self._ledger = ledger
+        self._stats_recorder = stats_recorder
         self._trusts_draft = trusts_draft
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._stream_keys = np.zeros(scheduler.settings.num_slots, np.int64)
-        # The target's distributions at the decision positions of the last pass, and each row's place in them.
-        self._decisions: Distributions | None = None
-        self._decision_of: dict[int, int] = {}
+        # The target's distributions at the next-token position of the last pass, and each row's place in
+        # them.
+        self._next_distributions: Distributions | None = None
+        self._next_index_of: dict[int, int] = {}
         # Slots that were taken from their rows in rounds of which the draft has not heard, and whether it has
         # heard of this one.
         self._suspended_slots: list[int] = []
         self._is_heard = False
-        self._suspicion = Suspicion()
+        self._nonfinite_guard = NonFiniteGuard()
         self._on_alone = on_alone
 
     @property
@@ -119,8 +120,8 @@ class Engine:
             finished: list[Sequence] = []
             if not is_end:
                 self._run_or_shrink(plan, finished)
-            for sequence in self._suspicion.released(finished, is_end=is_end):
-                self._ledger.book_completion(sequence)
+            for sequence in self._nonfinite_guard.released(finished, is_end=is_end):
+                self._stats_recorder.record_completion(sequence)
                 yield sequence.completion()
         self._proposer.close()
         self._target.close()
@@ -141,7 +142,7 @@ class Engine:
             complaint = first_line(error)
         # The error is gone by now, and with it the tensors of the round.
         release_memory(self._target.device)
-        self._ledger.book_out_of_memory(plan)
+        self._stats_recorder.record_out_of_memory(plan)
         running = self._scheduler.running
         if self._is_heard:
             self._suspended_slots = [sequence.slot for sequence in running]
@@ -157,11 +158,11 @@ class Engine:
             complaint,
             "" if culprit is None else f", with row {culprit.request.row_id} alone, which ends as an error",
             settings.num_slots,
-            settings.max_batch_tokens,
+            settings.max_num_batched_tokens,
         )
 
     def _round(self, plan: RoundPlan, finished: list[Sequence]) -> None:
-        self._ledger.open_round(plan)
+        self._stats_recorder.begin_round(plan)
         for sequence in plan.opened:
             self._stream_keys[sequence.slot] = sequence.stream_key
         traffic = self._target.traffic
@@ -170,7 +171,7 @@ class Engine:
         with self._clock.phase("idle"):
             reply = self._proposer.propose(request, self._clock)
         self._is_heard, self._suspended_slots = True, []
-        blocks, draft_probabilities_C = self._commit_decisions(plan, reply, finished)
+        blocks, draft_probabilities_C = self._commit_next_tokens(plan, reply, finished)
         # With nothing to run the page updates are not sent: they are of rows that have just ended.
         num_block_tokens = sum(len(block.candidate_ids) + 1 for block in blocks)
         num_pass_tokens = num_block_tokens + len(request.context)
@@ -183,7 +184,7 @@ class Engine:
             for block, count, acceptance_K in judged.per_block(blocks):
                 self._commit_block(block, count, acceptance_K, finished)
 
-        self._ledger.book_round(
+        self._stats_recorder.record_round(
             plan,
             target=TargetTimes(**self._clock.take()),
             reply=reply,
@@ -194,29 +195,29 @@ class Engine:
         )
 
     def _request(self, plan: RoundPlan) -> ProposalRequest:
-        drawn = [sequence.order for sequence in plan.decoding if sequence.forced_decision is None]
-        decision_ids_R = np.array(
+        drawn = [sequence.order for sequence in plan.decoding if sequence.forced_next_token is None]
+        next_token_ids_R = np.array(
             [
-                DRAW if sequence.forced_decision is None else sequence.forced_decision
+                DRAW if sequence.forced_next_token is None else sequence.forced_next_token
                 for sequence in plan.decoding
             ],
             np.int64,
         )
-        decisions = None
+        next_distributions = None
         if drawn:
-            assert self._decisions is not None
-            index = torch.tensor([self._decision_of[order] for order in drawn])
-            decisions = self._decisions.select(index.to(self._decisions.device))
-            if isinstance(decisions, OneHot):
-                decision_ids_R[decision_ids_R == DRAW] = decisions.token_ids_N.cpu().numpy()
-                decisions = None
+            assert self._next_distributions is not None
+            index = torch.tensor([self._next_index_of[order] for order in drawn])
+            next_distributions = self._next_distributions.select(index.to(self._next_distributions.device))
+            if isinstance(next_distributions, OneHot):
+                next_token_ids_R[next_token_ids_R == DRAW] = next_distributions.token_ids_N.cpu().numpy()
+                next_distributions = None
         return ProposalRequest(
             page_updates=plan.page_updates,
             slots_R=np.array([sequence.slot for sequence in plan.decoding], np.int64),
             num_accepted_R=np.array([sequence.num_accepted for sequence in plan.decoding], np.int64),
-            decision_ids_R=decision_ids_R,
+            next_token_ids_R=next_token_ids_R,
             draft_now_R=self._draft_now(plan),
-            decisions_W=decisions,
+            next_distributions_W=next_distributions,
             suspended_slots=np.array(self._suspended_slots + plan.suspended_slots, np.int64),
             opened=OpenedRows(
                 slots=np.array([sequence.slot for sequence in plan.opened], np.int64),
@@ -240,17 +241,17 @@ class Engine:
             return np.array(plan.draft_limits, np.int64)
         return np.array([sequence.num_redraft for sequence in plan.decoding], np.int64)
 
-    def _commit_decisions(
+    def _commit_next_tokens(
         self, plan: RoundPlan, reply: ProposalReply, finished: list[Sequence]
     ) -> tuple[list[Block], np.ndarray]:
-        """Append each row's decision; rows that go on have their candidates verified."""
+        """Append each row's next token; rows that go on have their candidates verified."""
         blocks, kept_C = [], []
         bounds = np.cumsum(reply.num_drafted_R).tolist()
         candidate_ids = reply.candidate_ids_C.tolist()
         for row, (sequence, decision, num_drafted, outcome, end) in enumerate(
             zip(
                 plan.decoding,
-                reply.decision_ids_R.tolist(),
+                reply.next_token_ids_R.tolist(),
                 reply.num_drafted_R.tolist(),
                 reply.ahead_outcomes(),
                 bounds,
@@ -258,19 +259,19 @@ class Engine:
             )
         ):
             if decision == NOT_FINITE:
-                # Nothing was drafted behind it.
-                sequence.has_no_law = True
+                # Nothing was drafted after it.
+                sequence.has_nonfinite_logits = True
                 self._fail(sequence, not_finite(sequence), finished)
                 continue
-            self._suspicion.lift()
+            self._nonfinite_guard.lift()
             features_4K = None
             if reply.traced is not None:
-                note_decision(sequence, reply.traced, row)
+                note_next_token(sequence, reply.traced, row)
                 features_4K = reply.traced.features_4C[:, end - num_drafted : end]
             _, reason = self._stop_rules.examine(sequence, [decision])
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)
-            self._ledger.shard(sequence.request.shard).observe_ahead(
+            self._stats_recorder.shard(sequence.request.shard).observe_ahead(
                 outcome, is_reached=was_full, is_miss=missed
             )
             sequence.begin_block(decision, num_drafted, missed=missed)
@@ -279,9 +280,9 @@ class Engine:
             if reason is None:
                 blocks.append(block)
             else:
-                block.note(None, num_judged=0, num_accepted=0)
+                block.note(None, num_verified=0, num_accepted=0)
                 sequence.drop_candidates(num_drafted)
-                self._ledger.shard(sequence.request.shard).num_draft_tokens += num_drafted
+                self._stats_recorder.shard(sequence.request.shard).num_draft_tokens += num_drafted
                 self._finish(sequence, reason, finished)
             num_asked = num_drafted - block.num_unasked if reason is None else 0
             kept_C += [False] * (num_drafted - num_asked) + [True] * num_asked
@@ -293,7 +294,7 @@ class Engine:
         context: FlatBatch,
         blocks: list[Block],
         draft_probabilities_C: np.ndarray,
-    ) -> Judged:
+    ) -> VerifyResult:
         """One target pass over the blocks and the prompt chunks; what it says of their candidates."""
         lengths_R = np.array([len(block.candidate_ids) + 1 for block in blocks], np.int64)
         decoded = block_batch(blocks, lengths_R)
@@ -305,7 +306,7 @@ class Engine:
         ready = [chunk for chunk in plan.chunks if chunk.completes_context]
         chunk_ends = len(decoded) + np.cumsum([chunk.end - chunk.begin for chunk in plan.chunks])
         is_ready = np.array([chunk.completes_context for chunk in plan.chunks], bool)
-        # Every token of a block says what follows it, but for those in front of candidates that nobody asks
+        # Every token of a block says what follows it, but for those before candidates that nobody asks
         # about; and so does the last one of a context.
         unasked_R = np.array([block.num_unasked for block in blocks], np.int64)
         asked_R = lengths_R - unasked_R
@@ -313,21 +314,21 @@ class Engine:
         asked_N = np.repeat(first_R, asked_R) + arange_segments(asked_R)
         index_N = np.r_[asked_N, chunk_ends[is_ready] - 1].astype(np.int64)
         starts_R = np.cumsum(asked_R) - asked_R
-        questions = Questions.about(
+        verify_input = VerifyInput.about(
             batch,
             index_N=index_N,
             stream_keys_N=self._stream_keys[batch.slots_T[index_N]],
-            # What an asked token is followed by judges the candidate that stands right behind it.
-            judges_C=np.repeat(starts_R, asked_R - 1) + arange_segments(asked_R - 1),
+            # What an asked token is followed by verifies the candidate that stands right after it.
+            target_logits_indices_C=np.repeat(starts_R, asked_R - 1) + arange_segments(asked_R - 1),
         )
-        verdicts = self._target.forward(plan.page_updates, batch, questions)
-        judged = judge(blocks, asked_R - 1, questions, verdicts, draft_probabilities_C)
+        verify_output = self._target.forward(plan.page_updates, batch, verify_input)
+        judged = verify(blocks, asked_R - 1, verify_input, verify_output, draft_probabilities_C)
         index_W = np.r_[
             starts_R + judged.num_accepted_R - unasked_R, len(asked_N) + np.arange(len(ready))
         ].astype(np.int64)
-        self._decisions = verdicts.decisions(index_W) if len(index_W) else None
+        self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
         order = [block.sequence.order for block in blocks] + [chunk.sequence.order for chunk in ready]
-        self._decision_of = {number: index for index, number in enumerate(order)}
+        self._next_index_of = {number: index for index, number in enumerate(order)}
         return judged
 
     def _commit_block(
@@ -336,11 +337,11 @@ class Engine:
         sequence, accepted_ids = block.sequence, block.candidate_ids[:count]
         num_kept, reason = self._stop_rules.examine(sequence, accepted_ids)
         num_drafted = len(block.candidate_ids)
-        # Behind a stop nothing counts as judged; else the first rejected candidate does.
-        num_judged = min(num_kept + (reason is None), num_drafted)
-        block.note(acceptance_K, num_judged=num_judged, num_accepted=num_kept)
+        # After a stop nothing counts as verified; else the first rejected candidate does.
+        num_verified = min(num_kept + (reason is None), num_drafted)
+        block.note(acceptance_K, num_verified=num_verified, num_accepted=num_kept)
         sequence.end_block(accepted_ids[:num_kept], num_drafted)
-        self._ledger.shard(sequence.request.shard).observe_block(
+        self._stats_recorder.shard(sequence.request.shard).observe_block(
             num_drafted=num_drafted, num_accepted=num_kept, num_trusted=min(block.num_trusted, num_kept)
         )
         if reason is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from specdist.engine.sequence import Sequence
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
-# So many rows without a law, and none with one, are no accident of single rows.
+# So many rows without a distribution, and none with one, are not an accident of single rows.
 NUM_SUSPECT_ROWS = 8
 # What torch's allocators, and the libraries that have their own, say in plain RuntimeErrors.
 MEMORY_COMPLAINTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
@@ -35,7 +35,7 @@ def first_line(error: BaseException) -> str:
 
 
 def not_finite(sequence: Sequence) -> str:
-    """Why a row has ended whose decision could not be made; the first token of a prompt is position 0."""
+    """Why a row has ended whose next token could not be made; the first token of a prompt is position 0."""
     return (
         f"the target's logits for the token at position {len(sequence.token_ids)} (of prompt and completion) "
         "are not finite: NaN or infinite"
@@ -47,7 +47,7 @@ def too_large(error: str) -> str:
     return f"the row does not fit into the device's memory, not even alone ({error})"
 
 
-class Suspicion:
+class NonFiniteGuard:
     """Whether the rows without finite logits are single ones, or all of them.
 
     They are held back until another row has had finite ones. If none has, nothing is written down: the target
@@ -68,7 +68,7 @@ class Suspicion:
 
         Raises :class:`UserError` when enough were seen.
         """
-        held = [sequence for sequence in finished if sequence.has_no_law]
+        held = [sequence for sequence in finished if sequence.has_nonfinite_logits]
         if self._is_lifted or is_end:
             released, self._held = self._held + finished, []
             return released
@@ -80,4 +80,4 @@ class Suspicion:
                 "written down for these rows. Use --dtype float32 (with another --output), or get the "
                 "checkpoint's files again"
             )
-        return [sequence for sequence in finished if not sequence.has_no_law]
+        return [sequence for sequence in finished if not sequence.has_nonfinite_logits]

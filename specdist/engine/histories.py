@@ -1,6 +1,6 @@
 """What the length policy remembers of every row: by its slot while it runs, by its stream while it does not.
 
-A preempted row goes back to the beginning of its last block. The target has judged that block by then, but
+A preempted row goes back to the beginning of its last block. The target has verified that block by then, but
 the draft has not been told: what its slot holds is the history at that beginning. It is put aside as it is,
 and the row will draft what it would have drafted.
 
@@ -32,7 +32,7 @@ class Histories:
         self._lines_SH, self._suspended = snapshot
 
     def of(self, slots_R: np.ndarray) -> np.ndarray:
-        """[R, H]: up to each row's last settled block."""
+        """[R, H]: up to each row's last resolved block."""
         return self._lines_SH[slots_R]
 
     def suspend(self, slots_R: np.ndarray, stream_keys_R: np.ndarray) -> None:
@@ -45,7 +45,7 @@ class Histories:
             self._lines_SH[slot] = self._suspended.pop(key, self._initial_H)
 
     def observe(self, slots_R: np.ndarray, num_drafted_R: np.ndarray, num_accepted_R: np.ndarray) -> None:
-        """The target has judged a block of each row; one without tokens says nothing."""
+        """The target has verified a block of each row; one without tokens says nothing."""
         judged = np.flatnonzero(num_drafted_R)
         if not len(judged):
             return

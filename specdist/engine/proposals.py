@@ -1,7 +1,7 @@
 """What the target's side and the draft's side say to each other, once per round.
 
-R rows that decode, W of them whose decision is drawn from the target's distribution, C candidates of all rows
-one after the other, T context tokens, P passes of the draft.
+R rows that decode, W of them whose next token is drawn from the target's distribution, C candidates of all
+rows one after the other, T context tokens, P passes of the draft.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
-from specdist.stats import AheadOutcome
+from specdist.stats.shard import AheadOutcome
 
 DRAW = -1
 NO_CONTEXT = -1
@@ -23,8 +23,8 @@ NO_CONTEXT = -1
 
 @dataclass(frozen=True, kw_only=True)
 class DraftAhead:
-    """What the draft does with the time of a target pass: tokens behind each row's candidates, the first of
-    which is a decision, and branches per row. 0 tokens: it waits."""
+    """What the draft does with the time of a target pass: tokens after each row's candidates, the first of
+    which is a next token, and branches per row. 0 tokens: it waits."""
 
     num_tokens: int = 0
     num_branches: int = 0
@@ -33,7 +33,7 @@ class DraftAhead:
 @dataclass(frozen=True, kw_only=True)
 class OpenedRows:
     """Rows admitted since the last request: where they live, their random stream, the chains they have lost,
-    the length of the context behind which to draft ahead (``NO_CONTEXT`` for a resumed row), and the most
+    the length of the context after which to draft ahead (``NO_CONTEXT`` for a resumed row), and the most
     tokens that they may have."""
 
     slots: np.ndarray
@@ -49,10 +49,11 @@ class ProposalRequest:
 
     Attributes:
         slots_R, num_accepted_R: how many candidates of its last block each row keeps.
-        decision_ids_R: the token behind them where it is known (greedy, or a resumed row), else ``DRAW``.
-        draft_now_R: most candidates to draft before the reply, behind those drafted ahead; when the draft
+        next_token_ids_R: the token after them where it is known (greedy, or a resumed row), else ``DRAW``.
+        draft_now_R: most candidates to draft before the reply, after those drafted ahead; when the draft
             works ahead, only a resumed row has some.
-        decisions_W: the target's distribution at the decision position of every ``DRAW`` row, in order.
+        next_distributions_W: the target's distribution at the next-token position of every ``DRAW`` row, in
+            order.
         suspended_slots: of rows that were preempted, and will be opened again; a slot may have a new row.
         opened, context: rows that begin, and the context tokens of this round's target pass: when the
             candidates are on their way, the draft runs them too.
@@ -61,9 +62,9 @@ class ProposalRequest:
     page_updates: PageUpdates
     slots_R: np.ndarray
     num_accepted_R: np.ndarray
-    decision_ids_R: np.ndarray
+    next_token_ids_R: np.ndarray
     draft_now_R: np.ndarray
-    decisions_W: Distributions | None
+    next_distributions_W: Distributions | None
     suspended_slots: np.ndarray
     opened: OpenedRows
     context: FlatBatch
@@ -97,18 +98,18 @@ class Traffic:
 @dataclass(frozen=True, kw_only=True)
 class TracedDrafts:
     """What a trace must know of drafted tokens: the four features of the candidates, and of the token that
-    was drafted ahead in a decision's place; NaN for an estimate that no pass has given yet.
+    was drafted ahead in a next token's place; NaN for an estimate that no pass has given yet.
 
     Attributes:
         features_4C: of the candidates of this reply.
-        is_judged_R, is_hit_R: whether a token stood in the place of each row's decision and was judged, and
-            whether it was accepted.
+        is_verified_R, is_hit_R: whether a token stood in the place of each row's next token and was verified,
+            and whether it was accepted.
         token_ids_R, features_4R, acceptance_R: of that token; the probability with which the target accepts
             it.
     """
 
     features_4C: np.ndarray
-    is_judged_R: np.ndarray
+    is_verified_R: np.ndarray
     is_hit_R: np.ndarray
     token_ids_R: np.ndarray
     features_4R: np.ndarray
@@ -117,7 +118,7 @@ class TracedDrafts:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
-    """Draft → target: each row's decision, and the candidates behind it with the probability of each.
+    """Draft → target: each row's next token, and the candidates after it with the probability of each.
 
     ``num_ahead_R`` tokens had been drafted ahead of a row. ``is_hit_R`` says that the first of them is its
     decision and the others are its candidates; else they are lost. ``num_branches_R`` branches with
@@ -128,7 +129,7 @@ class ProposalReply:
     trained head has given estimates), ``times`` and ``traffic`` feed the statistics.
     """
 
-    decision_ids_R: np.ndarray
+    next_token_ids_R: np.ndarray
     num_drafted_R: np.ndarray
     candidate_ids_C: np.ndarray
     draft_probabilities_C: np.ndarray
@@ -160,7 +161,7 @@ class Proposer(Protocol):
     """The draft as the engine sees it, wherever it runs."""
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        """Settle the last round's decisions and draft the next candidates.
+        """Resolve the last round's next tokens and draft the next candidates.
 
         ``clock`` is the caller's, in its idle phase: what is not waiting here is put into another one.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest, RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.sampling.random import Purpose, uniforms
@@ -14,7 +14,7 @@ from specdist.sampling.random import Purpose, uniforms
 class ColocatedDraft:
     """Target and draft in one process, one after the other."""
 
-    def __init__(self, draft: DraftModel) -> None:
+    def __init__(self, draft: DraftWorker) -> None:
         self._draft = draft
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
@@ -32,7 +32,7 @@ class ColocatedDraft:
 
 
 class NoDraft:
-    """Target-only generation: every decision is a plain draw, and nothing is drafted behind it."""
+    """Target-only generation: every next token is a plain draw, and nothing is drafted after it."""
 
     def __init__(self, num_slots: int) -> None:
         self._stream_keys = np.zeros(num_slots, np.int64)
@@ -41,26 +41,26 @@ class NoDraft:
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         del clock
         slots_R = request.slots_R
-        decision_ids_R = request.decision_ids_R.copy()
-        drawn = np.flatnonzero(decision_ids_R == DRAW)
+        next_token_ids_R = request.next_token_ids_R.copy()
+        drawn = np.flatnonzero(next_token_ids_R == DRAW)
         if len(drawn):
-            assert request.decisions_W is not None
+            assert request.next_distributions_W is not None
             slots_W = torch.from_numpy(slots_R[drawn])
             positions_W = torch.from_numpy(self._positions[slots_R[drawn]])
             uniforms_W = uniforms(
                 torch.from_numpy(self._stream_keys)[slots_W],
                 positions_W,
                 torch.zeros_like(positions_W),
-                Purpose.DECIDE,
+                Purpose.NEXT_TOKEN,
             )
-            device = request.decisions_W.device
-            decision_ids_R[drawn] = request.decisions_W.draw(uniforms_W.to(device)).cpu().numpy()
+            device = request.next_distributions_W.device
+            next_token_ids_R[drawn] = request.next_distributions_W.draw(uniforms_W.to(device)).cpu().numpy()
         self._positions[slots_R] += 1
         self._stream_keys[request.opened.slots] = request.opened.stream_keys
         self._positions[request.context.slots_T] = request.context.positions_T + 1
         nothing = np.zeros(0, np.int64)
         return ProposalReply(
-            decision_ids_R=decision_ids_R,
+            next_token_ids_R=next_token_ids_R,
             num_drafted_R=np.zeros(len(slots_R), np.int64),
             candidate_ids_C=nothing,
             draft_probabilities_C=nothing.astype(np.float64),

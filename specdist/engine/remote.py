@@ -1,7 +1,7 @@
 """The draft on a rank of its own: the proposer that asks it, and the loop in which it answers.
 
-Target → draft: counts, decisions and context tokens as one message of integers, and one probability row
-for each row whose decision is to be drawn. Draft → target: token ids and the scalar probability of each
+Target → draft: counts, next tokens and context tokens as one message of integers, and one probability row
+for each row whose next token is to be drawn. Draft → target: token ids and the scalar probability of each
 candidate. Messages carry the number of the target group that they belong to.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.faults import DraftOutOfMemory, first_line, is_out_of_memory
 from specdist.engine.proposals import (
     DRAW,
@@ -45,10 +45,10 @@ class RemoteDraft:
         before = self._traffic()
         # Idle: gloo's send ends when the receiver asks for the message, and a draft that works ahead is busy.
         self._requests.send([np.array([REQUEST, self._group]), *_request_arrays(request)])
-        if request.decisions_W is not None:
-            assert isinstance(request.decisions_W, Dense)
+        if request.next_distributions_W is not None:
+            assert isinstance(request.next_distributions_W, Dense)
             with clock.phase("transfer"):
-                self._requests.transfer(request.decisions_W.probabilities_NV.contiguous())
+                self._requests.transfer(request.next_distributions_W.probabilities_NV.contiguous())
         arrays = self._replies.receive()
         if len(arrays) == 1:
             raise DraftOutOfMemory(arrays[0].astype(np.uint8).tobytes().decode())
@@ -64,17 +64,15 @@ class RemoteDraft:
         self._requests.send([np.array([CLOSE, self._group])])
 
 
-def serve_drafts(
-    drafts: Mapping[int, DraftModel], lead_rank: int, *, vocab_size: int, clock: Timeline
-) -> None:
+def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: int, clock: Timeline) -> None:
     """Answer requests until every target group has closed. The contexts are run after the answer is sent,
     while the target is busy with its pass.
 
     ``clock`` is that of all the drafts; what is in no phase is transfer. A reply to one group carries the
     times since the last reply to any. A request for which memory does not suffice is answered with the error;
-    so is the next one, where the work behind an answer has failed.
+    so is the next one, where the work after an answer has failed.
     """
-    requests, replies = wire_from(lead_rank), wire_to(lead_rank)
+    requests, replies = wire_from(rank0), wire_to(rank0)
     is_open = set(drafts)
     complaints: dict[int, str] = {}
     clock.restart()
@@ -87,11 +85,11 @@ def serve_drafts(
             continue
         draft = drafts[group]
         request = _request_from_arrays(arrays[1:])
-        num_drawn = int((request.decision_ids_R == DRAW).sum())
+        num_drawn = int((request.next_token_ids_R == DRAW).sum())
         if num_drawn:
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
             requests.transfer(rows_WV)
-            request = dataclasses.replace(request, decisions_W=Dense(rows_WV))
+            request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
         has_replied = False
         try:
             if group not in complaints:
@@ -115,7 +113,7 @@ def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
         updates.pages,
         request.slots_R,
         request.num_accepted_R,
-        request.decision_ids_R,
+        request.next_token_ids_R,
         request.draft_now_R,
         request.suspended_slots,
         opened.slots,
@@ -130,15 +128,15 @@ def _request_arrays(request: ProposalRequest) -> list[np.ndarray]:
 
 
 def _request_from_arrays(arrays: list[np.ndarray]) -> ProposalRequest:
-    (update_slots, indices, pages, slots, accepted, decisions, draft_now, suspended_slots, opened_slots, keys,
+    (update_slots, indices, pages, slots, accepted, next_distributions, draft_now, suspended_slots, opened_slots, keys,
      num_misses, context_lengths, max_lengths, token_ids, context_slots, positions) = arrays  # fmt: skip
     return ProposalRequest(
         page_updates=PageUpdates(update_slots, indices, pages),
         slots_R=slots.astype(np.int64),
         num_accepted_R=accepted.astype(np.int64),
-        decision_ids_R=decisions.astype(np.int64),
+        next_token_ids_R=next_distributions.astype(np.int64),
         draft_now_R=draft_now,
-        decisions_W=None,
+        next_distributions_W=None,
         suspended_slots=suspended_slots,
         opened=OpenedRows(
             slots=opened_slots,
@@ -156,7 +154,7 @@ def _request_from_arrays(arrays: list[np.ndarray]) -> ProposalRequest:
 def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
     times = np.array(dataclasses.astuple(reply.times), np.int64)
     return [
-        reply.decision_ids_R,
+        reply.next_token_ids_R,
         reply.num_drafted_R,
         reply.candidate_ids_C,
         # Exact: they are entries of a float32 distribution.
@@ -174,10 +172,10 @@ def _reply_arrays(reply: ProposalReply) -> list[np.ndarray]:
 
 
 def _reply_from_arrays(arrays: list[np.ndarray]) -> ProposalReply:
-    (decisions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
+    (next_distributions, num_drafted, candidates, probabilities, num_ahead, is_hit, num_branches, num_branch_tokens,
      branch_ranks, pass_sizes, times, num_head_tokens, *traced) = arrays  # fmt: skip
     return ProposalReply(
-        decision_ids_R=decisions.astype(np.int64),
+        next_token_ids_R=next_distributions.astype(np.int64),
         num_drafted_R=num_drafted.astype(np.int64),
         candidate_ids_C=candidates.astype(np.int64),
         draft_probabilities_C=probabilities.view(np.float32).astype(np.float64),
@@ -197,15 +195,15 @@ def _traced_arrays(traced: TracedDrafts) -> list[np.ndarray]:
     """Features are single precision where they are kept."""
     floats = traced.features_4C, traced.features_4R, traced.acceptance_R
     packed = [as_ints(values.astype(np.float32).ravel()) for values in floats]
-    return [traced.is_judged_R, traced.token_ids_R, *packed]
+    return [traced.is_verified_R, traced.token_ids_R, *packed]
 
 
 def _traced_from_arrays(arrays: list[np.ndarray], is_hit_R: np.ndarray) -> TracedDrafts:
-    is_judged, token_ids, *floats = arrays
+    is_verified, token_ids, *floats = arrays
     features_C, features_R, acceptance_R = (values.view(np.float32).astype(np.float64) for values in floats)
     return TracedDrafts(
         features_4C=features_C.reshape(4, -1),
-        is_judged_R=is_judged.astype(bool),
+        is_verified_R=is_verified.astype(bool),
         is_hit_R=is_hit_R,
         token_ids_R=token_ids.astype(np.int64),
         features_4R=features_R.reshape(4, -1),

@@ -20,8 +20,8 @@ from specdist.sampling.keys import stream_key
 class SchedulerSettings:
     """Limits of a batch, in rows and tokens."""
 
-    max_batch_rows: int
-    max_batch_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     max_draft_tokens: int
     num_ahead_tokens: int = 0
     max_new_tokens: int
@@ -32,20 +32,20 @@ class SchedulerSettings:
     def num_slots(self) -> int:
         """Rows in flight: each must always get its whole block into a pass, or the lengths of its blocks,
         and with them its tokens, would depend on the other rows."""
-        return max(1, min(self.max_batch_rows, self.max_batch_tokens // (self.max_draft_tokens + 1)))
+        return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // (self.max_draft_tokens + 1)))
 
     def halved(self) -> SchedulerSettings:
         """Half the rows and tokens, as far as one row's block allows."""
         return replace(
             self,
-            max_batch_rows=max(1, self.num_slots // 2),
-            max_batch_tokens=max(self.max_draft_tokens + 1, self.max_batch_tokens // 2),
+            max_num_seqs=max(1, self.num_slots // 2),
+            max_num_batched_tokens=max(self.max_draft_tokens + 1, self.max_num_batched_tokens // 2),
         )
 
     @property
     def is_smallest(self) -> bool:
         """One row at a time, and no more of it than a block."""
-        return self.num_slots == 1 and self.max_batch_tokens == self.max_draft_tokens + 1
+        return self.num_slots == 1 and self.max_num_batched_tokens == self.max_draft_tokens + 1
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class Scheduler:
         """Decide the next round. Empty when every request is finished."""
         limits, suspended_slots = self._reserve_blocks()
         decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
-        budget = self.settings.max_batch_tokens - sum(limits[sequence.order] + 1 for sequence in decoding)
+        budget = self.settings.max_num_batched_tokens - sum(
+            limits[sequence.order] + 1 for sequence in decoding
+        )
         chunks: list[Chunk] = []
         for sequence in self.running:
             if sequence.is_prefilling and budget > 0:
@@ -181,7 +183,7 @@ class Scheduler:
             if sequence.slot < 0 or sequence.is_prefilling:
                 continue
             length = len(sequence.token_ids)
-            # Behind the candidates the pass always yields one token more.
+            # After the candidates the pass always yields one token more.
             limit = min(self.settings.max_draft_tokens, sequence.max_length - length - 2)
             limits[sequence.order] = max(0, limit)
             reach = min(length + 1 + max(0, limit) + self.settings.num_ahead_tokens, sequence.max_length)

@@ -63,7 +63,7 @@ class Sequence:
     """The state of a running request.
 
     ``token_ids`` holds prompt and committed tokens. A round first appends the *decision* (the recovered or
-    bonus token of the last pass), then has the candidates behind it verified; those accepted are appended.
+    bonus token of the last pass), then has the candidates after it verified; those accepted are appended.
 
     Attributes:
         order: admission order; the youngest is preempted first.
@@ -71,10 +71,10 @@ class Sequence:
         num_shared: leading tokens that it found in shared pages when it was admitted.
         num_prefilled, context_length: how much of its context (the prompt, or what had been committed before
             a preemption) the models have seen.
-        num_candidates, num_accepted: of the last pass, whose decision is still to be drawn.
-        forced_decision, num_redraft: the decision of a preempted sequence, which was drawn before, and how
-            many candidates it had then.
-        error: why it cannot be finished; has_no_law: because the target's logits were not finite.
+        num_candidates, num_accepted: of the last pass, whose next token is still to be drawn.
+        forced_next_token, num_redraft: the next token of a preempted sequence, which was drawn before, and
+            how many candidates it had then.
+        error: why it cannot be finished; has_nonfinite_logits: because the target's logits were not finite.
         num_blocks: blocks so far; trace: their drafted tokens, where the run is traced.
     """
 
@@ -90,11 +90,11 @@ class Sequence:
     context_length: int = 0
     num_candidates: int = 0
     num_accepted: int = 0
-    forced_decision: int | None = None
+    forced_next_token: int | None = None
     num_redraft: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
-    has_no_law: bool = False
+    has_nonfinite_logits: bool = False
     text: str = ""
     num_blocks: int = 0
     trace: list[TracedToken] = field(default_factory=list)
@@ -122,12 +122,12 @@ class Sequence:
 
     @property
     def is_resumed(self) -> bool:
-        """It has been preempted, and its decision is known."""
-        return self.forced_decision is not None
+        """It has been preempted, and its next token is known."""
+        return self.forced_next_token is not None
 
     def begin_block(self, decision: int, num_candidates: int, *, missed: bool) -> None:
-        """Commit the decision; a preemption goes back to here. ``missed``: a chain was dropped for it."""
-        self.forced_decision = None
+        """Commit the next token; a preemption goes back to here. ``missed``: a chain was dropped for it."""
+        self.forced_next_token = None
         self.num_redraft = 0
         self.num_candidates = num_candidates
         self.token_ids.append(decision)
@@ -136,7 +136,7 @@ class Sequence:
         self._block = (len(self.token_ids), num_candidates, self.counters, len(self.trace))
 
     def drop_candidates(self, num_draft_tokens: int) -> None:
-        """The decision ended the sequence: what was drafted behind it is discarded, but was drafted."""
+        """The decision ended the sequence: what was drafted after it is discarded, but was drafted."""
         self.counters = replace(
             self.counters, num_draft_tokens=self.counters.num_draft_tokens + num_draft_tokens
         )
@@ -155,7 +155,7 @@ class Sequence:
             length, self.num_redraft, self.counters, num_traced = self._block
             del self.token_ids[length:], self.trace[num_traced:]
             self.num_blocks -= 1
-            self.forced_decision = self.token_ids.pop()
+            self.forced_next_token = self.token_ids.pop()
         self._block = None
         self.slot = -1
         self.num_candidates = self.num_accepted = self.num_prefilled = self.context_length = 0

@@ -12,7 +12,7 @@ from specdist.engine.sequence import FinishReason, Sequence
 class StopRules:
     """Attributes:
     token_ids: tokens that end a completion; they are its last token, and no part of its text.
-    strings: texts that end a completion; they are no part of its text.
+    strings: texts that end a completion; they are not part of its text.
     decode: token ids to text, without special tokens.
     """
 

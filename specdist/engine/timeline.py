@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from specdist.stats import split_proportionally
+from specdist.stats.shard import split_proportionally
 
 Kind = Literal["prefill", "draft", "verify", "transfer", "idle", "host"]
 Annotate = Callable[[str], contextlib.AbstractContextManager[Any]]
@@ -107,7 +107,7 @@ class Timeline:
         been reached at each of the two calls.
         """
         self._turn_to(self._weights, self._phase)
-        self._settle()
+        self._resolve()
         times, self._times = self._times, Counter()
         return dict(times)
 
@@ -125,7 +125,7 @@ class Timeline:
         self._pending.append(_Stretch(self._weights, self._phase, self._clock.mark(), ends_phase))
         self._weights, self._phase = weights, phase
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         """Book the stretches whose ends have been reached."""
         while self._pending:
             stretch = self._pending[0]

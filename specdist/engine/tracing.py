@@ -14,9 +14,9 @@ from specdist.engine.proposals import TracedDrafts
 from specdist.engine.sequence import Sequence
 
 
-def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
-    """Before the decision is committed: if a token was drafted ahead in its place, it has been judged."""
-    if not drafts.is_judged_R[row]:
+def note_next_token(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
+    """Before the next token is committed: if a token was drafted ahead in its place, it has been verified."""
+    if not drafts.is_verified_R[row]:
         return
     entropy, probability, top_probability, estimate = drafts.features_4R[:, row].tolist()
     sequence.trace.append(
@@ -29,7 +29,7 @@ def note_decision(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
             draft_probability=probability,
             top_probability=top_probability,
             acceptance_probability=float(drafts.acceptance_R[row]),
-            is_judged=True,
+            is_verified=True,
             is_accepted=bool(drafts.is_hit_R[row]),
             head_probability=_known(estimate),
         )
@@ -43,11 +43,12 @@ def note_block(
     *,
     acceptance_K: np.ndarray | None,
     num_trusted: int,
-    num_judged: int,
+    num_verified: int,
     num_accepted: int,
 ) -> None:
-    """Behind the decision, before the accepted candidates are committed. ``acceptance`` is None for a block
-    that no target pass has seen. Of the ``num_judged`` first, those that are trusted were only looked at."""
+    """After the next token, before the accepted candidates are committed. ``acceptance`` is None for a block
+    that no target pass has seen. Of the ``num_verified`` first, those that are trusted were only looked
+    at."""
     begin = sequence.num_completion_tokens
     features = zip(candidate_ids, *features_4K.tolist(), strict=True)
     for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):
@@ -61,7 +62,7 @@ def note_block(
                 draft_probability=probability,
                 top_probability=top_probability,
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
-                is_judged=num_trusted <= depth < num_judged,
+                is_verified=num_trusted <= depth < num_verified,
                 is_accepted=depth < num_accepted,
                 head_probability=_known(estimate),
             )

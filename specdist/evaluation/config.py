@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specdist.arguments import option
-from specdist.errors import UserError
+from specdist.config.arguments import option
+from specdist.utils.errors import UserError
 
 GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH = "gsm8k", "humaneval", "rouge", "exact_match"
 MULTIPLE_CHOICE, LIKELIHOOD, LM_EVAL = "multiple_choice", "likelihood", "lm_eval"
@@ -33,14 +33,14 @@ OPTIONS_OF_TASKS = {
     "num_workers": (HUMANEVAL,),
     "model": (LIKELIHOOD,),
     "device": (LIKELIHOOD,),
-    "max_batch_tokens": (LIKELIHOOD,),
+    "max_num_batched_tokens": (LIKELIHOOD,),
 }
 DEFAULTS: dict[str, Any] = {
     "time_limit_s": 10.0,
     "memory_limit_mib": 2048,
     "num_workers": 0,
     "device": "auto",
-    "max_batch_tokens": 4096,
+    "max_num_batched_tokens": 4096,
 }
 
 
@@ -68,7 +68,8 @@ class EvaluateConfig:
         None, help="column of the right answers (default: reference; gsm8k: final_answer, else reference)"
     )
     choices_column: str | None = option(
-        None, help="multiple_choice: column that lists the choices' texts, for references that are no letters"
+        None,
+        help="multiple_choice: column that lists the choices' texts, for references that are not letters",
     )
     cut_at: list[str] | None = option(
         None, help="cut completions at the first of these strings before they are scored", action="extend"
@@ -96,7 +97,7 @@ class EvaluateConfig:
     device: Literal["auto", "cpu", "cuda"] | None = option(
         None, help="likelihood: auto (default) = cuda where there is one"
     )
-    max_batch_tokens: int | None = option(
+    max_num_batched_tokens: int | None = option(
         None, help="likelihood: most tokens of a pass, padding included (default 4096)"
     )
 
@@ -207,7 +208,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("time_limit_s", _is_positive, "must be positive"),
     ("memory_limit_mib", lambda value: value >= 64, "must be at least 64: Python itself needs that"),
     ("num_workers", lambda value: value >= 0, "must not be negative"),
-    ("max_batch_tokens", _is_positive, "must be positive"),
+    ("max_num_batched_tokens", _is_positive, "must be positive"),
     ("lm_eval_num_fewshot", lambda value: value >= 0, "must not be negative"),
     ("lm_eval_limit", _is_positive, "must be positive"),
 )

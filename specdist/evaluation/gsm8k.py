@@ -1,7 +1,7 @@
 """Grade-school mathematics: is the final number right?
 
 ``strict_match`` is the data set's own rule (Cobbe et al. 2021, grade_school_math/dataset.py): the number
-behind the first "#### ", without commas, compared as text. ``exact_match`` takes the last number of the
+after the first "#### ", without commas, compared as text. ``exact_match`` takes the last number of the
 completion where there is no such mark, and compares values, so that 5, 5.0 and $5 are the same.
 """
 
@@ -52,7 +52,7 @@ def marked_text(text: str) -> str | None:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The first number behind the first ####, or where there is none the last number of all."""
+    """The first number after the first ####, or where there is none the last number of all."""
     mark = MARK.search(text)
     found = NUMBER.findall(mark[1] if mark else text)
     numbers = found[:1] if mark else found[-1:]

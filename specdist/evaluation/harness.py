@@ -20,12 +20,12 @@ import pyarrow as pa
 import yaml
 
 from specdist.data.files import write_atomically
-from specdist.errors import UserError
 from specdist.evaluation.config import LM_EVAL, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.results import write_arrow
 from specdist.evaluation.scores import Metric, Scores
 from specdist.evaluation.text_tasks import ERROR, cut
+from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from specdist.errors import UserError
 from specdist.evaluation.config import HUMANEVAL, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.sandbox import PASSED, Limits, check_sandbox, run_programs
 from specdist.evaluation.scores import Groups, Metric, Scores
 from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut
+from specdist.utils.errors import UserError
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 NOT_RUN = "not run"

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from specdist.errors import UserError
 from specdist.evaluation.reading import Completions
+from specdist.utils.errors import UserError
 
 KEY = ("row_id", "sample_index")
 # How rows can differ: another token, an early end, or a row that failed in one run.
@@ -142,7 +142,9 @@ def expectation(first: Completions, second: Completions) -> str:
     if differing:
         names = ", ".join(sorted(differing))
         return f"the same distribution, and other tokens: under rejection they depend on {names}"
-    if "law" in (run.manifest.info.get("reproducibility") for run in (first, second) if run.manifest):
+    if "distribution" in (
+        run.manifest.info.get("reproducibility") for run in (first, second) if run.manifest
+    ):
         return "the same distribution, and other tokens: block lengths depend on the batch"
     return f"the same tokens, up to rounding: the runs have the same settings{limit}"
 

@@ -1,7 +1,7 @@
 """How sure a figure is, and whether two runs differ: bootstrap and permutation over prompts.
 
-Both draw how often each *distinct* prompt is taken, which has the same law as drawing prompts one by one and
-costs no more for a million prompts that are right or wrong than for ten.
+Both draw how often each *distinct* prompt is taken, which has the same distribution as drawing prompts one by
+one and costs no more for a million prompts that are right or wrong than for ten.
 
 P prompts, U distinct ones, R resamples.
 """

@@ -17,7 +17,6 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from specdist.errors import UserError
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Metric, Scores
@@ -25,6 +24,7 @@ from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS
 from specdist.job.tokens import load_tokenizer
 from specdist.job.topology import local_device
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
+from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
 
     Raises :class:`UserError` where the model's tokenizer is not the run's, or no row has a token.
     """
-    assert config.model is not None and config.max_batch_tokens is not None
+    assert config.model is not None and config.max_num_batched_tokens is not None
     checkpoint = open_checkpoint("--model", config.model)
     rows = completions.rows(*IDENTITY_COLUMNS, "prompt", "completion_ids", "num_prompt_tokens")
     scored = [row["finish_reason"] != ERROR and len(row["completion_ids"]) > 0 for row in rows]
@@ -54,7 +54,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
     ]
     model = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=torch.float32)
     model = model.to(local_device(config.device or "auto")).eval()
-    found = iter(log_likelihoods(model, token_rows, config.max_batch_tokens))
+    found = iter(log_likelihoods(model, token_rows, config.max_num_batched_tokens))
     sums = [next(found) if is_scored else 0.0 for is_scored in scored]
     counts = [
         len(row["completion_ids"]) if is_scored else 0 for row, is_scored in zip(rows, scored, strict=True)
@@ -74,19 +74,21 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
     )
 
 
-def log_likelihoods(model: PreTrainedModel, rows: Sequence[TokenRow], max_batch_tokens: int) -> list[float]:
+def log_likelihoods(
+    model: PreTrainedModel, rows: Sequence[TokenRow], max_num_batched_tokens: int
+) -> list[float]:
     """Sum of the completion tokens' log-probabilities of every row, in the order of the rows."""
     found = np.empty(len(rows))
     progress = tqdm(total=len(rows), unit=" rows", disable=None)
     with progress, torch.inference_mode():
-        for members in _batches([len(row.token_ids) for row in rows], max_batch_tokens):
+        for members in _batches([len(row.token_ids) for row in rows], max_num_batched_tokens):
             found[members] = _pass(model, [rows[index] for index in members])
             progress.update(len(members))
     return list(found.tolist())
 
 
 def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
-    """Padding stands behind the rows, where a causal model does not see it."""
+    """Padding stands after the rows, where a causal model does not see it."""
     length = max(len(row.token_ids) for row in rows)
     token_ids_RL = torch.zeros(len(rows), length, dtype=torch.int64)
     mask_RL = torch.zeros(len(rows), length, dtype=torch.int64)
@@ -100,7 +102,7 @@ def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
     sums = []
     for index, row in enumerate(rows):
         end = len(row.token_ids)
-        # What stands at a position says what comes behind it.
+        # What stands at a position says what comes after it.
         logits_NV = logits_RLV[index, row.start - 1 : end - 1].float()
         chosen_N = torch.tensor(row.token_ids[row.start :], device=device)
         log_probs_N = torch.log_softmax(logits_NV, dim=-1).gather(1, chosen_N[:, None])
@@ -108,13 +110,13 @@ def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
     return np.array(sums)
 
 
-def _batches(lengths: Sequence[int], max_batch_tokens: int) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], max_num_batched_tokens: int) -> Iterator[list[int]]:
     """Rows of like lengths together, so that there is little padding; the longest first, so that what does
     not fit into memory is seen at once."""
     members: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[members[0]] if members else lengths[index]
-        if members and longest * (len(members) + 1) > max_batch_tokens:
+        if members and longest * (len(members) + 1) > max_num_batched_tokens:
             yield members
             members = []
         members.append(index)

@@ -7,11 +7,11 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdist.errors import UserError
 from specdist.evaluation.config import EXACT_MATCH, MULTIPLE_CHOICE, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Scores
 from specdist.evaluation.text_tasks import RowScore, reference_column, score_texts
+from specdist.utils.errors import UserError
 
 WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 LETTERS = string.ascii_uppercase

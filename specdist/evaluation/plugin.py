@@ -10,11 +10,11 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from specdist.errors import UserError
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Scores
 from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut
+from specdist.utils.errors import UserError
 
 
 def load_function(name: str) -> Callable[[dict[str, Any]], Any]:
@@ -29,7 +29,7 @@ def load_function(name: str) -> Callable[[dict[str, Any]], Any]:
     except (ImportError, AttributeError) as error:
         raise UserError(f"--task {name} cannot be loaded: {error}") from error
     if not callable(function):
-        raise UserError(f"--task {name} is no function")
+        raise UserError(f"--task {name} is not a function")
     return function
 
 
@@ -37,7 +37,7 @@ def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
     """The function gets a row as a dictionary of all its columns and gives a number, or numbers by name.
 
     Rows that ended with an error are not asked; they get 0. Raises :class:`UserError` for what it raises, and
-    for what is no finite number or has other names than before.
+    for what is not a finite number or has other names than before.
     """
     assert config.task is not None
     function = load_function(config.task)

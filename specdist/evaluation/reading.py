@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.api.runs import load_run
 from specdist.data import Manifest
 from specdist.data.inputs import describe_columns
 from specdist.data.merging import SUFFIXES
 from specdist.data.rows import EXACT_METADATA, OUTPUT_COLUMNS
-from specdist.errors import UserError
-from specdist.runs import load_run
+from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ def read_completions(path: Path) -> Completions:
     table = _read_merged(path)
     missing = [name for name in OUTPUT_COLUMNS if name not in table.column_names]
     if missing:
-        raise UserError(f"{path} is no output of jobs/generate.py: it lacks the columns {', '.join(missing)}")
+        raise UserError(
+            f"{path} is not output of jobs/generate.py: it lacks the columns {', '.join(missing)}"
+        )
     return Completions(path, table, None)
 
 

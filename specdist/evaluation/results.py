@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.files import write_atomically, write_json
-from specdist.errors import UserError
 from specdist.evaluation.identity import Identity
 from specdist.evaluation.intervals import Interval, PairedComparison
 from specdist.evaluation.scores import Metric
+from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
 RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE = "results.json", "rows.arrow", "differences.arrow"

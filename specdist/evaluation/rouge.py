@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specdist.errors import UserError
 from specdist.evaluation.config import ROUGE, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Scores
 from specdist.evaluation.text_tasks import RowScore, reference_column, score_texts
+from specdist.utils.errors import UserError
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from specdist.errors import UserError
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.harness import export_prompts
 from specdist.evaluation.identity import compare_tokens
@@ -30,6 +29,7 @@ from specdist.evaluation.scores import Scores
 from specdist.evaluation.tasks import SCORERS, check_task
 from specdist.evaluation.text_tasks import ERROR
 from specdist.job.report import cut_line, is_often_cut
+from specdist.utils.errors import UserError
 
 
 def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:

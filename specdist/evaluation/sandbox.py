@@ -23,10 +23,10 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-# For the start of two processes on a busy machine, behind the program's own time.
+# For the start of two processes on a busy machine, after the program's own time.
 GRACE_S = 30.0
 # What almost every program begins with: the interpreter's files must be in reach.
 PROBE = "import collections, math, re, typing"

@@ -1,7 +1,7 @@
 """What a task says of every row, and the figures over prompts that follow from it.
 
-Completions of one prompt are no independent observations: every figure is a ratio of two sums over *prompts*,
-and a prompt is what the bootstrap draws and what the paired test swaps.
+Completions of one prompt are not independent observations: every figure is a ratio of two sums over
+*prompts*, and a prompt is what the bootstrap draws and what the paired test swaps.
 
 N rows (completions), P prompts.
 """

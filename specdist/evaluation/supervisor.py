@@ -155,7 +155,7 @@ def run_child(spec: dict, folder: str, nonce: str, report_out: int) -> None:
         # No __main__: what stands under `if __name__ == "__main__"` is not what is tested.
         exec(code, {"__name__": "program"})
         outcome, detail = "passed", None
-    except BaseException as error:  # SystemExit too: an early end is no success
+    except BaseException as error:  # SystemExit too: an early end is not a success
         outcome, detail = "failed", describe(error)
     report = {"outcome": outcome, "detail": detail, "nonce": nonce}
     os.write(report_out, json.dumps(report).encode())

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdist.errors import UserError
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Scores
+from specdist.utils.errors import UserError
 
 REFERENCE = "reference"
 ERROR = "error"
-# Columns of every result, in front of the task's.
+# Columns of every result, before the task's.
 IDENTITY_COLUMNS = ("row_id", "sample_index", "finish_reason")
 # From (completion, references, row) to numbers by metric, and text by name.
 RowScore = tuple[Mapping[str, float], Mapping[str, str | None]]

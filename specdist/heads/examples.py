@@ -1,7 +1,7 @@
 """Training examples of heads: the Arrow columns in which ``jobs/collect.py`` leaves them. Imports no torch.
 
 One row per drafted token whose fate is known. P and Q are the target's and the draft's probability of the
-token, behind the same prefix and after temperature, top-k and top-p.
+token, after the same prefix and after temperature, top-k and top-p.
 
 M examples, H hidden size.
 """
@@ -40,8 +40,8 @@ class ExampleBlock:
     Attributes:
         positions_M: of the drafted tokens in their sequence, prompt included, from 0.
         ratios_M: Q / P, infinite where the target never draws the token.
-        features_3M: entropy in nats, probability of the token and of the likeliest one, of the law that the
-            draft drew it from (of the softmax at temperature 1 under greedy).
+        features_3M: entropy in nats, probability of the token and of the likeliest one, of the distribution
+            that the draft drew it from (of the softmax at temperature 1 under greedy).
         hidden_MH: the draft's last hidden states with the drafted tokens as input.
     """
 

@@ -2,11 +2,11 @@
 
 Both kinds read the same place. For a drafted token y_i it is the draft's last hidden state, after the final
 norm, at the position where y_i is the *input*: e_i of SpecDec++ (Huang et al. 2024, Equation 4.1). It is the
-input of the output head in the pass that also gives the law of y_{i+1}, so that an estimate for y_i is there
-one draft pass after y_i was drawn. SPRINTER leaves the features of its verifier open ("embedding of the draft
-token x", s(x, prefix)), and names "the last embedding of the previous token" for its experiments: seen from
-the pass that draws the next token, the same position. The other reading, the position *before* x, knows
-nothing of which token was drawn, and could not tell an acceptable token from another.
+input of the output head in the pass that also gives the distribution of y_{i+1}, so that an estimate for y_i
+is there one draft pass after y_i was drawn. SPRINTER leaves the features of its verifier open ("embedding of
+the draft token x", s(x, prefix)), and names "the last embedding of the previous token" for its experiments:
+seen from the pass that draws the next token, the same position. The other reading, the position *before* x,
+knows nothing of which token was drawn, and could not tell an acceptable token from another.
 
 N tokens, H hidden size.
 """
@@ -22,9 +22,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from specdist.data.files import sha256_of, write_atomically
-from specdist.errors import UserError
 from specdist.heads.info import WEIGHTS_NAME, DraftIdentity, HeadKind, read_head_info
 from specdist.models.hidden import HiddenStateHead
+from specdist.utils.errors import UserError
 
 NUM_FEATURES = 3
 # What is less likely is as good as impossible.
@@ -36,8 +36,8 @@ class TokenHead(HiddenStateHead):
     section 5.1, "(D + 1)-layer ResNet with SiLU"); with depth 0 it is the linear layer alone."""
 
     def __init__(self, hidden_size: int, depth: int, *, uses_features: bool = False) -> None:
-        """``uses_features``: it also reads what is known of the law that the token was drawn from, which a
-        small draft's state one token later has mostly forgotten. The papers' heads do not."""
+        """``uses_features``: it also reads what is known of the distribution that the token was drawn from,
+        which a small draft's state one token later has mostly forgotten. The papers' heads do not."""
         super().__init__()
         self.entry = nn.Linear(NUM_FEATURES, hidden_size) if uses_features else None
         self.residuals = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(depth))
@@ -54,8 +54,9 @@ class TokenHead(HiddenStateHead):
     def forward(self, hidden_NH: Tensor, features_3N: Tensor | None = None) -> Tensor:
         """Logits [N] of last hidden states in any floating type; their sigmoid is the estimate.
 
-        ``features_3N``: as :func:`specdist.sampling.beliefs.draft_features` gives them, of the same tokens:
-        entropy, probability of the token, probability of the likeliest one; for a head that uses them.
+        ``features_3N``: as :func:`specdist.sampling.branch_estimates.draft_features` gives them, of the same
+        tokens: entropy, probability of the token, probability of the likeliest one; for a head that uses
+            them.
         """
         state_NH = hidden_NH.to(self.dtype)
         if self.entry is not None:

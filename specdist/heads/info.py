@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data.files import write_json
-from specdist.errors import UserError
-from specdist.json_values import from_fields, parse_object
-from specdist.policy_options import HEAD_KINDS, HeadKind
+from specdist.policies.options import HEAD_KINDS, HeadKind
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import from_fields, parse_object
 
 WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
 FORMAT_VERSION = 1
@@ -24,7 +24,7 @@ class DraftIdentity:
     """The draft that a head reads.
 
     ``fingerprint`` is a digest of its weights; ``name`` and ``revision`` (the hub's commit, None for a folder
-    that is no snapshot of the hub) are for people: a copy under another name is the same draft.
+    that is not a snapshot of the hub) are for people: a copy under another name is the same draft.
     """
 
     name: str
@@ -64,7 +64,7 @@ class HeadInfo:
     format_version: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
-        """To be called when the weights are there: without this file a folder is no head."""
+        """To be called when the weights are there: without this file a folder is not a head."""
         write_json(folder / INFO_NAME, dataclasses.asdict(self))
 
     def check(self, folder: str | Path, *, kind: HeadKind, draft: DraftIdentity) -> None:
@@ -114,7 +114,7 @@ def read_head_info(path: str | Path) -> HeadInfo:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"--head {path} is no head: {INFO_NAME} cannot be read ({error!r}); give a folder that "
+            f"--head {path} is not a head: {INFO_NAME} cannot be read ({error!r}); give a folder that "
             "jobs/train_head.py has written"
         ) from error
     return info

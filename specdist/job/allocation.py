@@ -13,13 +13,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdist.config import GenerateConfig
-from specdist.engine.collectives import LEAD_RANK
+from specdist.cache.branch_pages import pages_per_branch
+from specdist.config.generate import GenerateConfig
+from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.scheduler import SchedulerSettings
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.forks import pages_per_branch
 from specdist.models.memory import DeviceMemory, available_memory_bytes, device_memory
 from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.runner import ModelRunner
@@ -111,15 +111,16 @@ class CacheRoom:
 def target_limits(
     limits: RowLimits, sampling: Sampling, *, decides: bool = True, has_kernel: bool = True
 ) -> PassLimits:
-    """The largest target pass: prompts' chunks and verification blocks fill it up to ``max_batch_tokens``."""
+    """The largest target pass: prompts' chunks and verification blocks fill it up to
+    ``max_num_batched_tokens``."""
     rows = limits.scheduling
-    is_random = sampling.decisions == "rejection"
+    is_random = sampling.next_distributions == "rejection"
     return PassLimits(
-        num_tokens=rows.max_batch_tokens,
-        num_asked=min(rows.max_batch_tokens, rows.num_slots * (rows.max_draft_tokens + 1)),
+        num_tokens=rows.max_num_batched_tokens,
+        num_asked=min(rows.max_num_batched_tokens, rows.num_slots * (rows.max_draft_tokens + 1)),
         num_rows=rows.num_slots,
         row_tokens=limits.max_seq_len,
-        # The distributions at the decisions wait for the next round.
+        # The distributions at the next tokens wait for the next round.
         num_kept=rows.num_slots if decides and is_random else 0,
         num_drawn=rows.num_slots if decides and is_random else 0,
         decides=decides,
@@ -131,12 +132,12 @@ def draft_limits(limits: RowLimits, sampling: Sampling, *, has_kernel: bool = Tr
     """The draft's largest passes: over the same prompts' chunks, and steps of all rows and branches."""
     rows = limits.scheduling
     num_rows = rows.num_slots + limits.num_branch_rows
-    is_random = sampling.decisions == "rejection"
+    is_random = sampling.next_distributions == "rejection"
     steps = (1 + limits.works_ahead) * (rows.max_draft_tokens + 1)
     num_kept = rows.num_slots * steps + limits.num_branch_rows * limits.max_branch_tokens
     return PassLimits(
         # A first step runs a token again, and the last one of a block that was accepted whole.
-        num_tokens=max(rows.max_batch_tokens, 2 * num_rows),
+        num_tokens=max(rows.max_num_batched_tokens, 2 * num_rows),
         num_asked=num_rows,
         num_rows=num_rows,
         row_tokens=limits.max_seq_len,
@@ -149,9 +150,10 @@ def draft_limits(limits: RowLimits, sampling: Sampling, *, has_kernel: bool = Tr
 def sampling_of(config: GenerateConfig) -> Sampling:
     """As far as memory depends on it."""
     if config.temperature == 0:
-        return Sampling(decisions="greedy")
+        return Sampling(next_distributions="greedy")
     return Sampling(
-        decisions="gumbel" if config.acceptance == "gumbel" else "rejection", has_top_p=config.top_p < 1
+        next_distributions="gumbel" if config.acceptance == "gumbel" else "rejection",
+        has_top_p=config.top_p < 1,
     )
 
 
@@ -260,7 +262,7 @@ def refusal(config: GenerateConfig, limits: RowLimits, room: CacheRoom) -> str:
         )
     return (
         f"what is left of the GPU for keys and values {short}. {room}. Take more ranks (--tp_size), which "
-        "share the weights; lower --max_batch_tokens and --max_batch_rows, which the reserve grows with"
+        "share the weights; lower --max_num_batched_tokens and --max_num_seqs, which the reserve grows with"
         f"{lower or ', or --max_seq_len'}; or give --cache_memory, which is not checked against the reserve"
     )
 
@@ -280,7 +282,7 @@ def _held_models(
         passes = target_limits(
             limits,
             sampling,
-            decides=topology.rank == LEAD_RANK,
+            decides=topology.rank == RANK_ZERO,
             has_kernel=target.has_kernel(PAGE_SIZE),
         )
         held.append(HeldModel(size=_size(models.target, target), tp_size=topology.tp_size, limits=passes))
@@ -302,7 +304,7 @@ def _num_communicators(topology: Topology) -> int:
     if topology.world_size == 1:
         return 0
     of_target = topology.tp_size > 1 and topology.holds_target
-    of_draft = topology.uses_draft and topology.rank in (LEAD_RANK, topology.draft_rank)
+    of_draft = topology.uses_draft and topology.rank in (RANK_ZERO, topology.draft_rank)
     return int(of_target) + int(of_draft)
 
 

@@ -18,12 +18,12 @@ from specdist.data import Manifest, RunFolder
 from specdist.data.files import write_atomically
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import CARD_MARK
+from specdist.data.schema import column_fields, fields_table
 from specdist.job.report import total_stats
-from specdist.markdown import code, plain, table
-from specdist.policy_options import POLICY_OPTIONS
-from specdist.references import references_of
-from specdist.schema import column_fields, fields_table
-from specdist.stats import Stats
+from specdist.policies.options import POLICY_OPTIONS
+from specdist.policies.references import references_of
+from specdist.stats.shard import Stats
+from specdist.utils.markdown import code, plain, table
 
 SIZE_BOUNDS = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100K<n<1M"))
 LARGEST_SIZE = "n>1M"
@@ -39,7 +39,7 @@ EXACT = "The completions are exact: they follow the target's own distribution, a
 REPRODUCIBILITY = {
     "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
     "shards or a restart.",
-    "law": "The same options and seed give the same distribution; tokens may differ, because block lengths "
+    "distribution": "The same options and seed give the same distribution; tokens may differ, because block lengths "
     "depend on the rest of the batch.",
 }
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop", "num_samples", "max_seq_len")

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.costs import CostModel, Curve
 from specdist.engine.device_clock import settled_ns
 from specdist.engine.proposals import DraftAhead
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.sampling.beliefs import draft_features, draft_laws
-from specdist.sampling.coupling import next_token_laws
+from specdist.policies.costs import CostModel, Curve
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
+from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory import caught_share, tokens_per_pass_ahead
+from specdist.theory.formulas import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 9
@@ -37,8 +37,8 @@ def plan_ahead(
     """The work ahead with the most expected tokens per second when ``num_rows`` rows are in flight.
 
     A round takes as long as the slower of the target's pass and the work beside it. The first token ahead
-    becomes a decision, the others candidates; the first step is the chain's own, the branches join it in the
-    others. ``num_branches`` None leaves them to the costs.
+    becomes a next token, the others candidates; the first step is the chain's own, the branches join it in
+    the others. ``num_branches`` None leaves them to the costs.
     """
     counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
     plans = [
@@ -72,12 +72,12 @@ def measure_curve(
     num_tokens_per_row: int,
     num_context_tokens: int = 0,
 ) -> Curve:
-    """Times of passes of up to so many tokens for each of up to so many rows, behind so long a context.
+    """Times of passes of up to so many tokens for each of up to so many rows, after so long a context.
 
     Every rank of a sharded model must call it at the same time. It overwrites the cache.
 
     Args:
-        finish: what is done with a pass's logits, such as :func:`judge_logits`; it belongs to the pass.
+        finish: what is done with a pass's logits, such as :func:`verify_logits`; it belongs to the pass.
     """
     sizes = _doubling(num_rows * num_tokens_per_row)
     times: list[list[int]] = [[] for _ in sizes]
@@ -91,12 +91,12 @@ def measure_curve(
     return Curve(sizes, bounded.astype(int).tolist())
 
 
-def judge_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
+def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
     """What the target does with its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
-    laws = next_token_laws(logits_NV, settings, zeros_N, zeros_N)
-    return laws.probabilities_of(zeros_N.to(laws.device)).cpu()
+    distributions = next_token_distributions(logits_NV, settings, zeros_N, zeros_N)
+    return distributions.probabilities_of(zeros_N.to(distributions.device)).cpu()
 
 
 def draw_from_logits(
@@ -105,9 +105,9 @@ def draw_from_logits(
     """What the draft does with its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
-    laws, _, undecided = draft_laws(logits_NV, settings, zeros_N, zeros_N)
-    uniforms_N = zeros_N.double().to(laws.device) if settings.is_random else None
-    drawn_N = laws.draw(uniforms_N).clamp(min=0)
+    distributions, _, undecided = draft_distributions(logits_NV, settings, zeros_N, zeros_N)
+    uniforms_N = zeros_N.double().to(distributions.device) if settings.is_random else None
+    drawn_N = distributions.draw(uniforms_N).clamp(min=0)
     if uses_features:
         draft_features(logits_NV, undecided, drawn_N, settings).cpu()
     return drawn_N.cpu()

@@ -12,10 +12,9 @@ from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from specdist.config import GenerateConfig
+from specdist.config.generate import GenerateConfig
 from specdist.data import Membership
-from specdist.engine.collectives import LEAD_RANK
-from specdist.errors import UserError
+from specdist.engine.collectives import RANK_ZERO
 from specdist.job.activity import Activity, StackLog
 from specdist.job.launcher import find_launcher
 from specdist.job.logs import add_run_log
@@ -24,12 +23,13 @@ from specdist.job.restart import remember_replica, start_over
 from specdist.job.signals import StopRequest, end_process
 from specdist.job.topology import (
     Topology,
+    broadcast_from_rank0,
     join_world,
     rank_from_environment,
-    told_by_lead,
     topology_from_environment,
 )
 from specdist.job.watchdog import Failure, Watchdog, watch_over
+from specdist.utils.errors import UserError
 
 Config = TypeVar("Config")
 Planned = TypeVar("Planned")
@@ -56,7 +56,7 @@ def run_rank(
         can_start_over: it goes on with a smaller batch if it is started again by :mod:`specdist.job.restart`.
     """
     # Every rank finds the same error in its options, or is told of the others': it is shown once.
-    shows_errors = rank_from_environment() == LEAD_RANK
+    shows_errors = rank_from_environment() == RANK_ZERO
     activity = Activity()
     stop = StopRequest(on_look=activity.step, launcher=find_launcher())
     watchdog: Watchdog | None = None
@@ -75,7 +75,7 @@ def run_rank(
                 activity,
                 stacks,
                 end=_leave,
-                can_start_over=lambda: can_start_over and stop.is_gentle,
+                can_start_over=lambda: can_start_over and stop.defers_signals,
             )
         join_world(topology)
         activity.begin("checking the models and the prompts")
@@ -124,22 +124,22 @@ def _leave(failure: Failure) -> NoReturn:
     end_process(USAGE_ERROR if failure.kind == "usage" else FAILED)
 
 
-def lead_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
-    """Run on the lead and then on the others: it may fetch files, and its error is everybody's."""
-    planned = lead_only(topology, plan)
+def rank0_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
+    """Run on rank 0 and then on the others: it may fetch files, and its error is everybody's."""
+    planned = on_rank0(topology, plan)
     return plan() if planned is None else planned
 
 
-def lead_only(topology: Topology, plan: Callable[[], Planned]) -> Planned | None:
-    """Run on the lead alone; its :class:`UserError` is raised on every rank."""
+def on_rank0(topology: Topology, plan: Callable[[], Planned]) -> Planned | None:
+    """Run on rank 0 alone; its :class:`UserError` is raised on every rank."""
     planned: Planned | None = None
     message: str | None = None
-    if topology.is_lead:
+    if topology.is_rank0:
         try:
             planned = plan()
         except UserError as error:
             message = str(error)
-    message = told_by_lead(topology, message)
+    message = broadcast_from_rank0(topology, message)
     if message is not None:
         raise UserError(message)
     return planned
@@ -148,7 +148,7 @@ def lead_only(topology: Topology, plan: Callable[[], Planned]) -> Planned | None
 def _configure_logging(topology: Topology) -> None:
     logging.basicConfig(
         stream=sys.stderr,
-        level=logging.INFO if topology.is_lead else logging.WARNING,
+        level=logging.INFO if topology.is_rank0 else logging.WARNING,
         format=f"%(asctime)s [{topology.role}] %(message)s",
         datefmt="%H:%M:%S",
         force=True,
@@ -162,8 +162,8 @@ def _configure_logging(topology: Topology) -> None:
 
 def log_to_file(folder: Path, topology: Topology, membership: Membership | None, activity: Activity) -> None:
     """Every rank of every replica keeps a log of its own in the run folder, with its stacks if it hangs.
-    ``membership``: the lead's."""
-    replica = told_by_lead(topology, "" if membership is None else membership.replica)
+    ``membership``: rank 0's."""
+    replica = broadcast_from_rank0(topology, "" if membership is None else membership.replica)
     remember_replica(replica)
     path = folder / "logs" / f"{replica}-rank-{topology.rank}.log"
     if add_run_log(path, topology.role) and activity.stacks is not None:

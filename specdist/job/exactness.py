@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from specdist.config import GenerateConfig
+from specdist.config.generate import GenerateConfig
 from specdist.job.preflight import RunPlan
 from specdist.models.loading_check import LoadingCheck
 

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdist.config import GenerateConfig, parse_generate_config
-from specdist.engine.ledger import Ledger
+from specdist.config.generate import GenerateConfig, parse_generate_config
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
+from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.card import write_card
 from specdist.job.costs import middle_of_rows
-from specdist.job.entry import lead_first, lead_only, log_to_file, run_rank
+from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.exactness import log_exactness, record_check
 from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
@@ -31,15 +32,14 @@ from specdist.job.report import (
 from specdist.job.scalars import NoScalars, Scalars, check_tensorboard
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
-from specdist.job.topology import Topology, told_by_lead
-from specdist.job.turns import Turn, follow_turns, lead_turns
+from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.models.generation import unused_settings
 
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one rank of the job; the lead's last line on stdout is a JSON document.
+    """Run one rank of the job; rank 0's last line on stdout is a JSON document.
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
@@ -54,8 +54,8 @@ def _parse(arguments: Sequence[str] | None) -> GenerateConfig:
 
 
 def _run(config: GenerateConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
-    models = lead_first(topology, lambda: plan_models(config))
-    run = lead_only(topology, lambda: plan_run(config, models, topology))
+    models = rank0_first(topology, lambda: plan_models(config))
+    run = on_rank0(topology, lambda: plan_run(config, models, topology))
     try:
         return _run_planned(config, topology, models, run, stop, activity)
     finally:
@@ -71,17 +71,17 @@ def _run_planned(
     stop: StopRequest,
     activity: Activity,
 ) -> int:
-    """``run`` is None on every rank but the lead."""
+    """``run`` is None on every rank but rank 0."""
     log_to_file(Path(config.output), topology, None if run is None else run.membership, activity)
     for warning in _warnings(config, models) if run is not None else []:
         logger.warning(warning)
-    if not told_by_lead(topology, run is not None and bool(run.pending_shards)):
+    if not broadcast_from_rank0(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
             _conclude(config, run, topology)
         return 0
-    frozen = told_by_lead(topology, frozen_costs(run.folder) if run is not None else None)
-    num_halvings = told_by_lead(
+    frozen = broadcast_from_rank0(topology, frozen_costs(run.folder) if run is not None else None)
+    num_halvings = broadcast_from_rank0(
         topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
     )
     measures_costs = config.needs_costs and frozen is None
@@ -92,13 +92,13 @@ def _run_planned(
         topology,
         frozen,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
-        num_context_tokens=told_by_lead(topology, middle),
+        num_context_tokens=broadcast_from_rank0(topology, middle),
         num_halvings=num_halvings,
         activity=activity,
     )
     activity.begin("generating")
     if run is None:
-        is_complete = follow_turns(topology, replica, stop)
+        is_complete = follow_assignments(topology, replica, stop)
     else:
         is_complete = generate_rows(config, models, run, replica, topology, stop)
         _conclude(config, run, topology)
@@ -132,7 +132,7 @@ def generate_rows(
     topology: Topology,
     stop: StopRequest,
 ) -> bool:
-    """The lead's work: every row that is not finished, recorded as it is, while the other ranks follow its
+    """Rank 0's work: every row that is not finished, recorded as it is, while the other ranks follow its
     turns. Returns whether the run is complete; otherwise it was stopped."""
     encoder = _encoder(config, models)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
@@ -153,11 +153,11 @@ def generate_rows(
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, 0)
     scalars = Scalars(run.folder.path, run.membership.replica) if config.tensorboard else NoScalars()
-    ledger = Ledger()
+    stats_recorder = StatsRecorder()
     recorder = Recorder(
         run,
         encoder,
-        ledger,
+        stats_recorder,
         num_samples=config.num_samples,
         progress=progress,
         scalars=scalars,
@@ -165,11 +165,11 @@ def generate_rows(
         is_exact=is_exact,
     )
     run.membership.heartbeat.begin()
-    stop.become_gentle()
+    stop.defer_signals()
     try:
-        for turn in lead_turns(topology, run, recorder, stop):
-            if turn is Turn.WORK:
-                engine = replica.engine(recorder.requests(), stop_rules, ledger)
+        for turn in assign_from_rank0(topology, run, recorder, stop):
+            if turn is Assignment.WORK:
+                engine = replica.engine(recorder.requests(), stop_rules, stats_recorder)
                 for completion in engine.run(lambda: stop.is_made):
                     recorder.record(completion)
                     scalars.tick(progress.counts, engine.load)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.config import GenerateConfig
+from specdist.config.generate import GenerateConfig
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.heads.info import HeadInfo, read_head_info
 from specdist.models.checkpoint import Checkpoint
-from specdist.policy_options import HEAD_KINDS
+from specdist.policies.options import HEAD_KINDS
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdist.config import GenerateConfig
-from specdist.costs import CostModel
+from specdist.config.generate import GenerateConfig
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -19,7 +18,8 @@ from specdist.policies import (
     Sprinter,
     Svip,
 )
-from specdist.policy_options import TARGET_ONLY, PolicyChoice, needs_costs
+from specdist.policies.costs import CostModel
+from specdist.policies.options import TARGET_ONLY, PolicyChoice, needs_costs
 
 # Each takes its options by their names.
 POLICIES: dict[str, Any] = {

@@ -10,11 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from specdist.config import GenerateConfig, resolved_yaml
-from specdist.costs import CostModel
+from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.engine.scheduler import SchedulerSettings
-from specdist.errors import UserError
 from specdist.job.heads import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
@@ -28,6 +26,8 @@ from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
 from specdist.models.fitting import check_weights
 from specdist.models.sizes import model_size
+from specdist.policies.costs import CostModel
+from specdist.utils.errors import UserError
 
 # What the manifest says of rounds that memory did not suffice for: see specdist.job.restart.
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
@@ -49,7 +49,7 @@ class ModelPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What the lead rank alone must know of the data."""
+    """What rank 0 alone must know of the data."""
 
     prompts: Prompts
     shards: ShardPlan
@@ -121,8 +121,8 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
 def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
     """How many rows and tokens may run at a time."""
     limits = SchedulerSettings(
-        max_batch_rows=config.max_batch_rows,
-        max_batch_tokens=config.max_batch_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         max_draft_tokens=config.block_tokens - 1,
         max_new_tokens=config.max_new_tokens,
         max_seq_len=models.max_seq_len,
@@ -150,7 +150,7 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
         "out of memory%s: from here on at most %d rows and %d tokens at a time",
         "" if row is None else f", with row {row[0]} alone, which ends as an error",
         limits.num_slots,
-        limits.max_batch_tokens,
+        limits.max_num_batched_tokens,
     )
 
 
@@ -259,16 +259,16 @@ def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, An
 
 
 def _reproducibility(config: GenerateConfig) -> str:
-    """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``law``: the same
-    distribution.
+    """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``distribution``: the
+    same distribution.
 
     Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
-    decides whether a token is the bonus or a judged draft; a draft that works ahead always has a token to be
-    judged.
+    decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to
+    be verified.
     """
     is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
     depends_on_batch = config.policy == "goodput"
-    return "law" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
+    return "distribution" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
 
 
 def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:

@@ -17,14 +17,14 @@ from typing import Any
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.shard_queue import ClaimedShard
 from specdist.engine.faults import too_large
-from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
-from specdist.errors import UserError
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress
 from specdist.job.scalars import NoScalars
 from specdist.job.tokens import PromptEncoder
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
+from specdist.utils.errors import UserError
 
 SNAPSHOT_INTERVAL_S = 1.0
 
@@ -46,7 +46,7 @@ class Recorder:
         self,
         plan: RunPlan,
         encoder: PromptEncoder,
-        ledger: Ledger,
+        stats_recorder: StatsRecorder,
         *,
         num_samples: int,
         progress: Progress,
@@ -57,7 +57,7 @@ class Recorder:
         self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
         self._plan = plan
         self._encoder = encoder
-        self._ledger = ledger
+        self._stats_recorder = stats_recorder
         self._num_samples = num_samples
         self._progress = progress
         self._scalars = scalars
@@ -96,7 +96,7 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         log = self._queue.log(claimed, range(first, end))
         mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
-        stats = self._ledger.shard(shard)
+        stats = self._stats_recorder.shard(shard)
         if log.stats is not None:
             stats.add(Stats.from_json(log.stats))
         _extend_to_now(stats)
@@ -124,7 +124,7 @@ class Recorder:
         try:
             for shard, open_shard in self._open.items():
                 with open_shard.log as log, _telling_of_a_full_disk(shard):
-                    log.snapshot(self._ledger.shard(shard).to_json())
+                    log.snapshot(self._stats_recorder.shard(shard).to_json())
                     log.sync()
         finally:
             self._open.clear()
@@ -160,7 +160,7 @@ class Recorder:
         open_shard.log.append(result)
         now = time.monotonic()
         if now - open_shard.snapshot_at >= SNAPSHOT_INTERVAL_S:
-            open_shard.log.snapshot(self._ledger.shard(shard).to_json())
+            open_shard.log.snapshot(self._stats_recorder.shard(shard).to_json())
             open_shard.snapshot_at = now
             if not self._queue.is_held(open_shard.claimed):
                 self._drop(open_shard)
@@ -173,7 +173,7 @@ class Recorder:
         logger.warning("shard %d has been taken over by another replica: leaving it to that one", shard)
         del self._open[shard]
         open_shard.log.close()
-        self._ledger.close_shard(shard)
+        self._stats_recorder.close_shard(shard)
         self._forget_texts(shard)
         self._queue.lost(open_shard.claimed)
 
@@ -192,7 +192,7 @@ class Recorder:
             num_samples=self._num_samples,
             is_exact=self._is_exact,
         )
-        counted = self._ledger.close_shard(shard)
+        counted = self._stats_recorder.close_shard(shard)
         _extend_to_now(counted)
         stats = {
             "exact": self._is_exact,

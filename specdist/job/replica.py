@@ -10,35 +10,35 @@ import torch
 import torch.distributed as dist
 
 from specdist.cache.pages import PageTable
-from specdist.config import GenerateConfig
-from specdist.costs import CostModel, Curve
-from specdist.engine.collectives import LEAD_RANK
+from specdist.config.generate import GenerateConfig
+from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import clock_of
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
-from specdist.engine.ledger import Ledger
 from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LeadTarget, LocalTarget, Target, follow_lead
+from specdist.engine.targets import LocalTarget, ShardedTarget, Target, target_worker_loop
 from specdist.engine.timeline import Timeline
-from specdist.errors import UserError
 from specdist.job.activity import Activity
 from specdist.job.allocation import PAGE_SIZE, RowLimits, refusal, room_for_cache
-from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, judge_logits, measure_curve, plan_ahead
+from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve, plan_ahead, verify_logits
 from specdist.job.policies import make_policy, uses_features
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.quiet import quiet_libraries
 from specdist.job.restart import remember_lone_row
-from specdist.job.topology import Topology, init_deepspeed, told_by_lead
+from specdist.job.topology import Topology, broadcast_from_rank0, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.loading import join_slicing, load_slice, load_whole
+from specdist.models.loading import join_sharding, load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.errors import UserError
 
 TARGET_GROUP = 0
 
@@ -67,11 +67,11 @@ class Replica:
         """
         Args:
             frozen_costs: those of the run that is resumed, the same on every rank.
-            agree: told, on the lead, what was measured; answers which costs the replica is to decide by.
+            agree: told, on rank 0, what was measured; answers which costs the replica is to decide by.
             num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
                 of passes depend; the same on every rank.
             num_halvings: of the batch, since memory did not suffice before.
-            num_spare_branches: rows of one token behind the draft's slots, for what is no round's work.
+            num_spare_branches: rows of one token after the draft's slots, for what is not a round's work.
             activity: is told of every phase of the loading, and of its steps.
         """
         self._activity = activity or Activity()
@@ -132,33 +132,37 @@ class Replica:
 
     @property
     def loading_check(self) -> LoadingCheck:
-        """On the lead: what a comparison of the loaded target with its files has found."""
+        """On rank 0: what a comparison of the loaded target with its files has found."""
         assert self._loading_check is not None
         return self._loading_check
 
     def serve(self) -> None:
-        """The loop of every rank but the lead."""
+        """The loop of every rank but rank 0."""
         if self._topology.holds_target:
             assert self._target is not None and self._group is not None
-            follow_lead(self._target, self._group, settings=self.settings, vocab_size=self._models.vocab_size)
+            target_worker_loop(
+                self._target, self._group, settings=self.settings, vocab_size=self._models.vocab_size
+            )
         else:
             clock = Timeline("transfer", clock=clock_of(self._topology.device))
             serve_drafts(
-                {TARGET_GROUP: self._draft_model(clock)},
-                LEAD_RANK,
+                {TARGET_GROUP: self._draft_worker(clock)},
+                RANK_ZERO,
                 vocab_size=self._models.vocab_size,
                 clock=clock,
             )
 
-    def engine(self, requests: Iterator[Request], stop_rules: StopRules, ledger: Ledger) -> Engine:
-        """The lead rank's engine over these requests."""
+    def engine(
+        self, requests: Iterator[Request], stop_rules: StopRules, stats_recorder: StatsRecorder
+    ) -> Engine:
+        """Rank 0's engine over these requests."""
         pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
         return Engine(
-            target=self.lead_target(),
+            target=self.rank0_target(),
             proposer=self._proposer(),
             scheduler=Scheduler(self._limits or self._scheduling, pages, requests, on_resize=self._limit),
             stop_rules=stop_rules,
-            ledger=ledger,
+            stats_recorder=stats_recorder,
             trusts_draft=not self._config.is_exact,
             on_alone=remember_lone_row,
         )
@@ -170,18 +174,18 @@ class Replica:
         """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""
         pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.num_slots)
         scheduling = dataclasses.replace(
-            self._scheduling, max_batch_rows=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
+            self._scheduling, max_num_seqs=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
         )
         return Engine(
             target=LocalTarget(self.draft_runner, settings=self.settings, vocab_size=self._models.vocab_size),
             proposer=NoDraft(self.num_slots),
             scheduler=Scheduler(scheduling, pages, requests),
             stop_rules=stop_rules,
-            ledger=Ledger(),
+            stats_recorder=StatsRecorder(),
         )
 
     def _together(self, step: Callable[[], None]) -> None:
-        """What one rank alone cannot do is the error of all: none waits for it, and the lead shows it."""
+        """What one rank alone cannot do is the error of all: none waits for it, and rank 0 shows it."""
         message: str | None = None
         try:
             step()
@@ -206,7 +210,7 @@ class Replica:
             self._target = ModelRunner(self._load_target(), topology.device, on_pass=self._activity.step)
         elif topology.tp_size > 1:
             self._activity.begin("waiting for the target to be sharded")
-            join_slicing()
+            join_sharding()
         draft = self._models.draft
         if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
             self._activity.begin("loading the draft")
@@ -221,7 +225,7 @@ class Replica:
 
     def _check_loading(self) -> None:
         """Compare the target with its files. The draft needs no check: whatever it proposes, the target
-        judges."""
+        verifies."""
         if self._target is None:
             return
         self._activity.begin("checking what was loaded")
@@ -238,7 +242,7 @@ class Replica:
         target, device = self._models.target, self._topology.device
         if self._group is None:
             return load_whole(target, dtype=self._dtype(target), device=device)
-        return load_slice(
+        return load_sharded(
             target,
             dtype=self._dtype(target),
             device=device,
@@ -282,7 +286,7 @@ class Replica:
         return room.num_pages
 
     def _room_for_branches(self) -> tuple[int, int]:
-        """Rows behind the slots in this rank's memory, and the most tokens of each: of a draft that works
+        """Rows after the slots in this rank's memory, and the most tokens of each: of a draft that works
         ahead, whose costs are yet to be measured, or what was asked for."""
         if self._draft is None:
             return 0, 0
@@ -293,7 +297,7 @@ class Replica:
         return self.num_slots * most, self._scheduling.max_draft_tokens + 1
 
     def _measure_costs(self) -> CostModel:
-        """Each side times itself, the target first, whose ranks run together, and the lead's times count.
+        """Each side times itself, the target first, whose ranks run together, and rank 0's times count.
 
         At the same time they would slow each other down where they share a memory, more than they do in a
         run: the smallest passes are the ones that wait for it.
@@ -308,7 +312,7 @@ class Replica:
         if self._target is not None:
             target = measure(
                 self._target,
-                partial(judge_logits, settings=settings, vocab_size=vocab_size),
+                partial(verify_logits, settings=settings, vocab_size=vocab_size),
                 num_rows=self.num_slots,
                 num_tokens_per_row=num_block_tokens,
             )
@@ -331,29 +335,29 @@ class Replica:
         if dist.is_initialized():
             curves *= self._topology.world_size
             dist.all_gather_object(curves, (target, draft))
-            target, draft = curves[LEAD_RANK][0], curves[self._topology.draft_rank][1]
+            target, draft = curves[RANK_ZERO][0], curves[self._topology.draft_rank][1]
         assert target is not None and draft is not None
         costs = CostModel(target, draft)
-        return told_by_lead(self._topology, self._agree(costs) if self._topology.is_lead else costs)
+        return broadcast_from_rank0(self._topology, self._agree(costs) if self._topology.is_rank0 else costs)
 
-    def lead_target(self) -> Target:
-        """On the lead, for passes that the other target ranks follow in :meth:`serve`."""
+    def rank0_target(self) -> Target:
+        """On rank 0, for passes that the other target ranks follow in :meth:`serve`."""
         assert self._target is not None
         settings, vocab_size = self.settings, self._models.vocab_size
         if self._group is None:
             return LocalTarget(self._target, settings=settings, vocab_size=vocab_size)
-        return LeadTarget(self._target, self._group, settings=settings, vocab_size=vocab_size)
+        return ShardedTarget(self._target, self._group, settings=settings, vocab_size=vocab_size)
 
     def _proposer(self) -> Proposer:
         if not self._topology.uses_draft:
             return NoDraft(self.num_slots)
         if self._topology.is_colocated:
-            return ColocatedDraft(self._draft_model())
+            return ColocatedDraft(self._draft_worker())
         return RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
 
-    def _draft_model(self, clock: Timeline | None = None) -> DraftModel:
+    def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
         assert self._draft is not None
-        return DraftModel(
+        return DraftWorker(
             self._draft,
             self._policy,
             settings=self.settings,

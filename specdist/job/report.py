@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from specdist.costs import CostModel
 from specdist.data import RunFolder
 from specdist.data.reading import read_columns, spread_out
-from specdist.errors import UserError
-from specdist.json_values import from_fields
-from specdist.operations import TokenFlops, operations_of
-from specdist.predictions import Comparison, Predictions, predictions_of
-from specdist.stats import Stats
-from specdist.verifier import verifier_figures, verifier_rates
+from specdist.policies.costs import CostModel
+from specdist.stats.shard import Stats
+from specdist.theory.operations import TokenFlops, operations_of
+from specdist.theory.predictions import Comparison, Predictions, predictions_of
+from specdist.theory.sprinter import verifier_figures, verifier_rates
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import from_fields
 
 # Label and format, by name.
 THEORY = {
@@ -39,7 +39,7 @@ VERIFIER = {
     "block_length": ("tokens of a block", "{:.2f}"),
     "tokens_per_call": ("tokens per speculative step", "{:.2f}"),
     "calls_over_verifying_all": ("target passes over --verify all", "{:.3f}"),
-    "distance": ("distance from the target's law", "{:.3f}"),
+    "distance": ("distance from the target's distribution", "{:.3f}"),
 }
 DRIFT = {
     "target_pass_s": ("seconds of a target pass", "{:.5f}"),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from specdist.engine.engine import EngineLoad
-from specdist.errors import UserError
 from specdist.job.progress import Counts
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
+from specdist.utils.errors import UserError
 
 PACKAGE = "tensorboardX"
 TENSORBOARD_FOLDER = "tensorboard"

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 class StopRequest:
     """Whether the job has been asked to stop. To be made in the main thread, once per process.
 
-    Until :meth:`become_gentle` there is nothing to lose, and the first signal ends the process at once. From
+    Until :meth:`defer_signals` there is nothing to lose, and the first signal ends the process at once. From
     then on it only sets :attr:`is_made`; a second SIGINT, a second later or more, ends the process, and so
     does the time limit if the process has not ended by itself. What was written down stays.
 
@@ -53,7 +53,7 @@ class StopRequest:
         self._on_look = on_look
         self._launcher = launcher
         self._is_made = threading.Event()
-        self._is_gentle = False
+        self._defers_signals = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._old_fd = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -68,13 +68,13 @@ class StopRequest:
         return self._is_made.is_set()
 
     @property
-    def is_gentle(self) -> bool:
+    def defers_signals(self) -> bool:
         """There are rows to save: rounds have begun."""
-        return self._is_gentle
+        return self._defers_signals
 
-    def become_gentle(self) -> None:
+    def defer_signals(self) -> None:
         """From here on there are rows to save."""
-        self._is_gentle = True
+        self._defers_signals = True
 
     def close(self) -> None:
         """Put everything back as it was before."""
@@ -100,7 +100,7 @@ class StopRequest:
                     ORPHAN_GRACE_S,
                 )
                 self._launcher = None
-                if not self._is_gentle:
+                if not self._defers_signals:
                     end_process(EXIT_STOPPED)
                 ends_at = min(ends_at or math.inf, time.monotonic() + ORPHAN_GRACE_S)
                 self._is_made.set()
@@ -112,7 +112,7 @@ class StopRequest:
             number = signal.Signals(received[0])
             if number not in STOP_SIGNALS:
                 continue
-            if not self._is_gentle:
+            if not self._defers_signals:
                 logger.warning("%s with nothing to save: ending", number.name)
                 end_process(EXIT_STOPPED)
             if asked_at is None:

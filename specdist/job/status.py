@@ -16,7 +16,7 @@ from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
 from specdist.data.parts import read_rows
 from specdist.data.reading import open_shard
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 # For replicas that have left no heartbeat.
 SILENT_AFTER_S = 60.0

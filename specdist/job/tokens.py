@@ -10,10 +10,10 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from specdist.data import Prompts, RowError
-from specdist.errors import UserError
 from specdist.job.special_tokens import SpecialTokenSplitter
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
+from specdist.utils.errors import UserError
 
 TRIAL_TEXT = "A text."
 # Prompts whose length is looked at to tell what is typical.
@@ -152,7 +152,7 @@ class PromptEncoder:
         return token_ids
 
     def continuation_ids(self, text: str) -> list[int]:
-        """Tokens of text that stands behind a prompt: no special ones."""
+        """Tokens of text that stands after a prompt: no special ones."""
         token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return token_ids
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from specdist.config import GenerateConfig
-from specdist.engine.collectives import LEAD_RANK
-from specdist.errors import UserError
+from specdist.config.generate import GenerateConfig
+from specdist.engine.collectives import RANK_ZERO
 from specdist.job.restart import num_restarts
+from specdist.utils.errors import UserError
 
 # A rank may rightly wait for hours for one that reads its weights from slow storage. That no rank gets on is
 # noticed by the watchdog, after --rank_timeout; a collective gives up long after it, where nothing watches.
@@ -38,8 +38,8 @@ class Topology:
     rank_timeout_s: float = 600.0
 
     @property
-    def is_lead(self) -> bool:
-        return self.rank == LEAD_RANK
+    def is_rank0(self) -> bool:
+        return self.rank == RANK_ZERO
 
     @property
     def is_colocated(self) -> bool:
@@ -133,7 +133,7 @@ def join_world(topology: Topology, init_method: str | None = None) -> None:
 
 def hosts_store(topology: Topology) -> bool:
     """Whether the ranks' key-value store ends with this rank: it is rank 0's, unless the launcher has one."""
-    return topology.is_lead and not _launcher_has_store()
+    return topology.is_rank0 and not _launcher_has_store()
 
 
 def meeting_store(topology: Topology, purpose: str) -> dist.Store:
@@ -168,12 +168,12 @@ def _launcher_has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def told_by_lead(topology: Topology, value: Any) -> Any:
-    """The lead's value, on every rank; those of the others are not looked at."""
+def broadcast_from_rank0(topology: Topology, value: Any) -> Any:
+    """Rank 0's value, on every rank; those of the others are not looked at."""
     if topology.world_size == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, LEAD_RANK)
+    dist.broadcast_object_list(box, RANK_ZERO)
     return box[0]
 
 

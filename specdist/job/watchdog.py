@@ -29,9 +29,9 @@ import torch.distributed as dist
 
 from specdist.data.heartbeat import Process
 from specdist.engine.faults import first_line, is_out_of_memory
-from specdist.errors import UserError
 from specdist.job.activity import STACKS_SIGNAL, Activity, StackLog
 from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meeting_store
+from specdist.utils.errors import UserError
 
 POLL_S = 0.5
 # How long a rank whose connection has broken waits for the reason: others need two polls to find a dead one.
@@ -131,7 +131,7 @@ class Watchdog:
         self._num_steps = 0
         self._failure: Failure | None = None
         self._is_store_gone = False
-        # Without a launcher that has a store of its own it ends with the lead.
+        # Without a launcher that has a store of its own it ends with rank 0.
         self._hosts_store = hosts_store(topology)
         self._is_closed = threading.Event()
         self._set_timer()

@@ -17,11 +17,11 @@ from huggingface_hub.errors import (
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from specdist.errors import UserError
-from specdist.json_values import parse_object
 from specdist.models.adapters import can_page_attention
 from specdist.models.damage import reading
 from specdist.models.weight_files import PICKLE_SUFFIX, find_weight_files
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
 
 CONFIG_NAME, TOKENIZER_CONFIG_NAME = "config.json", "tokenizer_config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
@@ -147,7 +147,7 @@ def open_checkpoint(
 
 
 def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
-    """What transformers would build; None for a family that is no causal language model."""
+    """What transformers would build; None for a family that is not a causal language model."""
     config = checkpoint.config
     reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     if checkpoint.trusts_code and reference:
@@ -163,7 +163,7 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
     what = f"{checkpoint.option} {checkpoint.name}"
     model_class = causal_model_class(checkpoint)
     if model_class is None:
-        raise UserError(f"{what} is of the family {family}, which is no causal language model")
+        raise UserError(f"{what} is of the family {family}, which is not a causal language model")
     other_layers = set(getattr(config, "layer_types", None) or []) - LAYER_TYPES
     if other_layers or not can_page_attention(model_class, family):
         raise UserError(
@@ -214,6 +214,6 @@ def _from_hub(option: str, name: str, patterns: list[str]) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"{option} {name} is no folder here, and the hub did not give it "
+            f"{option} {name} is not a folder here, and the hub did not give it "
             f"({type(error).__name__}): check the spelling, the network and your access"
         ) from error

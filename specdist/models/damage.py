@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 @contextlib.contextmanager

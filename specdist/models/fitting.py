@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
 from specdist.models.quantized import (
@@ -16,6 +15,7 @@ from specdist.models.quantized import (
 )
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
+from specdist.utils.errors import UserError
 
 NUM_SHOWN = 3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specdist.json_values import parse_object
 from specdist.models.checkpoint import GENERATION_CONFIG_NAME, Checkpoint
 from specdist.models.damage import reading
+from specdist.utils.json_values import parse_object
 
 # Options of the same names, with the value that changes nothing.
 OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}

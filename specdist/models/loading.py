@@ -12,15 +12,15 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from specdist.errors import UserError
 from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.computed import ComputedTensors, build_without_weights
-from specdist.models.head import SlicedHead, find_head, slice_head
 from specdist.models.quantized import cast_dequantized, dequantized_config
+from specdist.models.vocab_parallel_head import VocabParallelHead, find_head, shard_head
 from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.models.weight_names import WeightNames
-from specdist.sampling.slices import vocabulary_slices
+from specdist.sampling.vocab_parallel import vocab_ranges
+from specdist.utils.errors import UserError
 
 
 def _nothing() -> None:
@@ -53,7 +53,7 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
     return model.eval()
 
 
-def load_slice(
+def load_sharded(
     checkpoint: Checkpoint,
     *,
     dtype: torch.dtype,
@@ -66,9 +66,9 @@ def load_slice(
     file, cut as DeepSpeed's layer cuts it, and kept: a rank holds its slice and at most one file.
 
     The model's logits are those of this rank's slice of the first ``vocab_size`` ids, see
-    :func:`specdist.sampling.slices.vocabulary_slices`.
+    :func:`specdist.sampling.vocab_parallel.vocab_ranges`.
 
-    Every rank of the world that is not in the group must call :func:`join_slicing` at the same time.
+    Every rank of the world that is not in the group must call :func:`join_sharding` at the same time.
     ``on_tensor`` is called whenever a tensor has been read: slow storage is told from storage that hangs.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
@@ -82,7 +82,7 @@ def load_slice(
     computed = ComputedTensors(model)
     names = WeightNames(model)
     head_name, head = find_head(model)
-    ids = vocabulary_slices(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
+    ids = vocab_ranges(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
     engine = deepspeed.init_inference(
         model,
         # Without tp_group nothing is sharded, and nothing says so.
@@ -96,7 +96,7 @@ def load_slice(
         replace_with_kernel_inject=False,
     )
     # What is refused is refused after DeepSpeed's broadcast, in which ranks outside the group wait.
-    slice_head(engine.module, head_name, head, ids)
+    shard_head(engine.module, head_name, head, ids)
     sliced: PreTrainedModel = engine.module.to(dtype=dtype).to_empty(device=device)
     # DeepSpeed has converted them to the model's dtype: rotary frequencies in bfloat16 are wrong by radians
     # after a thousand tokens.
@@ -105,7 +105,7 @@ def load_slice(
     return sliced.eval()
 
 
-def join_slicing() -> None:
+def join_sharding() -> None:
     """DeepSpeed broadcasts rank 0's random state over the whole world while it shards: receive it.
 
     It is the accelerator's state, on the accelerator: a tensor on another device would go to another backend,
@@ -152,7 +152,7 @@ def _read_weights(
                     local = _cut(layer, wanted[name], whole, dtype)
                     wanted[name].copy_(local)
                     # The head is cut here, and would be if DeepSpeed had cut nothing.
-                    num_sliced += local.shape != whole.shape and not isinstance(layer, SlicedHead)
+                    num_sliced += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
                     missing.discard(name)
                 on_tensor()
     _refuse_missing(checkpoint, missing)

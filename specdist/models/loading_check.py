@@ -29,9 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.head import SlicedHead
 from specdist.models.reference import (
     Sample,
     choose_sample,
@@ -40,6 +38,8 @@ from specdist.models.reference import (
     run_reference,
     run_sample,
 )
+from specdist.models.vocab_parallel_head import VocabParallelHead
+from specdist.utils.errors import UserError
 
 # Several ranks' partial sums, each rounded, against one rank's: a few times the error that one rank has.
 TOLERANCE_FACTOR = 8.0
@@ -131,7 +131,7 @@ def check_loading(
 def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) -> dict[str, Tensor]:
     """With the sample's ids of this rank's logits."""
     head = model.get_output_embeddings()
-    own = head.ids if isinstance(head, SlicedHead) else range(found["logits"].shape[1])
+    own = head.ids if isinstance(head, VocabParallelHead) else range(found["logits"].shape[1])
     columns = [token_id - own.start for token_id in sample.vocab_ids if token_id in own]
     return {**found, "logits": found["logits"][:, columns]}
 

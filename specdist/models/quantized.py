@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specdist.errors import UserError
-from specdist.json_values import parse_object
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
 
 CONFIG_KEY = "quantization_config"
 # Where other tools declare what they have done: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.

@@ -44,14 +44,14 @@ Decisions = Literal["greedy", "rejection", "gumbel"]
 class Sampling:
     """How next tokens are decided: what of the logits is worked out depends on it."""
 
-    decisions: Decisions = "rejection"
+    next_distributions: Decisions = "rejection"
     has_top_p: bool = False
 
     @property
     def bytes_per_logit(self) -> int:
-        if self.has_top_p and self.decisions != "greedy":
+        if self.has_top_p and self.next_distributions != "greedy":
             return TOP_P_BYTES
-        return DECISION_BYTES[self.decisions]
+        return DECISION_BYTES[self.next_distributions]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Reserve:
         activations: of the largest pass: hidden states, and the widest products of a layer.
         attention: masks and scores where no kernel does without; pages are a part of ``page_overhead``.
         logits: of the asked tokens, and what deciding from them takes.
-        kept_scores: what drafted tokens were drawn from, until they are judged, and rows of the target in
+        kept_scores: what drafted tokens were drawn from, until they are verified, and rows of the target in
             which tokens are to be drawn.
         graphs: CUDA graphs: the memory of the largest recorded pass, and every graph's own.
         libraries: workspaces of cuBLAS and others.

@@ -1,4 +1,4 @@
-"""One model and its share of the cache, behind one function: a forward over a flat batch.
+"""One model and its share of the cache, after one function: a forward over a flat batch.
 
 A pass runs in one of two ways. Short segments run as a static pass where that is faster, on CUDA; all others,
 and everything on a CPU, as the ragged batch that they are. Both give the same logits.
@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.cache.pages import PageUpdates
-from specdist.errors import UserError
 from specdist.models.attention import KeyValueCache, LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
-from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import (
@@ -35,6 +34,7 @@ from specdist.models.linear import OneDnnLinears
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
 from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
+from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class ModelRunner:
                 f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
             )
         self._cache: KeyValueCache | None = None
-        self._table: ForkedTable | None = None
+        self._table: BranchPageTable | None = None
         self._kernel: PagedKernel | None = None
         self._kernel_page_size = 0
         self._static: StaticPasses | None = None
@@ -143,7 +143,7 @@ class ModelRunner:
         num_branch_rows: int = 0,
         max_branch_tokens: int = 0,
     ) -> None:
-        """Take the cache's memory, once: the slots' pages, and those of the branches behind them."""
+        """Take the cache's memory, once: the slots' pages, and those of the branches after them."""
         acceleration = self._acceleration
         num_all_pages = num_pages + num_branch_rows * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
@@ -153,7 +153,7 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
         )
-        self._table = ForkedTable(
+        self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
@@ -181,7 +181,7 @@ class ModelRunner:
         self._table.pages[updates.slots, updates.indices] = updates.pages
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
-        """Let rows behind the slots continue the slots' rows from a position on, beside them."""
+        """Let rows after the slots continue the slots' rows from a position on, beside them."""
         assert self._table is not None, NOT_ALLOCATED
         self._copy(self._table.open(slots_B, branches_B, positions_B))
 
@@ -221,7 +221,7 @@ class ModelRunner:
 
         Args:
             features_3N: of the asked tokens, float32, for a head that uses them. They are known before the
-                pass, as they are of the laws that its tokens were drawn from.
+                pass, as they are of the distributions that its tokens were drawn from.
         """
         assert self._head is not None
         assert (features_3N is not None) == self.head_uses_features, "the head's features, if it uses them"
@@ -234,7 +234,7 @@ class ModelRunner:
         logits_index: Sequence[int] | np.ndarray,
         features_3N: Tensor | None = None,
     ) -> Tensor:
-        """Logits [N, V], and behind them, where there is a head, its own: [N, V + 1]. Without features that
+        """Logits [N, V], and after them, where there is a head, its own: [N, V + 1]. Without features that
         it uses, what the head says means nothing."""
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         asked_N = np.asarray(logits_index, np.int64)

@@ -32,7 +32,7 @@ class NothingInFlight:
 
 
 class InputStaging:
-    """A ring of pinned host buffers in front of one int32 buffer on the device.
+    """A ring of pinned host buffers before one int32 buffer on the device.
 
     A buffer is handed out again only after its last copy has arrived: overwriting it earlier would change
     what the device reads.

@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from specdist.errors import UserError
-from specdist.json_values import parse_object
 from specdist.models.damage import reading
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
 
 SAFETENSORS_INDEX, PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 PICKLE_SUFFIX = ".bin"
@@ -30,7 +30,7 @@ def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bo
     if not files:
         files = _pickled_files(what, folder, allows_pickle=allows_pickle)
     for path in files:
-        with reading(f"{what}: {path.name} is no whole {_kind(path)} file and"), open_weights(path):
+        with reading(f"{what}: {path.name} is not a whole {_kind(path)} file and"), open_weights(path):
             pass
     return files
 
@@ -99,7 +99,7 @@ def _named_files(what: str, folder: Path, index_name: str, pattern: str) -> tupl
             raise ValueError("its weight_map is empty")
         outside = [name for name in names if Path(name).name != name]
         if outside:
-            raise ValueError(f"it names {outside[0]!r}, which is no file of this folder")
+            raise ValueError(f"it names {outside[0]!r}, which is not a file of this folder")
     files = tuple(folder / name for name in names)
     missing = [path.name for path in files if not path.is_file()]
     if missing:

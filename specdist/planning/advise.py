@@ -54,7 +54,7 @@ class Site:
     gpu: Gpu
     gpus_per_node: int
     num_nodes: int
-    max_batch_rows: int | None = None
+    max_num_seqs: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class Planner:
             for length in lengths:
                 room = self._fit(mode, tp_size, length)
                 most = min(room.most_rows, -(-self._work.num_prompts // num_replicas))
-                for num_rows in _batch_sizes(min(most, self._site.max_batch_rows or most)):
+                for num_rows in _batch_sizes(min(most, self._site.max_num_seqs or most)):
                     settings = self._settings(mode, num_rows, length)
                     yield Plan(
                         settings=settings,

@@ -47,8 +47,8 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
     options |= {
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
-        "max_batch_rows": settings.num_rows,
-        "max_batch_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
+        "max_num_seqs": settings.num_rows,
+        "max_num_batched_tokens": max(PREFILL_CHUNK_TOKENS, 2 * settings.num_rows * block),
         "max_new_tokens": work.output_tokens,
     }
     if config.gpu == HERE and config.device != "auto":

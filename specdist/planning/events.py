@@ -25,7 +25,7 @@ class RowLengths:
 
 @dataclass(eq=False)
 class _Row:
-    """``num_left``: tokens still to come behind the known decision. ``is_ready``: candidates are prepared.
+    """``num_left``: tokens still to come after the known decision. ``is_ready``: candidates are prepared.
     ``lags``: the draft has not run the last candidate of its block, which was accepted whole."""
 
     lengths: RowLengths
@@ -58,7 +58,7 @@ def run_job(
     rows: Sequence[RowLengths],
     *,
     seed: int = 0,
-    max_batch_tokens: int = PREFILL_CHUNK_TOKENS,
+    max_num_batched_tokens: int = PREFILL_CHUNK_TOKENS,
 ) -> JobOutcome:
     """Generate all rows, in their order; every prompt has at least one token."""
     coins = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def run_job(
     while waiting or running:
         decoding = [row for row in running if not row.num_context_left]
         candidates = [_num_candidates(settings, row) for row in decoding]
-        budget = max_batch_tokens - len(decoding) * (settings.num_draft_tokens + 1)
+        budget = max_num_batched_tokens - len(decoding) * (settings.num_draft_tokens + 1)
         num_chunk_tokens = 0
         while budget > num_chunk_tokens:
             row = next((row for row in running if row.num_context_left), None)
@@ -92,7 +92,7 @@ def run_job(
 
 
 def _num_candidates(settings: Settings, row: _Row) -> int:
-    """Behind the candidates a pass always yields one token more."""
+    """After the candidates a pass always yields one token more."""
     if settings.mode == "target only" or (settings.is_ahead and not row.is_ready):
         return 0
     return max(0, min(settings.num_draft_tokens, row.num_left - 1))
@@ -103,7 +103,7 @@ def _verify(settings: Settings, coins: np.random.Generator, row: _Row, num_candi
     misses = np.flatnonzero(~flips)
     num_accepted = int(misses[0]) if len(misses) else num_candidates + 1
     row.lags = num_accepted >= num_candidates > 0
-    # The flip behind the candidates is that of the first token ahead, which may become the decision.
+    # The flip after the candidates is that of the first token ahead, which may become the next token.
     row.is_ready = _is_prepared(settings, coins, is_hit=num_accepted > num_candidates)
     row.num_left -= min(num_accepted, num_candidates) + 1
 

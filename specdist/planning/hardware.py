@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 GB = 10**9
 GIB = 2**30

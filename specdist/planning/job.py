@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from specdist.data.files import write_atomically
-from specdist.errors import UserError
 from specdist.job.topology import local_device
 from specdist.models.sizes import ModelSize
 from specdist.planning.advise import Planner, Site, Work, recommend
@@ -29,6 +28,7 @@ from specdist.planning.options import PlanConfig
 from specdist.planning.report import memory_table, plan_table, reason, validation_table
 from specdist.planning.traces import acceptance_of
 from specdist.planning.validate import validate
+from specdist.utils.errors import UserError
 
 WITHIN = 0.15
 
@@ -69,7 +69,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         gpu=gpu,
         gpus_per_node=config.gpus_per_node,
         num_nodes=config.nodes,
-        max_batch_rows=config.max_batch_rows,
+        max_num_seqs=config.max_num_seqs,
     )
     planner = Planner(target, draft, site, work)
     fits = planner.fits()

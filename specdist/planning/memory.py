@@ -71,8 +71,8 @@ class _Work:
         block_tokens = self.num_draft_tokens + 1
         return RowLimits(
             scheduling=SchedulerSettings(
-                max_batch_rows=num_rows,
-                max_batch_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
+                max_num_seqs=num_rows,
+                max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
                 max_draft_tokens=self.num_draft_tokens,
                 max_new_tokens=self.row_tokens,
                 max_seq_len=self.row_tokens,

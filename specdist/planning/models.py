@@ -8,12 +8,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from specdist.errors import UserError
 from specdist.models.checkpoint import Checkpoint, check_family
 from specdist.models.sizes import ModelSize, model_size
 from specdist.synthetic import SHAPES
+from specdist.utils.errors import UserError
 
-# A shape is no checkpoint, and limits no context.
+# A shape is not a checkpoint, and limits no context.
 ANY_LENGTH = 2**20
 
 

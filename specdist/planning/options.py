@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdist.arguments import option
-from specdist.config import PICKLE_HELP, TRUST_HELP
-from specdist.errors import UserError
+from specdist.config.arguments import option
+from specdist.config.generate import PICKLE_HELP, TRUST_HELP
 from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic import SHAPES
+from specdist.utils.errors import UserError
 
 # Draft lengths of the runs from which --validate takes what the engine adds to passes.
 CALIBRATION_LENGTHS = (1, 4)
@@ -43,7 +43,7 @@ class PlanConfig:
         None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
     )
     caught: float = option(0.5, help="share of the misses that branches catch, 0 to below 1")
-    max_batch_rows: int | None = option(None, help="most rows in flight (default: what memory holds)")
+    max_num_seqs: int | None = option(None, help="most rows in flight (default: what memory holds)")
 
     # What to do
     memory: bool = option(False, help="answer only whether it fits")
@@ -74,8 +74,8 @@ class PlanConfig:
                 f"--draft_lengths {min(known)} is what --validate calibrates with, and predicting it shows "
                 "nothing: choose other lengths"
             )
-        rows = self.max_batch_rows
-        _require("max_batch_rows", rows, rows is None or rows >= 1, "must be at least 1")
+        rows = self.max_num_seqs
+        _require("max_num_seqs", rows, rows is None or rows >= 1, "must be at least 1")
         rate = self.acceptance
         _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
         _require("caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): no branches catch all")

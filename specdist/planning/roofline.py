@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from specdist.costs import CostModel, Curve
 from specdist.models.sizes import ALL_REDUCES_PER_LAYER, ModelSize
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import ReplicaCosts
+from specdist.policies.costs import CostModel, Curve
 
 NS_PER_S = 1_000_000_000
 # Assumed of a recorded pass on a GPU: packing and sending its inputs, replaying the graph, drawing.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from specdist.costs import CostModel, Curve
-from specdist.theory import branches_for, ready_share, tokens_per_call, tokens_per_pass_ahead
+from specdist.policies.costs import CostModel, Curve
+from specdist.theory.formulas import branches_for, ready_share, tokens_per_call, tokens_per_pass_ahead
 
 NS_PER_S = 1_000_000_000
 # Prompts are cut into chunks of a pass's token budget.
@@ -122,11 +122,11 @@ def _round(passes: CostModel, settings: Settings) -> _Round:
         caught = settings.caught_share
         ready = ready_share(acceptance, length, caught)
         chains = num_rows * (1 + settings.num_branches)
-        # The first step is the chain's own and will be a decision; the branches join it in the others.
+        # The first step is the chain's own and will be a next token; the branches join it in the others.
         draft_s = _seconds(passes.draft, num_rows) + length * _seconds(passes.draft, chains)
         tokens = tokens_per_pass_ahead(acceptance, length, caught)
         return _Round(num_rows * (1 + ready * length), tokens, draft_s)
-    # Behind a block that was accepted whole the draft has its last token to catch up on.
+    # After a block that was accepted whole the draft has its last token to catch up on.
     first = num_rows * (1 + acceptance**length)
     draft_s = _seconds(passes.draft, first) + (length - 1) * _seconds(passes.draft, num_rows)
     return _Round(num_rows * (1 + length), tokens_per_call(acceptance, length), draft_s)

@@ -22,14 +22,14 @@ from specdist.benchmark.methods import Generated, SpecdistColocated
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.workload import Row
-from specdist.costs import CostModel, Curve
 from specdist.engine.device_clock import timed
-from specdist.job.costs import draw_from_logits, judge_logits, measure_curve
+from specdist.job.costs import draw_from_logits, measure_curve, verify_logits
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
 from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
@@ -76,7 +76,7 @@ def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
     lengths = sorted({0, *(config.draft_lengths or (3, 5))})
     paged = PagedPair(
         pair,
-        max_batch_rows=batch_sizes[-1],
+        max_num_seqs=batch_sizes[-1],
         max_seq_len=config.prompt_tokens + config.output_tokens,
         max_draft_tokens=max(lengths[-1], config.prompt_tokens),
         settings=SamplingSettings(temperature=0.0),
@@ -159,15 +159,15 @@ def _mean_curve(first: Curve, second: Curve) -> Curve:
 def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:
     paged.pair.use_specdist_attention()
     terms = paged.terms
-    law = partial(judge_logits, settings=terms.settings, vocab_size=terms.vocab_size)
+    distribution = partial(verify_logits, settings=terms.settings, vocab_size=terms.vocab_size)
     draw = partial(
         draw_from_logits, settings=terms.settings, vocab_size=terms.vocab_size, uses_features=False
     )
     per_row = max(longest + 1, prompt_tokens)
     return ReplicaCosts(
         passes=CostModel(
-            measure_curve(paged.target, law, num_rows=num_rows, num_tokens_per_row=per_row),
-            # Behind a whole block two tokens of a row are run.
+            measure_curve(paged.target, distribution, num_rows=num_rows, num_tokens_per_row=per_row),
+            # After a whole block two tokens of a row are run.
             measure_curve(paged.draft, draw, num_rows=num_rows, num_tokens_per_row=2),
         ),
         draft_prefill=measure_curve(paged.draft, draw, num_rows=num_rows, num_tokens_per_row=prompt_tokens),
@@ -205,9 +205,9 @@ def calibrated(costs: ReplicaCosts, runs: Sequence[Stats]) -> ReplicaCosts:
 
 
 def acceptance_rate(stats: Stats) -> float:
-    """Of the candidates that were judged, those accepted: the most likely rate of independent ones.
+    """Of the candidates that were verified, those accepted: the most likely rate of independent ones.
 
-    Candidates behind a rejected one were not judged. (``draft_acceptance_rate`` counts them.)
+    Candidates after a rejected one were not verified. (``draft_acceptance_rate`` counts them.)
     """
     # Of blocks cut short by the end of their row some were whole too; they are few.
     num_whole = _at(stats.accepted_length_histogram, len(stats.draft_length_histogram) - 1)

@@ -6,10 +6,10 @@ from specdist.policies.base import (
     DraftedRows,
     DraftFeatures,
     HeadPolicy,
-    JudgedTokens,
     LengthPolicy,
     RoundContext,
     VerifiedBlocks,
+    VerifiedTokens,
     WithoutHistory,
     reads_head,
 )
@@ -19,10 +19,10 @@ from specdist.policies.gammatune import GammaTune
 from specdist.policies.gammatune_plus import GammaTunePlus
 from specdist.policies.goodput import Goodput
 from specdist.policies.hf_heuristic import HfHeuristic
+from specdist.policies.options import HeadKind
 from specdist.policies.specdecpp import SpecDecPlusPlus
 from specdist.policies.sprinter import Sprinter
 from specdist.policies.svip import Svip
-from specdist.policy_options import HeadKind
 
 __all__ = [
     "AdaEdl",
@@ -37,13 +37,13 @@ __all__ = [
     "HeadKind",
     "HeadPolicy",
     "HfHeuristic",
-    "JudgedTokens",
     "LengthPolicy",
     "RoundContext",
     "SpecDecPlusPlus",
     "Sprinter",
     "Svip",
     "VerifiedBlocks",
+    "VerifiedTokens",
     "WithoutHistory",
     "reads_head",
 ]

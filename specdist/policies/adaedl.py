@@ -1,6 +1,6 @@
 """AdaEDL (Agrawal et al. 2024): an entropy bound against a threshold that follows the row's own acceptance.
 
-Drafting stops behind a token for which 1 - sqrt(γ H) < λ. After every block the threshold moves as in
+Drafting stops after a token for which 1 - sqrt(γ H) < λ. After every block the threshold moves as in
 Draft & Verify (Zhang et al. 2023): up while too little is accepted, which drafts less, and down again.
 
     A  <- β1 A + (1 - β1) accepted / drafted

@@ -3,7 +3,7 @@
 A policy may stop before a draw, or after a draw while keeping the token. It may never have a drawn token that
 it has looked at thrown away: that would condition the kept ones on their values and bias the output.
 
-A policy that reads a trained head is asked one draft pass later, in front of the next draw: the estimate of a
+A policy that reads a trained head is asked one draft pass later, before the next draw: the estimate of a
 token comes from the draft's hidden state with that token as input. The next token is not drawn yet, so that
 nothing drawn is thrown away there either; what stops has run one pass without a draw.
 
@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from specdist.policy_options import HeadKind
+from specdist.policies.options import HeadKind
 
 # R rows, C tokens of several rows, H numbers of a history
 
@@ -67,7 +67,7 @@ class DraftFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """The round that a burst of drafting is part of.
+    """The round that a draft batch of drafting is part of.
 
     Attributes:
         num_rows: rows that decode.
@@ -87,20 +87,20 @@ class DraftedRows:
 
     Attributes:
         slots_R: which row it is.
-        chains_R: where the policy may keep what it gathers along a block: the slot itself, or a branch that
-            continues it, numbered behind the slots. A new block begins with ``num_drafted`` 0.
-        histories_RH: after the last settled block. A block that the target is still verifying is not in it:
+        draft_rows_R: where the policy may keep what it gathers along a block: the slot itself, or a branch
+            that continues it, numbered after the slots. A new block begins with ``num_drafted`` 0.
+        histories_RH: after the last resolved block. A block that the target is still verifying is not in it:
             a draft that works ahead asks for the next one meanwhile.
-        num_drafted: tokens of the block so far. A token that was drafted ahead as a decision is not one.
+        num_drafted: tokens of the block so far. A token that was drafted ahead as a next token is not one.
         features: of the last of them; None before the first, and for a policy that does not use them.
         earlier_estimates_R: a trained head's, of the token before the last, for a policy that is not asked
-            behind the pass over a token; None before the second, and where there is no head.
+            after the pass over a token; None before the second, and where there is no head.
         reach_R: 1, or how likely it is that a branch will be its row's chain.
         round: what else is going on.
     """
 
     slots_R: np.ndarray
-    chains_R: np.ndarray
+    draft_rows_R: np.ndarray
     histories_RH: np.ndarray
     num_drafted: int
     features: DraftFeatures | None
@@ -111,7 +111,7 @@ class DraftedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBlocks:
-    """Blocks of at least one token that the target has judged: how many each had, and how many it kept."""
+    """Blocks of at least one token that the target has verified: how many each had, and how many it kept."""
 
     histories_RH: np.ndarray
     num_drafted_R: np.ndarray
@@ -119,7 +119,7 @@ class VerifiedBlocks:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedTokens:
+class VerifiedTokens:
     """Every row's tokens up to the first that the target has rejected: what was known of each, how many
     others stood before it in its block, and what became of it."""
 
@@ -169,12 +169,12 @@ class BatchPolicy(LengthPolicy, Protocol):
     ) -> np.ndarray:
         """[R]: how many of the tokens that were drafted ahead of each row go into the target's next pass.
 
-        The others stay, and are judged later. ``features`` are those of all of them, row after row.
+        The others stay, and are verified later. ``features`` are those of all of them, row after row.
         """
         ...
 
-    def observe_tokens(self, tokens: JudgedTokens) -> None:
-        """The target has judged these."""
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
+        """The target has verified these."""
         ...
 
 

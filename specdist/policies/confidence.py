@@ -1,4 +1,4 @@
-"""Stop behind a token that the draft itself thought unlikely: the ``assistant_confidence_threshold`` of
+"""Stop after a token that the draft itself thought unlikely: the ``assistant_confidence_threshold`` of
 transformers, the simple form of DISCO (Mamou et al. 2024). transformers also moves the threshold where
 scikit-learn is installed; here it stays."""
 

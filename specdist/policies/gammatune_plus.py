@@ -14,7 +14,7 @@ from specdist.policies.gammatune import GammaTune
 
 @dataclass(frozen=True, kw_only=True)
 class GammaTunePlus(GammaTune):
-    """``stop_probability`` (τ): of the likeliest token, below which a block ends behind the drawn one."""
+    """``stop_probability`` (τ): of the likeliest token, below which a block ends after the drawn one."""
 
     stop_probability: float
     uses_features: ClassVar[bool] = True

@@ -3,18 +3,18 @@
 In the spirit of TurboSpec and SmartSpec. A token at depth i of a row is worth the probability that all up to
 it are accepted, and a round is worth what it commits. Wanted is the largest number of tokens per second of
 the batch, g: further steps for some rows pay if the tokens that they add exceed g times the time that they
-add (Dinkelbach's criterion for a ratio), looking ahead as many steps as there may be, for time is no straight
-line and the first token of a block may cost what five do.
+add (Dinkelbach's criterion for a ratio), looking ahead as many steps as there may be, for time is not a
+straight line and the first token of a block may cost what five do.
 
 - In turns, a round takes its draft steps and the target's pass; g is that of a round of equal blocks without
   any prompt in it, since what a prompt takes is to be paid in any case. Whether to stop is decided before a
   token is drawn, by the tokens before it; no drawn token is ever left out.
 - A draft that works ahead has the time of the target's pass for nothing, and only what exceeds it costs. What
   is ready need not be verified at once: a token left out stays in the chain as one drafted ahead, and is
-  judged by the same rule a round later, so that leaving it out may depend on its value without any bias.
+  verified by the same rule a round later, so that leaving it out may depend on its value without any bias.
 
 A trained acceptance head, where there is one, knows more of a token than its features do, but only after the
-pass over it, which draws the next one. So the last token of a block is judged by its features, and those
+pass over it, which draws the next one. So the last token of a block is verified by its features, and those
 before it by the head's word as well, calibrated on what the target has said of other tokens.
 
 No threshold is to be tuned. R rows asked about, D steps, C tokens of several rows, one row after the other.
@@ -26,11 +26,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
-from specdist.costs import CostModel
-from specdist.policies.base import DraftedRows, DraftFeatures, JudgedTokens, VerifiedBlocks
+from specdist.policies.base import DraftedRows, DraftFeatures, VerifiedBlocks, VerifiedTokens
+from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
+from specdist.policies.costs import CostModel
 
-# What is assumed of the next token before any was judged, and after how many tokens half of it is forgotten.
+# What is assumed of the next token before any was verified, and after how many tokens half of it is
+# forgotten.
 PRIOR_ACCEPTANCE = 0.7
 FORECAST_MEMORY = 256
 # The same of rounds that drafted nothing and so teach nothing: where it did not pay, it is tried again.
@@ -44,7 +45,7 @@ LARGEST_FORECAST = 0.98
 class Goodput:
     """Knows the whole batch: block lengths depend on what else is in flight.
 
-    A row's history is how many of its tokens were accepted, and how many judged, both fading.
+    A row's history is how many of its tokens were accepted, and how many verified, both fading.
     """
 
     uses_features: ClassVar[bool] = True
@@ -71,12 +72,12 @@ class Goodput:
         self._steps_D = np.arange(1, max_draft_tokens + 1)
         self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
         self._drafting_RD = np.zeros((0, max_draft_tokens))
-        # Of the burst: what each chain is still worth, its candidates, and the time of its steps.
+        # Of the draft batch: what each chain is still worth, its candidates, and the time of its steps.
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
         # With a head: the same but for the last token, and what is known of that one.
-        self._settled = np.zeros(0)
+        self._resolved = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
         self._num_tokens = 0
         self._drafting_ns = 0.0
@@ -87,10 +88,10 @@ class Goodput:
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
         accepted_R = blocks.num_accepted_R
-        judged_R = accepted_R + (accepted_R < blocks.num_drafted_R)
-        histories_RH = blocks.histories_RH * (0.5 ** (judged_R / ROW_MEMORY))[:, None]
+        verified_R = accepted_R + (accepted_R < blocks.num_drafted_R)
+        histories_RH = blocks.histories_RH * (0.5 ** (verified_R / ROW_MEMORY))[:, None]
         histories_RH[:, 0] += accepted_R
-        histories_RH[:, 1] += judged_R
+        histories_RH[:, 1] += verified_R
         return histories_RH
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
@@ -128,8 +129,8 @@ class Goodput:
         self._goodput = float(rates[best])
         return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
 
-    def observe_tokens(self, tokens: JudgedTokens) -> None:
-        """Learn from the tokens that the target has judged."""
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
+        """Learn from the tokens that the target has verified."""
         if not len(tokens.depths_C):
             return
         known_CF = _known(tokens.features, tokens.depths_C)
@@ -140,24 +141,24 @@ class Goodput:
         self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
 
     def _begin(self, rows: DraftedRows) -> None:
-        """A burst begins: in turns, with the best that a round of equal blocks could give."""
-        size = int(rows.chains_R.max(initial=-1)) + 1
+        """A draft batch begins: in turns, with the best that a round of equal blocks could give."""
+        size = int(rows.draft_rows_R.max(initial=-1)) + 1
         if size > len(self._survival):
-            self._survival, self._settled = np.zeros(size), np.zeros(size)
+            self._survival, self._resolved = np.zeros(size), np.zeros(size)
             self._worth = np.zeros((size, self.max_draft_tokens))
             self._last = np.zeros((size, NUM_FEATURES))
-        self._survival[rows.chains_R] = self._settled[rows.chains_R] = rows.reach_R
+        self._survival[rows.draft_rows_R] = self._resolved[rows.draft_rows_R] = rows.reach_R
         forecast_R = self._row_forecasts(rows.histories_RH)
-        self._worth[rows.chains_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
+        self._worth[rows.draft_rows_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
         self._num_tokens = 0
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
-            # The decisions' own step is over.
+            # The next tokens' own step is over.
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
-        num_rows = len(rows.chains_R)
+        num_rows = len(rows.draft_rows_R)
         num_tokens_D = rows.round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
         ns_D = self._steps_D * self._draft_ns(num_rows)
         ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * self._steps_D)
@@ -166,24 +167,24 @@ class Goodput:
 
     def _go_on(self, rows: DraftedRows, features: DraftFeatures) -> None:
         """Every chain has one token more; and of the one before it a head may have given its estimate."""
-        chains_R = rows.chains_R
-        known_RF = _known(features, np.full(len(chains_R), rows.num_drafted - 1))
+        draft_rows_R = rows.draft_rows_R
+        known_RF = _known(features, np.full(len(draft_rows_R), rows.num_drafted - 1))
         chances_R = self._acceptance.predict(known_RF)
         if not self.reads_head:
-            self._survival[chains_R] *= chances_R
+            self._survival[draft_rows_R] *= chances_R
             return
         if rows.earlier_estimates_R is not None:
-            found_RF = with_head(self._last[chains_R], rows.earlier_estimates_R)
-            self._settled[chains_R] *= self._acceptance_by_head.predict(found_RF)
-        self._last[chains_R] = known_RF
-        self._survival[chains_R] = self._settled[chains_R] * chances_R
+            found_RF = with_head(self._last[draft_rows_R], rows.earlier_estimates_R)
+            self._resolved[draft_rows_R] *= self._acceptance_by_head.predict(found_RF)
+        self._last[draft_rows_R] = known_RF
+        self._survival[draft_rows_R] = self._resolved[draft_rows_R] * chances_R
 
     def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
         """bool [R]: those of the best plan of so many rows and so many steps more, if it pays at all."""
-        num_rows, num_steps = len(rows.chains_R), self.max_draft_tokens - rows.num_drafted
+        num_rows, num_steps = len(rows.draft_rows_R), self.max_draft_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
-        worth_RD = self._survival[rows.chains_R, None] * self._worth[rows.chains_R, :num_steps]
+        worth_RD = self._survival[rows.draft_rows_R, None] * self._worth[rows.draft_rows_R, :num_steps]
         order_R = (-worth_RD[:, 0]).argsort(kind="stable")
         value_RD = worth_RD[order_R].cumsum(axis=0)
         value_RD -= self._goodput * self._plan_ns(rows, num_steps)
@@ -195,7 +196,7 @@ class Goodput:
 
     def _plan_ns(self, rows: DraftedRows, num_steps: int) -> np.ndarray:
         """[R, D]: the time that is added by 1, 2, .. of the rows with 1, 2, .. steps more."""
-        num_rows = len(rows.chains_R)
+        num_rows = len(rows.draft_rows_R)
         if num_rows > len(self._tokens_RD):
             counts_R = np.arange(1, num_rows + 1)
             self._tokens_RD = counts_R[:, None] * self._steps_D
@@ -211,8 +212,8 @@ class Goodput:
 
     def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
         """[R]: how likely a token of the row is accepted that is not drawn yet."""
-        accepted_R, judged_R = histories_RH.T
-        forecast_R = (ROW_PRIOR_TOKENS * self._forecast + accepted_R) / (ROW_PRIOR_TOKENS + judged_R)
+        accepted_R, verified_R = histories_RH.T
+        forecast_R = (ROW_PRIOR_TOKENS * self._forecast + accepted_R) / (ROW_PRIOR_TOKENS + verified_R)
         return np.minimum(forecast_R, LARGEST_FORECAST)
 
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:

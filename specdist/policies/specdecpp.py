@@ -1,12 +1,12 @@
 """SpecDec++ (Huang, Guo, Wang 2024): stop once some token of the block is likely to be rejected.
 
 The best moment to stop is a threshold on that probability (Theorem 3.2); the acceptance head estimates of
-every token the chance that it is accepted behind those before it (section 4.1), and the block ends where
+every token the chance that it is accepted after those before it (section 4.1), and the block ends where
 
     1 - prod_i sigmoid(f(e_i)) > h
 
 with e_i the draft's last hidden state of token i as *input*. It is known one pass after the token was drawn
-and before the next one is, so that the decision looks at no token that it leaves out.
+and before the next one is, so that the next token looks at no token that it leaves out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
-from specdist.policy_options import HeadKind
+from specdist.policies.options import HeadKind
 
 
 @dataclass(kw_only=True)
 class SpecDecPlusPlus(WithoutHistory):
-    """Stops in front of a token when 1 - the product of the block's estimates is above ``stop_threshold``."""
+    """Stops before a token when 1 - the product of the block's estimates is above ``stop_threshold``."""
 
     max_draft_tokens: int
     stop_threshold: float
@@ -32,16 +32,16 @@ class SpecDecPlusPlus(WithoutHistory):
     _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
-        chains_R = rows.chains_R
+        draft_rows_R = rows.draft_rows_R
         if rows.num_drafted == 0:
-            self._begin(chains_R)
+            self._begin(draft_rows_R)
         elif rows.features is not None and rows.features.estimates_R is not None:
-            self._survival[chains_R] *= rows.features.estimates_R
-        is_below_R = 1 - self._survival[chains_R] <= self.stop_threshold
+            self._survival[draft_rows_R] *= rows.features.estimates_R
+        is_below_R = 1 - self._survival[draft_rows_R] <= self.stop_threshold
         return is_below_R & (rows.num_drafted < self.max_draft_tokens)
 
-    def _begin(self, chains_R: np.ndarray) -> None:
-        size = int(chains_R.max(initial=-1)) + 1
+    def _begin(self, draft_rows_R: np.ndarray) -> None:
+        size = int(draft_rows_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival = np.append(self._survival, np.ones(size - len(self._survival)))
-        self._survival[chains_R] = 1.0
+        self._survival[draft_rows_R] = 1.0

@@ -4,10 +4,10 @@ After every drafted token x the verifier V says how sure it is that Q(x) / P(x) 
 when it was trained. While V >= τ the block goes on; the token with V < τ is kept and ends it (Algorithm 1).
 
 What the target does with the block is the run's choice, not the policy's. In the paper's own, lossy way only
-the last token, doubted or at the cap, is judged. The paper then takes no more from the target's pass; here an
-accepted last token is followed by a bonus token from the distribution that the pass gives anyway, as in every
-round. It follows the target's own law, so that the output is only nearer to it. In the exact way the verifier
-says when to stop, and everything is verified.
+the last token, doubted or at the cap, is verified. The paper then takes no more from the target's pass; here
+an accepted last token is followed by a bonus token from the distribution that the pass gives anyway, as in
+every round. It follows the target's own distribution, so that the output is only nearer to it. In the exact
+way the verifier says when to stop, and everything is verified.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
-from specdist.policy_options import HeadKind
+from specdist.policies.options import HeadKind
 
 
 @dataclass(frozen=True, kw_only=True)

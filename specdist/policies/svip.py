@@ -17,7 +17,7 @@ from specdist.policies.base import DraftedRows, WithoutHistory
 
 @dataclass(frozen=True, kw_only=True)
 class Svip(WithoutHistory):
-    """Stops behind a token with sqrt(entropy in nats) above ``stop_root_entropy``."""
+    """Stops after a token with sqrt(entropy in nats) above ``stop_root_entropy``."""
 
     max_draft_tokens: int
     stop_root_entropy: float

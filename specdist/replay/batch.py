@@ -18,15 +18,16 @@ class ReplaySettings:
     in which it is admitted.
     """
 
-    max_batch_rows: int = 1
-    max_batch_tokens: int = 2048
+    max_num_seqs: int = 1
+    max_num_batched_tokens: int = 2048
     page_size: int = 16
 
 
 def make_scheduler(trace: ExhaustiveTrace, settings: ReplaySettings, max_draft_tokens: int) -> Scheduler:
     """All of the trace's prompts wait, in their order; ``row_id`` counts them.
 
-    Like the engine it has fewer rows in flight where ``max_batch_tokens`` does not hold a block of each.
+    Like the engine it has fewer rows in flight where ``max_num_batched_tokens`` does not hold a block of
+    each.
     """
     requests = [
         Request(
@@ -39,8 +40,8 @@ def make_scheduler(trace: ExhaustiveTrace, settings: ReplaySettings, max_draft_t
     ]
     longest = max(len(prompt.prompt_ids) + prompt.max_new_tokens for prompt in trace.prompts)
     scheduling = SchedulerSettings(
-        max_batch_rows=settings.max_batch_rows,
-        max_batch_tokens=settings.max_batch_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         max_draft_tokens=max_draft_tokens,
         max_new_tokens=longest,
         max_seq_len=longest,

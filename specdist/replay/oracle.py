@@ -1,12 +1,12 @@
 """The greedy oracle: the bound of every length policy (SpecDec++, Huang et al. 2024, Theorem 4.1).
 
 It drafts exactly as far as the target will accept. With S the positions at which the draft's likeliest token
-behind the target's own is another than the target's,
+after the target's own is another than the target's,
 
     N_discarded = 0,    N_target = |S| + 1.
 
-Here a completion's first token comes from the pass over its prompt, which is no verification, and behind its
-last token nothing is verified: S counts the positions between the two.
+Here a completion's first token comes from the pass over its prompt, which is not a verification, and after
+its last token nothing is verified: S counts the positions between the two.
 """
 
 from __future__ import annotations

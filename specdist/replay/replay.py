@@ -1,10 +1,10 @@
 """A run of the engine without any model: rounds in turns, as the trace says that they come out.
 
 The scheduler, the histories and the policy are the engine's own, and so is the order in which they are asked
-and told: settle the last round, draft behind every row's decision, commit, admit. What the models would have
-said is looked up. A replay therefore counts what a live run in turns (``--overlap none``) counts, with the
-same batches; a draft that works ahead is not replayed. As on a CPU, drafting ends behind a stop token; on a
-GPU, which is not asked in the middle of a burst, some steps are longer and their tokens are dropped.
+and told: resolve the last round, draft after every row's next token, commit, admit. What the models would
+have said is looked up. A replay therefore counts what a live run in turns (``--overlap none``) counts, with
+the same batches; a draft that works ahead is not replayed. As on a CPU, drafting ends after a stop token; on
+a GPU, which is not asked in the middle of a draft batch, some steps are longer and their tokens are dropped.
 
 R rows that decode, A of them that are still drafting, C tokens of several rows, T places and D depths of the
 trace.
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.costs import CostModel
 from specdist.engine.histories import Histories
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
@@ -27,15 +26,16 @@ from specdist.policies import (
     DraftFeatures,
     FixedLength,
     HeadPolicy,
-    JudgedTokens,
     LengthPolicy,
     RoundContext,
+    VerifiedTokens,
     reads_head,
 )
+from specdist.policies.costs import CostModel
 from specdist.replay.batch import ReplaySettings, make_scheduler
 from specdist.replay.oracle import Oracle
 from specdist.replay.trace import ExhaustiveTrace
-from specdist.stats import NS_PER_S, Stats
+from specdist.stats.shard import NS_PER_S, Stats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class _Run:
         self._oracle = isinstance(policy, Oracle)
         self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
         self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
-        self._asks_behind_pass = isinstance(self._policy, HeadPolicy)
+        self._asks_after_pass = isinstance(self._policy, HeadPolicy)
         self._reads_head = reads_head(self._policy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
@@ -127,7 +127,7 @@ class _Run:
     def run(self) -> ReplayResult:
         while not (plan := self._scheduler.plan()).is_empty:
             assert not plan.num_preempted, "there are pages for all rows"
-            self._settle(plan)
+            self._resolve(plan)
             num_drafted_R = self._draft(plan)
             self._histories.open(
                 np.array([sequence.slot for sequence in plan.opened], np.int64),
@@ -137,8 +137,9 @@ class _Run:
             self._stats.num_rounds += 1
         return ReplayResult(stats=self._stats, draft_ns=self._draft_ns, target_ns=self._target_ns)
 
-    def _settle(self, plan: RoundPlan) -> None:
-        """What the draft learns of the last round, as in :class:`specdist.engine.draft.DraftModel`."""
+    def _resolve(self, plan: RoundPlan) -> None:
+        """What the draft learns of the last round, as in
+        :class:`specdist.engine.draft_worker.DraftWorker`."""
         slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
         num_candidates_R = np.array([sequence.num_candidates for sequence in plan.decoding], np.int64)
         num_accepted_R = np.array([sequence.num_accepted for sequence in plan.decoding], np.int64)
@@ -146,38 +147,38 @@ class _Run:
         if self._batch_policy is None:
             return
         places_R = self._places(plan) - num_accepted_R - 1
-        num_judged_R = num_accepted_R + (num_accepted_R < num_candidates_R)
-        depths_C = np.arange(num_judged_R.sum()) - np.repeat(
-            np.cumsum(num_judged_R) - num_judged_R, num_judged_R
+        num_verified_R = num_accepted_R + (num_accepted_R < num_candidates_R)
+        depths_C = np.arange(num_verified_R.sum()) - np.repeat(
+            np.cumsum(num_verified_R) - num_verified_R, num_verified_R
         )
-        places_C = np.repeat(places_R, num_judged_R)
+        places_C = np.repeat(places_R, num_verified_R)
         estimates_C = None
         if self._reads_head:
             # No pass was run over the last token of a block.
-            is_read_C = depths_C + 1 < np.repeat(num_candidates_R, num_judged_R)
+            is_read_C = depths_C + 1 < np.repeat(num_candidates_R, num_verified_R)
             found_C = self._trace.estimates_ETD[self._head, places_C, depths_C]
             estimates_C = np.where(is_read_C, found_C, np.nan)
         self._batch_policy.observe_tokens(
-            JudgedTokens(
+            VerifiedTokens(
                 features=self._features_at(places_C, depths_C, estimates_C),
                 depths_C=depths_C,
-                is_accepted_C=depths_C < np.repeat(num_accepted_R, num_judged_R),
+                is_accepted_C=depths_C < np.repeat(num_accepted_R, num_verified_R),
             )
         )
 
     def _places(self, plan: RoundPlan) -> np.ndarray:
-        """[R]: where in the trace each row's first candidate of this round stands, behind its decision."""
+        """[R]: where in the trace each row's first candidate of this round stands, after its next token."""
         rows_R = np.array([sequence.request.row_id for sequence in plan.decoding], np.int64)
         lengths_R = np.array([sequence.num_completion_tokens for sequence in plan.decoding], np.int64)
         return self._trace.first_place_P[rows_R] + lengths_R + 1
 
     def _draft(self, plan: RoundPlan) -> np.ndarray:
-        """[R]: candidates of each row, as :class:`specdist.engine.drafting.Drafter` drafts them."""
+        """[R]: candidates of each row, as :class:`specdist.engine.draft_loop.DraftLoop` drafts them."""
         limits_R = np.array(
             [0 if self._is_last(sequence) else limit
              for sequence, limit in zip(plan.decoding, plan.draft_limits, strict=True)], np.int64
         )  # fmt: skip
-        # A row that ends with its decision has no place behind it, and drafts nothing.
+        # A row that ends with its next token has no place after it, and drafts nothing.
         places_R = np.where(limits_R > 0, self._places(plan), 0)
         if self._oracle:
             num_drafted_R = np.minimum(limits_R, self._trace.run_lengths_T[places_R])
@@ -196,14 +197,14 @@ class _Run:
             if depth:
                 keep_A &= ~self._trace.is_stop_TD[places_R[active_A], depth - 1]
             active_A = active_A[keep_A]
-            if self._asks_behind_pass and depth and len(active_A):
-                # Its estimate of a token comes with the pass over it, drawn behind or not.
+            if self._asks_after_pass and depth and len(active_A):
+                # Its estimate of a token comes with the pass over it, drawn after or not.
                 self._count_step(len(active_A))
             if len(active_A):
                 wants_A = self._policy.wants_more(
                     DraftedRows(
                         slots_R=slots_R[active_A],
-                        chains_R=slots_R[active_A],
+                        draft_rows_R=slots_R[active_A],
                         histories_RH=self._histories.of(slots_R[active_A]),
                         num_drafted=depth,
                         features=self._features(places_R[active_A], depth),
@@ -215,13 +216,13 @@ class _Run:
                 active_A = active_A[wants_A]
             if not len(active_A):
                 return num_drafted_R
-            if not (self._asks_behind_pass and depth):
+            if not (self._asks_after_pass and depth):
                 self._count_step(len(active_A))
             num_drafted_R[active_A] = depth + 1
         raise AssertionError("a block has an end")
 
     def _features(self, places_A: np.ndarray, depth: int) -> DraftFeatures | None:
-        if depth and self._asks_behind_pass:
+        if depth and self._asks_after_pass:
             return DraftFeatures.of_head(self._trace.estimates_ETD[self._head, places_A, depth - 1])
         if depth == 0 or not self._policy.uses_features:
             return None
@@ -234,7 +235,7 @@ class _Run:
         return DraftFeatures(entropies_C, probabilities_C, top_C, estimates_C)
 
     def _earlier_estimates(self, places_A: np.ndarray, depth: int) -> np.ndarray | None:
-        if depth < 2 or not self._reads_head or self._asks_behind_pass:
+        if depth < 2 or not self._reads_head or self._asks_after_pass:
             return None
         found_A: np.ndarray = self._trace.estimates_ETD[self._head, places_A, depth - 2]
         return found_A
@@ -244,7 +245,7 @@ class _Run:
         self._draft_ns += float(self._costs.draft(num_rows))
 
     def _verify(self, plan: RoundPlan, num_drafted_R: np.ndarray) -> None:
-        """Commit the decisions, then the blocks of the rows that go on."""
+        """Commit the next tokens, then the blocks of the rows that go on."""
         blocks: list[tuple[Sequence, int]] = []
         for sequence, num_drafted in zip(plan.decoding, num_drafted_R.tolist(), strict=True):
             is_last = self._is_last(sequence)
@@ -269,7 +270,7 @@ class _Run:
         return self._trace.run_lengths_T if self._oracle else self._trace.num_accepted_T
 
     def _is_last(self, sequence: Sequence) -> bool:
-        """Whether the row ends with the decision of this round."""
+        """Whether the row ends with the next token of this round."""
         num_tokens = self._trace.prompts[sequence.request.row_id].num_tokens
         return sequence.num_completion_tokens + 1 == num_tokens
 

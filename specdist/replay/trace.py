@@ -1,16 +1,17 @@
-"""The exhaustive trace: what would be drafted behind every position of a completion, and what became of it.
+"""The exhaustive trace: what would be drafted after every position of a completion, and what became of it.
 
-A round of speculative decoding drafts from some position of the completion on, and the target judges what was
-drafted. Which positions those are depends on the length policy; what happens there does not. So the trace
+A round of speculative decoding drafts from some position of the completion on, and the target verifies what
+was drafted. Which positions those are depends on the length policy; what happens there does not. So the trace
 holds, for every position of the target's own completion, the draft's tokens from there on up to the cap, as
 if a round began there. Any policy's rounds can be read from it.
 
 - Greedy and coupled draws: the draft's token is accepted where it is the target's. The trace is what a live
   run sees, to the last token.
-- Rejection: the draft's token is drawn *given* the completion's, by the joint law that the rejection rule
-  gives the two (Leviathan et al. 2023, appendix A.1): it is the completion's own token x with probability
-  min(1, Q(x)/P(x)), else drawn from norm(max(0, Q - P)). Then it follows Q, is accepted with probability
-  min(1, P/Q), and x stands there in the end. Rounds read from the trace have the law of a live run's.
+- Rejection: the draft's token is drawn *given* the completion's, by the joint distribution that the rejection
+  rule gives the two (Leviathan et al. 2023, appendix A.1): it is the completion's own token x with
+  probability min(1, Q(x)/P(x)), else drawn from norm(max(0, Q - P)). Then it follows Q, is accepted with
+  probability min(1, P/Q), and x stands there in the end. Rounds read from the trace have the distribution of
+  a live run's.
 
 P prompts, N tokens of a completion, D depths (the cap), T places of all completions, one after the other, E
 trained heads on the draft.
@@ -30,7 +31,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.files import write_atomically
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 METADATA = b"specdist_exhaustive_trace_2"
 INTS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float64())
@@ -38,10 +39,10 @@ INTS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float64())
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTrace:
-    """One completion, and what the draft does behind each of its positions.
+    """One completion, and what the draft does after each of its positions.
 
     Entry [n, d] is of the token drafted for position n + d by a round whose first drafted token is that of
-    position n. Nothing is drafted for the last position that the completion may have, nor behind a stop
+    position n. Nothing is drafted for the last position that the completion may have, nor after a stop
     token: there entries are zeros.
 
     Attributes:
@@ -51,8 +52,8 @@ class PromptTrace:
         num_drafted_N: tokens of each line.
         token_ids_ND, is_stop_ND: the drafted tokens, and whether they end a completion.
         entropies_ND, probabilities_ND, top_probabilities_ND: the draft's features, as policies see them.
-        acceptance_ND: min(1, P/Q) of tokens up to the first that is rejected; NaN behind it, where the target
-            does not judge.
+        acceptance_ND: min(1, P/Q) of tokens up to the first that is rejected; NaN after it, where the target
+            does not verify.
         estimates_END: each head's of the drafted tokens; NaN of a line's last one, which no pass has read.
     """
 
@@ -172,7 +173,7 @@ class ExhaustiveTrace:
             table = pa.ipc.open_file(path.read_bytes()).read_all()
             num_depths, origin = json.loads(table.schema.metadata[METADATA])
         except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{path} is no exhaustive trace of this program: collect it again") from error
+            raise UserError(f"{path} is not an exhaustive trace of this program: collect it again") from error
         prompts = [_prompt_trace(table.slice(row, 1), num_depths) for row in range(table.num_rows)]
         return ExhaustiveTrace(prompts, origin)
 

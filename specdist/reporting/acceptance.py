@@ -27,7 +27,7 @@ from specdist.reporting.style import (
     whole_numbers,
 )
 from specdist.reporting.traces import Share, acceptance_by_entropy, entropy_edges
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 
 MAX_POSITIONS_LISTED = 12
 MAX_LABELLED_LENGTHS = 7
@@ -77,7 +77,7 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
                 ("drafted", lambda run: count(run.total.num_draft_tokens)),
                 ("accepted", lambda run: count(run.total.num_accepted_tokens)),
                 ("share accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
-                ("α: chance of a judged token", lambda run: number(run.predictions.acceptance, 3)),
+                ("α: chance of a verified token", lambda run: number(run.predictions.acceptance, 3)),
             ],
         )
     ]
@@ -168,7 +168,7 @@ def _accepted_share(stats: Stats, length: int) -> float:
 
 
 def by_entropy(runs: Sequence[ReportedRun]) -> Panel:
-    traces = {run.label: run.trace for run in runs if run.trace is not None and run.trace.num_judged}
+    traces = {run.label: run.trace for run in runs if run.trace is not None and run.trace.num_verified}
     edges = entropy_edges(list(traces.values()))
     shares = {label: acceptance_by_entropy(trace, edges) for label, trace in traces.items()}
     content = [_entropies(shares)] if shares else []

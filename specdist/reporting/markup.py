@@ -40,7 +40,7 @@ def table(
     caption: str = "",
     class_: str = "",
 ) -> Html:
-    """Columns behind the first ``num_texts`` hold numbers, and are aligned to the right.
+    """Columns after the first ``num_texts`` hold numbers, and are aligned to the right.
 
     A table that is wider than the page scrolls in a box of its own.
     """

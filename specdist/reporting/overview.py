@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdist.policy_options import POLICY_OPTIONS
-from specdist.regression import NS_PER_S
+from specdist.policies.options import POLICY_OPTIONS
 from specdist.reporting.formats import NOTHING, count, duration, number, percent, speed
 from specdist.reporting.markup import Html, join, table, tag
 from specdist.reporting.panel import Panel, paragraph, table_by_run
 from specdist.reporting.runs import ReportedRun
+from specdist.stats.regression import NS_PER_S
 
 # What a reader asks first, by what it is about; whatever else there is stands below.
 GROUPS = {
@@ -20,8 +20,8 @@ GROUPS = {
     ),
     "Speculation": ("policy", "acceptance", "overlap", "num_branches"),
     "Sampling and capacity": (
-        "temperature", "top_k", "top_p", "max_new_tokens", "stop", "seed", "max_batch_rows",
-        "max_batch_tokens", "trace",
+        "temperature", "top_k", "top_p", "max_new_tokens", "stop", "seed", "max_num_seqs",
+        "max_num_batched_tokens", "trace",
     ),
 }  # fmt: skip
 NOT_COMPARED = ("output", "overwrite")
@@ -201,8 +201,10 @@ def _reproducibility(runs: Sequence[ReportedRun]) -> str:
     classes = {run.info.get("reproducibility") for run in runs}
     if "tokens" in classes:
         told.append("“tokens”: the same seed gives the same tokens, whatever the batch, shards or restarts.")
-    if "law" in classes:
-        told.append("“law”: the same seed gives the same distribution; tokens may depend on the batch.")
+    if "distribution" in classes:
+        told.append(
+            "“distribution”: the same seed gives the same distribution; tokens may depend on the batch."
+        )
     return " ".join(told)
 
 

@@ -32,7 +32,7 @@ WORDS = (
         "judged",
         "the target has compared a drafted token with its own distribution: all before it were accepted",
     ),
-    ("α", "the chance that a judged token is accepted"),
+    ("α", "the chance that a verified token is accepted"),
     ("discarded", "drafted, but no part of a completion"),
     (
         "entropy",

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from specdist.errors import UserError
 from specdist.policies import DraftedRows, DraftFeatures, FixedLength, LengthPolicy, RoundContext
 from specdist.policies.confidence import ConfidenceThreshold
 from specdist.policies.svip import Svip
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.traces import Blocks, blocks_of
-from specdist.stats import Stats
-from specdist.theory import tokens_per_call
+from specdist.stats.shard import Stats
+from specdist.theory.formulas import tokens_per_call
+from specdist.utils.errors import UserError
 
 STOP_PROBABILITIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 STOP_ROOT_ENTROPIES = (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)
@@ -88,10 +88,10 @@ def oracle_of(stats: Stats) -> Setting | None:
     """Theorem 4.1 of SpecDec++: N_target = |S| + 1 of every completion, and nothing is discarded.
 
     S counts the positions between a completion's first and last token where the draft's token is not
-    accepted. A run sees this at positions that were judged; how many there are in all is worked out with the
-    chance α that it measured.
+    accepted. A run sees this at positions that were verified; how many there are in all is worked out with
+    the chance α that it measured.
     """
-    acceptance, num_tokens = stats.judged_acceptance_rate, stats.num_completion_tokens
+    acceptance, num_tokens = stats.verified_acceptance_rate, stats.num_completion_tokens
     if acceptance is None or not num_tokens:
         return None
     num_between = max(0, num_tokens - 2 * stats.num_completions)
@@ -100,11 +100,11 @@ def oracle_of(stats: Stats) -> Setting | None:
 
 
 def formula_settings(stats: Stats) -> list[Setting]:
-    """Fixed lengths, if every judged token were accepted with the run's α (Leviathan et al. 2023, Eq. 1).
+    """Fixed lengths, if every verified token were accepted with the run's α (Leviathan et al. 2023, Eq. 1).
 
     As in a run, a completion's tokens from outside of any round count too.
     """
-    acceptance, per_token = stats.judged_acceptance_rate, _round_tokens_per_token(stats)
+    acceptance, per_token = stats.verified_acceptance_rate, _round_tokens_per_token(stats)
     if acceptance is None or per_token is None:
         return []
     found = []
@@ -119,7 +119,7 @@ def replay_blocks(run: ReportedRun) -> Settings | None:
     turns; None of any other run.
 
     A policy that stops within the run's own blocks sees just what was drafted there. What it would have met
-    behind a block that it had cut is not in the trace: blocks are taken to begin at places that are alike.
+    after a block that it had cut is not in the trace: blocks are taken to begin at places that are alike.
     An exhaustive trace (``jobs/tune.py``) needs no such assumption.
     """
     fixed_in_turns = run.config.get("policy") == "fixed" and run.config.get("overlap") == "none"
@@ -167,7 +167,7 @@ def _cut_lengths(policy: LengthPolicy, blocks: Blocks) -> np.ndarray:
         wants_B = policy.wants_more(
             DraftedRows(
                 slots_R=active_B,
-                chains_R=active_B,
+                draft_rows_R=active_B,
                 histories_RH=np.zeros((len(active_B), 0)),
                 num_drafted=depth,
                 features=features if policy.uses_features else None,

@@ -10,17 +10,17 @@ from typing import Any
 
 import yaml
 
+from specdist.api.runs import load_run
 from specdist.data import RunFolder
-from specdist.errors import UserError
 from specdist.job.report import run_operations, run_predictions, run_verifier
 from specdist.job.status import RunStatus, StatusReader
-from specdist.policy_options import POLICY_OPTIONS
-from specdist.predictions import Comparison, Predictions
-from specdist.regression import NS_PER_S
+from specdist.policies.options import POLICY_OPTIONS
 from specdist.reporting.failures import ErrorRows, read_error_rows
 from specdist.reporting.traces import TracedTokens, read_traced_tokens
-from specdist.runs import load_run
-from specdist.stats import Stats
+from specdist.stats.regression import NS_PER_S
+from specdist.stats.shard import Stats
+from specdist.theory.predictions import Comparison, Predictions
+from specdist.utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ReportedRun:
 
 
 def read_run(path: Path, label: str) -> ReportedRun:
-    """Raises :class:`UserError` as :func:`specdist.runs.load_run` does, or if no shard is complete."""
+    """Raises :class:`UserError` as :func:`specdist.api.runs.load_run` does, or if no shard is complete."""
     run, folder = load_run(path), RunFolder(path)
     if not run.finished_shards:
         raise UserError(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from specdist.regression import NS_PER_S
 from specdist.reporting.formats import count, duration, number, speed
 from specdist.reporting.markup import Html, table, tag
 from specdist.reporting.panel import Panel, left_out, names, table_by_run
@@ -25,7 +24,8 @@ from specdist.reporting.style import (
     one_plot,
     whole_numbers,
 )
-from specdist.stats import Stats
+from specdist.stats.regression import NS_PER_S
+from specdist.stats.shard import Stats
 
 MAX_INTERVALS = 60
 TIME_UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))

@@ -10,13 +10,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from specdist.job.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY, VERIFIER
-from specdist.predictions import Comparison
-from specdist.regression import NS_PER_S
 from specdist.reporting.formats import NOTHING, duration, number, percent, words
 from specdist.reporting.markup import Html, table, tag
 from specdist.reporting.panel import Panel, left_out, names, paragraph
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
+from specdist.stats.regression import NS_PER_S
+from specdist.theory.predictions import Comparison
 
 FEWEST_SHARDS = 3
 
@@ -154,7 +154,7 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
         content.append(
             paragraph(
                 "The verifier's figures follow from how often it let acceptable and other tokens pass, as "
-                "the trace has it. The distance of a lossy run's law from the target's is f TV(P, Q): the "
+                "the trace has it. The distance of a lossy run's distribution from the target's is f TV(P, Q): the "
                 "chance that a token which should not have passed did, times how far the two models are "
                 "apart."
             )

@@ -15,7 +15,7 @@ from specdist.data import RunFolder
 from specdist.data.reading import read_columns, spread_out
 
 COLUMNS = (
-    "depth", "entropy", "draft_probability", "top_probability", "is_judged", "is_accepted",
+    "depth", "entropy", "draft_probability", "top_probability", "is_verified", "is_accepted",
 )  # fmt: skip
 # About three million tokens: more would make the figures no better.
 MAX_BYTES_READ = 160_000_000
@@ -36,9 +36,9 @@ class TracedTokens:
         return int(self.columns.num_rows)
 
     @property
-    def num_judged(self) -> int:
+    def num_verified(self) -> int:
         """By the target."""
-        return int(self.column("is_judged").sum())
+        return int(self.column("is_verified").sum())
 
     def column(self, name: str) -> np.ndarray:
         """[C]."""
@@ -85,10 +85,10 @@ def entropy_edges(traces: Sequence[TracedTokens], num_intervals: int = NUM_INTER
 
 
 def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]:
-    """Of the tokens that the target has judged, for each interval."""
-    is_judged_C = trace.column("is_judged").astype(bool)
-    entropies_C = trace.column("entropy")[is_judged_C]
-    is_accepted_C = trace.column("is_accepted").astype(bool)[is_judged_C]
+    """Of the tokens that the target has verified, for each interval."""
+    is_verified_C = trace.column("is_verified").astype(bool)
+    entropies_C = trace.column("entropy")[is_verified_C]
+    is_accepted_C = trace.column("is_accepted").astype(bool)[is_verified_C]
     num_intervals = len(edges) - 1
     places_C = np.clip(np.searchsorted(edges, entropies_C, side="right") - 1, 0, num_intervals - 1)
     counts = np.bincount(places_C, minlength=num_intervals)
@@ -109,7 +109,7 @@ class Blocks:
 
 
 def blocks_of(trace: TracedTokens) -> Blocks:
-    """Features are entropies, probabilities of the drawn tokens and of the likeliest ones; NaN behind a
+    """Features are entropies, probabilities of the drawn tokens and of the likeliest ones; NaN after a
     block's end. A token is of the block of the token before it unless its depth is 0."""
     depths_C = trace.column("depth")
     block_C = np.cumsum(depths_C == 0) - 1

@@ -8,7 +8,7 @@ from itertools import chain
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specdist.policy_options import TARGET_ONLY
+from specdist.policies.options import TARGET_ONLY
 from specdist.replay.fronts import pareto_front
 from specdist.reporting.formats import number
 from specdist.reporting.markup import Html, table, tag

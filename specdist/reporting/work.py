@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from specdist.regression import NS_PER_S
 from specdist.reporting.formats import NOTHING, duration, percent, size
 from specdist.reporting.markup import Content, Html, table, tag
 from specdist.reporting.panel import Panel, paragraph, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import LIGHT_COLOURS, WORK_COLOURS, new_figure
+from specdist.stats.regression import NS_PER_S
 
 MEANINGS = {
     "verify": "target passes over drafted tokens",

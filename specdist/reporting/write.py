@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdist.data.files import write_atomically
-from specdist.errors import UserError
 from specdist.reporting.page import draw, make_page, make_panels
 from specdist.reporting.rates import read_tuned
 from specdist.reporting.runs import read_runs
 from specdist.reporting.style import RUN_COLOURS
+from specdist.utils.errors import UserError
 
 PAGE_FILE = "report.html"
 REPORT_FOLDER = "report"

@@ -24,21 +24,21 @@ from specdist.sampling.keys import GOLDEN_GAMMA, signed
 from specdist.sampling.random import Purpose, hash_words, mix, open_unit_interval
 
 
-def coupled_scores(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> Tensor:
+def coupled_scores(distributions: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> Tensor:
     """log P + G [N, V]: the token with the largest score is drawn.
 
     Args:
         stream_keys_N, positions_N: int64, on any device; the position is the drawn token's own.
     """
-    probabilities_NV = laws.probabilities_NV
+    probabilities_NV = distributions.probabilities_NV
     ids = range(probabilities_NV.shape[1])
     waiting_NV = waiting_times(stream_keys_N, positions_N, ids, probabilities_NV.device)
     return torch.log(probabilities_NV / waiting_NV)
 
 
-def coupled_draws(laws: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
+def coupled_draws(distributions: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
     """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with."""
-    return OneHot.of_largest(coupled_scores(laws, stream_keys_N, positions_N))
+    return OneHot.of_largest(coupled_scores(distributions, stream_keys_N, positions_N))
 
 
 def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:
@@ -51,15 +51,16 @@ def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device
     return -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))
 
 
-def next_token_laws(
+def next_token_distributions(
     logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
 ) -> Distributions:
-    """What the token at each position is drawn from; with coupled draws, the draw itself as a one-hot law.
+    """What the token at each position is drawn from; with coupled draws, the draw itself as a one-hot
+    distribution.
 
-    Greedy is the coupled draw without noise: in both the law is one-hot, a candidate is accepted if it is the
-    target's token, and the recovered token is the target's.
+    Greedy is the coupled draw without noise: in both the distribution is one-hot, a candidate is accepted if
+    it is the target's token, and the recovered token is the target's.
     """
-    laws = distributions_from_logits(logits_NV, settings)
-    if settings.is_coupled and isinstance(laws, Dense):
-        return coupled_draws(laws, stream_keys_N, positions_N)
-    return laws
+    distributions = distributions_from_logits(logits_NV, settings)
+    if settings.is_coupled and isinstance(distributions, Dense):
+        return coupled_draws(distributions, stream_keys_N, positions_N)
+    return distributions

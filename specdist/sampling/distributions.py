@@ -1,10 +1,12 @@
 """From logits to the distribution that a token is drawn from, the same for target and draft.
 
 Logits → distribution → draw → accept are four separate steps. Greedy is the one-hot distribution through
-the same path: :class:`OneHot` stores only where its ones are, and obeys the same laws as :class:`Dense`.
+the same path: :class:`OneHot` stores only where its ones are, and obeys the same distributions as
+:class:`Dense`.
 
-Logits that are NaN or infinite give no law, and this costs no look at them: the draw is ``NOT_FINITE``, which
-every candidate differs from, and the probability of a token is 0 or NaN, with which none is accepted.
+Logits that are NaN or infinite give no distribution, and this costs no look at them: the draw is
+``NOT_FINITE``, which every candidate differs from, and the probability of a token is 0 or NaN, with which
+none is accepted.
 
 N distributions, V vocabulary, M of the N.
 """
@@ -17,7 +19,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-# In a token id's place, where the logits give no law. A number of its own: other placeholders are -1.
+# In a token id's place, where the logits give no distribution. A number of its own: other placeholders are
+# -1.
 NOT_FINITE = -2
 
 
@@ -25,7 +28,7 @@ NOT_FINITE = -2
 class SamplingSettings:
     """Temperature (0 = greedy), top-k (0 = all) and top-p (1 = all), applied in this order.
 
-    ``is_coupled``: target and draft draw with the same noise, instead of one judging the other's draw.
+    ``is_coupled``: target and draft draw with the same noise, instead of one verifying the other's draw.
     """
 
     temperature: float = 1.0
@@ -39,7 +42,7 @@ class SamplingSettings:
 
     @property
     def is_random(self) -> bool:
-        """A law's draw needs a random number of its own."""
+        """A distribution's draw needs a random number of its own."""
         return not self.is_greedy and not self.is_coupled
 
 
@@ -57,8 +60,8 @@ class OneHot:
     def of_largest(scores_NV: Tensor) -> OneHot:
         """On each row's largest score, at its lowest id. NaN counts as the largest."""
         largest_N1 = scores_NV.argmax(dim=1, keepdim=True)
-        is_law_N1 = scores_NV.gather(1, largest_N1).isfinite()
-        return OneHot(largest_N1.where(is_law_N1, NOT_FINITE)[:, 0])
+        is_finite_N1 = scores_NV.gather(1, largest_N1).isfinite()
+        return OneHot(largest_N1.where(is_finite_N1, NOT_FINITE)[:, 0])
 
     def select(self, index_M: Tensor) -> OneHot:
         return OneHot(self.token_ids_N[index_M])

@@ -28,7 +28,7 @@ class Purpose(IntEnum):
 
     DRAFT = 0
     ACCEPT = 1
-    DECIDE = 2  # the recovered token after a rejection, or the bonus token after a fully accepted block
+    NEXT_TOKEN = 2  # the recovered token after a rejection, or the bonus token after a fully accepted block
     COUPLE = 3  # the noise that target and draft share under --acceptance gumbel
 
 

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from specdist.data.files import write_json
-from specdist.errors import UserError
 from specdist.synthetic.random_llama import SHAPES, write_pair
+from specdist.utils.errors import UserError
 
 RECORD_NAME = "synthetic.json"
 SEARCH_SEED, MEASUREMENT_SEED = 1, 2
@@ -160,7 +160,7 @@ class DialledTarget:
 
     @torch.inference_mode()
     def acceptance(self, epsilon: float, seed: int) -> float:
-        """Share of the target's greedy tokens behind random prompts that are the draft's likeliest too."""
+        """Share of the target's greedy tokens after random prompts that are the draft's likeliest too."""
         prompts_BP = random_prompts(self._model.config.vocab_size, seed).to(self._model.device)
         with self._scaled(epsilon):
             output = self._model.generate(

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from specdist.arguments import option
-from specdist.errors import UserError
+from specdist.config.arguments import option
 from specdist.synthetic.random_llama import SHAPES
+from specdist.utils.errors import UserError
 
 
 @dataclass(kw_only=True)

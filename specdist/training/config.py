@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdist.arguments import option
-from specdist.errors import UserError
+from specdist.config.arguments import option
 from specdist.heads.info import HeadKind
+from specdist.utils.errors import UserError
 
 MAX_DEPTH = 4
 # SPRINTER's thresholds of Q/P, section 4; each has its curve in the ROC plot.
@@ -64,7 +64,7 @@ class TrainConfig:
     )
     features: Literal["draft", "none"] | None = option(
         None,
-        help="draft = the head also reads, of the law that the token was drawn from, the entropy, the "
+        help="draft = the head also reads, of the distribution that the token was drawn from, the entropy, the "
         "token's probability and the largest one (default for acceptance); none = the hidden state alone, as "
         "the papers' heads (default for verifier)",
     )

@@ -15,10 +15,10 @@ import pyarrow.ipc
 
 from specdist.data import Manifest, RunFolder, ShardPlan
 from specdist.data.reading import open_shard
-from specdist.errors import UserError
 from specdist.heads.examples import COLUMNS, HIDDEN
 from specdist.heads.info import DraftIdentity, HeadKind
 from specdist.sampling.keys import stream_key
+from specdist.utils.errors import UserError
 
 # What a head's file says of its data: all that decides a collection's examples.
 DESCRIBED = (

@@ -72,7 +72,7 @@ def head_metrics(
 
 
 def _verifier_metrics(evaluation: ExampleSet, logits_M: np.ndarray, labels_M: np.ndarray) -> dict[str, Any]:
-    """SPRINTER's rates at its threshold, and the AUC behind each kind of prefix."""
+    """SPRINTER's rates at its threshold, and the AUC after each kind of prefix."""
     approved_M = sigmoid(logits_M) >= VERIFIER_THRESHOLD
     kinds_M = evaluation.column("prefix_kind")
     return {

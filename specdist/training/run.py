@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from specdist.errors import UserError
 from specdist.heads.head import TokenHead, save_weights
 from specdist.heads.info import INFO_NAME, HeadInfo
 from specdist.heads.roc import RocCurve, roc_curve
@@ -26,6 +25,7 @@ from specdist.training.optimize import (
     train_head,
 )
 from specdist.training.plots import plot_calibration, plot_curves, plot_roc
+from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 

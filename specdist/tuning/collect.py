@@ -1,4 +1,4 @@
-"""Collecting the exhaustive trace: one target pass over a completion, and the draft behind all its positions.
+"""Collecting the exhaustive trace: one target pass over a completion, and the draft after all its positions.
 
 The positions are branches of the completion's row in the draft's cache: they share its pages up to where they
 begin, and are drafted side by side, a token of each per pass. So a completion of N tokens takes the draft
@@ -6,7 +6,7 @@ begin, and are drafted side by side, a token of each per pass. So a completion o
 
 Trained heads read the draft's hidden state of each drafted token when the pass over it comes, as in a run.
 
-N tokens of the completion, A positions that are still drafted behind, D depths, V vocabulary, E heads.
+N tokens of the completion, A positions that are still drafted after, D depths, V vocabulary, E heads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
 from specdist.replay import PromptTrace
 from specdist.sampling.acceptance import accepted_flags
-from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, uniforms
@@ -89,7 +89,7 @@ class TraceCollector:
             runner.update_pages(updates)
 
     def collect(self, completion: TracedCompletion) -> PromptTrace:
-        """Draft behind every position of the completion, up to the cap, a stop token, or its limit."""
+        """Draft after every position of the completion, up to the cap, a stop token, or its limit."""
         num_prompt, num_tokens = len(completion.prompt_ids), len(completion.completion_ids)
         context_ids = np.array(completion.prompt_ids + completion.completion_ids[:-1], np.int64)
         context = FlatBatch(
@@ -98,7 +98,7 @@ class TraceCollector:
         asked_N = (
             num_prompt - 1 + np.arange(num_tokens) if self._settings.is_random else np.zeros(0, np.int64)
         )
-        target_NV = self._target_laws(context, asked_N)
+        target_NV = self._target_distributions(context, asked_N)
         self._draft.forward(context, [])
         lines_N = np.arange(num_tokens)
         # A branch begins with the token before its position, which is run once more.
@@ -121,7 +121,7 @@ class TraceCollector:
             if hidden_AH is not None and depth:
                 features_3A = table.features_of(active_A, depth - 1)
                 table.estimates_END[:, active_A, depth - 1] = self._estimates(hidden_AH, features_3A)
-            # Behind the completion's end, or off its path, the target says nothing.
+            # After the completion's end, or off its path, the target says nothing.
             on_path_N &= lines_N + depth < num_tokens
             last_ids_A = self._draw(completion, logits_AV, target_NV, active_A, depth, on_path_N, table)
         return PromptTrace(
@@ -134,7 +134,7 @@ class TraceCollector:
         )
 
     def _draft_pass(self, batch: FlatBatch) -> tuple[Tensor, Tensor | None]:
-        """Logits [A, V] behind the lines' last tokens, and for heads the hidden states [A, H] of these."""
+        """Logits [A, V] after the lines' last tokens, and for heads the hidden states [A, H] of these."""
         index = np.arange(len(batch))
         if not self._heads:
             return self._draft.forward(batch, index)[:, : self._vocab_size], None
@@ -147,15 +147,15 @@ class TraceCollector:
         given_3A = torch.from_numpy(features_3A.astype(np.float32)).to(hidden_AH.device)
         return np.stack([head(hidden_AH, given_3A).double().sigmoid().cpu().numpy() for head in self._heads])
 
-    def _target_laws(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
+    def _target_distributions(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
         """[N, V] probabilities along the completion; greedy and coupled draws need none."""
         if not len(asked_N):
             return None
-        laws = distributions_from_logits(
+        distributions = distributions_from_logits(
             self._target.forward(context, asked_N)[:, : self._vocab_size], self._settings
         )
-        assert isinstance(laws, Dense)
-        return laws.probabilities_NV
+        assert isinstance(distributions, Dense)
+        return distributions.probabilities_NV
 
     def _draw(
         self,
@@ -170,25 +170,25 @@ class TraceCollector:
         """Draw one token per active line, note what is known of it, and which lines it leaves on the path."""
         own_key = stream_key(self._seed, completion.row_id, COMPLETION_SAMPLE)
         positions_A = torch.from_numpy(len(completion.prompt_ids) + active_A + depth)
-        laws_A, _, undecided_A = draft_laws(
+        distributions_A, _, undecided_A = draft_distributions(
             logits_AV, self._settings, torch.full_like(positions_A, own_key), positions_A
         )
         ids_N = np.array(completion.completion_ids, np.int64)
         on_path_A = on_path_N[active_A]
         own_ids_A = ids_N[np.minimum(active_A + depth, len(ids_N) - 1)]
         if target_NV is None:
-            drawn_A = laws_A.draw(None)
+            drawn_A = distributions_A.draw(None)
             is_accepted_A = on_path_A & (drawn_A.cpu().numpy() == own_ids_A)
             acceptance_A = is_accepted_A.astype(float)
         else:
-            assert isinstance(laws_A, Dense)
+            assert isinstance(distributions_A, Dense)
             places_A = torch.from_numpy(np.minimum(active_A + depth, len(ids_N) - 1))
             target_AV = target_NV[places_A.to(target_NV.device)]
             key = stream_key(self._seed, completion.row_id, TRACE_SAMPLE)
             attempts_A = torch.from_numpy(active_A)
             keys_A = torch.full_like(attempts_A, key)
             drawn_A, is_accepted_A, acceptance_A = coupled_with(
-                laws_A,
+                distributions_A,
                 Dense(target_AV),
                 torch.from_numpy(own_ids_A),
                 torch.from_numpy(on_path_A),
@@ -221,8 +221,8 @@ def coupled_with(
         keeps_A, draws_A: uniform numbers for the two steps.
 
     Returns:
-        The drawn tokens, on the laws' device; whether each is on the path and accepted; and the probability
-        with which the target accepts it.
+        The drawn tokens, on the distributions' device; whether each is on the path and accepted; and the
+        probability with which the target accepts it.
     """
     device = draft_A.device
     own_A = own_ids_A.to(device)
@@ -230,8 +230,8 @@ def coupled_with(
         draft_A.probabilities_of(own_A).cpu(), target_A.probabilities_of(own_A).cpu(), keeps_A
     )
     is_accepted_A = keeps & on_path_A
-    judged_AV = torch.where(on_path_A[:, None].to(device), target_A.probabilities_NV, 0.0)
-    others_A = draft_A.residual(Dense(judged_AV)).draw(draws_A.to(device))
+    verified_AV = torch.where(on_path_A[:, None].to(device), target_A.probabilities_NV, 0.0)
+    others_A = draft_A.residual(Dense(verified_AV)).draw(draws_A.to(device))
     drawn_A = torch.where(is_accepted_A.to(device), own_A, others_A)
     ratio_A = target_A.probabilities_of(drawn_A) / draft_A.probabilities_of(drawn_A)
     return drawn_A, is_accepted_A.numpy(), ratio_A.clamp(max=1.0).cpu().numpy()

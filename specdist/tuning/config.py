@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specdist.arguments import option
-from specdist.config import PICKLE_HELP, TRUST_HELP, GenerateConfig
-from specdist.errors import UserError
+from specdist.config.arguments import option
+from specdist.config.generate import PICKLE_HELP, TRUST_HELP, GenerateConfig
+from specdist.utils.errors import UserError
 
 # Of these the tuned run takes the value over; the others say what is tried, and where.
 SHARED_OPTIONS = (
     "target", "draft", "dtype", "device", "acceptance", "temperature", "top_k", "top_p", "max_new_tokens",
-    "max_batch_rows", "max_batch_tokens", "max_seq_len", "seed",
+    "max_num_seqs", "max_num_batched_tokens", "max_seq_len", "seed",
     "trust_remote_code", "allow_pickle",
 )  # fmt: skip
 
@@ -51,8 +51,8 @@ class TuneConfig:
     top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
     top_p: float = option(1.0, help="keep the smallest set of tokens with this probability; 1 = all")
     max_new_tokens: int = option(64, help="longest completion of a calibration prompt, in tokens")
-    max_batch_rows: int = option(8, help="rows generated at a time, for which the policy is chosen")
-    max_batch_tokens: int = option(2048, help="most tokens of one target pass")
+    max_num_seqs: int = option(8, help="rows generated at a time, for which the policy is chosen")
+    max_num_batched_tokens: int = option(2048, help="most tokens of one target pass")
     max_seq_len: int | None = option(
         None, help="longest prompt plus completion (default: of the calibration prompts)"
     )

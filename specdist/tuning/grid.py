@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.policy_options import HEAD_KINDS, TARGET_ONLY
+from specdist.policies.options import HEAD_KINDS, TARGET_ONLY
 from specdist.tuning.heads import HeadChoice
 
 # Of options that are not named the default is taken.

@@ -1,6 +1,6 @@
-"""Heads whose thresholds are tuned: opened before any weights are, and judged by the trace.
+"""Heads whose thresholds are tuned: opened before any weights are, and verified by the trace.
 
-On-path tokens are those up to the first that the target has rejected; the others it does not judge.
+On-path tokens are those up to the first that the target has rejected; the others it does not verify.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def load_heads(heads: Sequence[HeadChoice], draft: Checkpoint) -> list[TokenHead
 
 
 def acceptance_auc(trace: ExhaustiveTrace, heads: Sequence[HeadChoice]) -> dict[str, float | None]:
-    """AUC of accepted against rejected on-path tokens, as the target judges them: of the draft's own features
-    and of each head by its path. Tokens that no pass has read, which end a line, are left out of all."""
+    """AUC of accepted against rejected on-path tokens, as the target verifies them: of the draft's own
+    features and of each head by its path. Tokens that no pass has read, which end a line, are left out of
+    all."""
     labels_TD = np.concatenate([prompt.acceptance_ND for prompt in trace.prompts])
     known_TD = ~np.isnan(labels_TD)
     for estimates_TD in trace.estimates_ETD:

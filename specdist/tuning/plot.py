@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdist.data.files import write_atomically
-from specdist.policy_options import TARGET_ONLY
+from specdist.policies.options import TARGET_ONLY
 from specdist.replay.fronts import pareto_front
 from specdist.tuning.run import TuningResult
 
@@ -38,7 +38,7 @@ def plot_pareto(result: TuningResult, path: Path) -> None:
     if best.candidate.policy != TARGET_ONLY:
         axes.plot(
             best.batched.verification_rate, best.batched.discard_rate, "o", markersize=15, fillstyle="none",
-            color="black", linestyle="none", label=f"most tokens/s at batch {result.config.max_batch_rows}",
+            color="black", linestyle="none", label=f"most tokens/s at batch {result.config.max_num_seqs}",
         )  # fmt: skip
     axes.set_xlabel("verification rate: target passes of a row per token")
     axes.set_ylabel("discard rate: rejected draft tokens per token")

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from specdist.costs import CostModel
 from specdist.data.files import write_atomically, write_json
-from specdist.policy_options import TARGET_ONLY
+from specdist.policies.costs import CostModel
+from specdist.policies.options import TARGET_ONLY
 from specdist.replay.fronts import relative_waste
 from specdist.tuning.config import SHARED_OPTIONS
 from specdist.tuning.plot import plot_pareto
@@ -21,7 +21,7 @@ from specdist.utils.table import Table
 TABLE_FILE, PLOT_FILE, BEST_FILE = "table.txt", "pareto.png", "best.yaml"
 SUMMARY_FILE, SETTINGS_FILE = "summary.json", "settings.json"
 # What the rates of two settings, or of a setting and a run, must have in common to stand in one picture.
-COMPARED_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_batch_rows")
+COMPARED_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_num_seqs")
 
 
 def write_report(result: TuningResult) -> None:
@@ -58,7 +58,7 @@ def best_yaml(result: TuningResult) -> str:
     """Options for ``jobs/generate.py --config``; what goes in and where it goes is for the command line."""
     config, best = result.config, result.best
     options = {name: getattr(config, name) for name in SHARED_OPTIONS}
-    # The calibration's own lengths are no limits of the run.
+    # The calibration's own lengths are not limits of the run.
     del options["max_new_tokens"], options["max_seq_len"]
     run = config.run_config(best.candidate.policy, **best.candidate.run_options)
     options |= best.candidate.run_options
@@ -67,7 +67,7 @@ def best_yaml(result: TuningResult) -> str:
         del options["draft"]
     remark = (
         f"# Chosen by jobs/tune.py on {result.num_prompts} prompts: {best.batched.tokens_per_s:.0f} tokens/s "
-        f"predicted at batch {config.max_batch_rows},\n# {gain(result, best):.2f} times the target alone. "
+        f"predicted at batch {config.max_num_seqs},\n# {gain(result, best):.2f} times the target alone. "
         "Run with --config THIS --prompts FILE --output FOLDER.\n"
     )
     return remark + yaml.safe_dump(options, sort_keys=False)
@@ -191,7 +191,7 @@ def gain(result: TuningResult, outcome: Outcome) -> float:
 def _conditions(result: TuningResult) -> str:
     config, costs = result.config, result.costs
     sampling = f"temperature {config.temperature:g}" if config.temperature else "greedy"
-    num_rows = config.max_batch_rows
+    num_rows = config.max_num_seqs
     return (
         f"{config.target} with draft {config.draft}: {result.num_prompts} prompts, {result.num_tokens} "
         f"completion tokens, {sampling}\n"
@@ -209,7 +209,7 @@ def _passes(costs: CostModel, num_rows: int) -> str:
 
 def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
     """Rates are those of the batch: they differ from those of single rows for goodput alone."""
-    num_rows = result.config.max_batch_rows
+    num_rows = result.config.max_num_seqs
     header = [
         "policy", "options", "N_target/N", "N_discarded/N", "tokens/round", "tokens/s, batch 1",
         f"tokens/s, batch {num_rows}", "x target alone",

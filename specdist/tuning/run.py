@@ -12,13 +12,11 @@ from pathlib import Path
 
 import tqdm
 
-from specdist.costs import CostModel
 from specdist.data import RowError, open_prompts
 from specdist.data.files import write_json
-from specdist.engine.ledger import Ledger
 from specdist.engine.sequence import Completion, Request
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.errors import UserError
 from specdist.heads.head import TokenHead
 from specdist.job.allocation import PAGE_SIZE
 from specdist.job.costs import middle_of_rows
@@ -27,13 +25,15 @@ from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import topology_from_environment
-from specdist.policy_options import TARGET_ONLY
+from specdist.policies.costs import CostModel
+from specdist.policies.options import TARGET_ONLY
 from specdist.replay import ExhaustiveTrace, Oracle, ReplayResult, ReplaySettings, replay
 from specdist.replay.fronts import Point
 from specdist.tuning.collect import TraceCollector, TracedCompletion
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.grid import Candidate, candidates
 from specdist.tuning.heads import HeadChoice, acceptance_auc, load_heads, read_heads
+from specdist.utils.errors import UserError
 
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # What a trace depends on, beside the prompts.
@@ -116,7 +116,7 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         output.mkdir(parents=True, exist_ok=True)
         trace.write(output / TRACE_FILE)
         write_json(output / COSTS_FILE, costs.to_json())
-    batches = [_batch(config, trace, num_rows) for num_rows in (1, config.max_batch_rows)]
+    batches = [_batch(config, trace, num_rows) for num_rows in (1, config.max_num_seqs)]
     outcomes = []
     for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens, heads)), "replays", disable=None):
         run_config = config.run_config(candidate.policy, **candidate.run_options)
@@ -144,7 +144,7 @@ def _batch(
     """As many prompts as keep the batch full for most of the time, as a run's do."""
     times = -(-PROMPTS_PER_ROW * num_rows // len(trace.prompts))
     return trace.repeated(times), ReplaySettings(
-        max_batch_rows=num_rows, max_batch_tokens=config.max_batch_tokens, page_size=PAGE_SIZE
+        max_num_seqs=num_rows, max_num_batched_tokens=config.max_num_batched_tokens, page_size=PAGE_SIZE
     )
 
 
@@ -191,7 +191,7 @@ def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exhaustiv
     )
     assert replica.costs is not None
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
-    engine = replica.engine(iter(requests), stop_rules, Ledger())
+    engine = replica.engine(iter(requests), stop_rules, StatsRecorder())
     completions = list(tqdm.tqdm(engine.run(), "completions", len(requests), disable=None))
     trace = _trace(config, models, replica, stop_rules, completions, networks)
     return trace, replica.costs

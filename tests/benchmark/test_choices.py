@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from specdist.benchmark.choices import INITIAL_LENGTHS, POLICIES, policy_choices
-from specdist.errors import UserError
 from specdist.job.policies import POLICIES as BUILT
-from specdist.policy_options import HEAD_POLICIES, PolicyChoice
+from specdist.policies.options import HEAD_POLICIES, PolicyChoice
+from specdist.utils.errors import UserError
 
 
 def labels(*names: str, lengths: list[int] | None = None, cap: int | None = None) -> list[str]:
@@ -63,10 +63,10 @@ def test_every_setting_is_there_once() -> None:
 @pytest.mark.parametrize(
     ("names", "lengths", "cap", "message"),
     [
-        (["svop"], None, None, "'svop' is no length policy: choose from all, fixed"),
+        (["svop"], None, None, "'svop' is not a length policy: choose from all, fixed"),
         (["none"], None, None, "the target alone is always measured"),
-        (["svip:stop=1"], None, None, "'stop' is no option of svip, which takes stop_root_entropy"),
-        (["svip:stop_bound=1"], None, None, "'stop_bound' is no option of svip"),
+        (["svip:stop=1"], None, None, "'stop' is not an option of svip, which takes stop_root_entropy"),
+        (["svip:stop_bound=1"], None, None, "'stop_bound' is not an option of svip"),
         (["svip:stop_root_entropy=much"], None, None, "stop_root_entropy takes float, not 'much'"),
         (["fixed:num_draft_tokens=2.5"], None, None, "num_draft_tokens takes int, not '2.5'"),
         (["svip:stop_root_entropy=-1"], None, None, "--stop_root_entropy -1.0 must be 0 or"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.arguments import parse_arguments
 from specdist.benchmark import BenchmarkConfig
-from specdist.errors import UserError
+from specdist.config.arguments import parse_arguments
+from specdist.utils.errors import UserError
 
 SYNTHETIC = ["--output", "r.json", "--synthetic", "5m", "--acceptance", "0.8"]
 TRAINED = ["--output", "r.json", "--target", "t", "--draft", "d", "--prompts", "p.jsonl"]
@@ -37,7 +37,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
         ([*SYNTHETIC, "--prompt_column", "text"], "say where --prompts has its text"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
-        ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is no placement: choose from"),
+        ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is not a placement: choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
         ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 0 .. 12"),
         ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
@@ -63,7 +63,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
             [*SYNTHETIC, "--policies", "specdecpp", "--head", "h", "--placements", "separate"],
             "--head h is measured with the draft in the target's process",
         ),
-        ([*SYNTHETIC, "--policies", "faster"], "'faster' is no length policy"),
+        ([*SYNTHETIC, "--policies", "faster"], "'faster' is not a length policy"),
         ([*SYNTHETIC[2:], "--profile", "p", "--policies", "all"], "--policies has no effect with --profile"),
         ([*SYNTHETIC, "--group_column", "task"], "--group_column task has no effect without --prompts"),
         ([*SYNTHETIC, "--overlaps", "ahead"], "--overlaps ahead has no effect without --placements separate"),

@@ -16,7 +16,7 @@ from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import SpecdistSeparate
 from specdist.benchmark.setting import Setting
 from specdist.engine.sequence import Request
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 ORDER = DraftOrder(num_slots=2, choice=fixed_length(3))
 SOON_S = 20

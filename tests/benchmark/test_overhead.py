@@ -10,11 +10,11 @@ from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import SpecdistColocated
 from specdist.benchmark.overhead import Stopwatch, fixed_length_told
 from specdist.benchmark.setting import Setting
-from specdist.costs import CostModel, Curve
 from specdist.job.policies import build_policy
 from specdist.policies import BatchPolicy, DraftedRows, FixedLength, LengthPolicy
-from specdist.policy_options import PolicyChoice
-from specdist.stats import Stats
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.options import PolicyChoice
+from specdist.stats.shard import Stats
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
 
 COSTS = CostModel(Curve([1, 16], [10_000, 12_000]), Curve([1, 8], [1_000, 1_500]))
@@ -48,7 +48,7 @@ def test_a_slow_policy_is_seen_and_still_obeyed(setting: Setting) -> None:
     stopwatch = watched(slow)
     found = [run(setting, fixed_length(K), policy) for policy in (quick, slow)]
     assert found[0].draft_length_histogram == found[1].draft_length_histogram
-    # Asked before every step, and once more at the end of most bursts.
+    # Asked before every step, and once more at the end of most draft batches.
     assert stopwatch.ns >= found[1].num_draft_passes * NAP_S * 1e9
     assert stopwatch.ns < found[1].wall_ns
 

@@ -17,8 +17,8 @@ from specdist.benchmark.report import BEGIN, END, console_report, summary, updat
 from specdist.benchmark.results import KIND, BenchmarkResult, MethodResult
 from specdist.benchmark.run import run_benchmark
 from specdist.benchmark.setting import Setting
-from specdist.costs import CostModel, Curve
-from specdist.policy_options import HEAD_KINDS, PolicyChoice
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.options import HEAD_KINDS, PolicyChoice
 from tests.job.heads import write_head
 from tests.ranks import REPOSITORY
 

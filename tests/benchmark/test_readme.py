@@ -18,8 +18,8 @@ from specdist.benchmark.results import (
     OverlapResult,
     WorkSize,
 )
-from specdist.errors import UserError
 from specdist.synthetic.build import SyntheticRecord
+from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs" / "benchmarks"

@@ -11,8 +11,8 @@ import pytest
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting
 from specdist.benchmark.workload import EVERYTHING, Row, make_workload
-from specdist.errors import UserError
 from specdist.synthetic.random_llama import MAX_POSITIONS
+from specdist.utils.errors import UserError
 
 # The tokenizer of a random pair has a token per byte.
 TOO_LONG = "x" * (MAX_POSITIONS + 1)
@@ -80,7 +80,7 @@ def test_without_groups_the_first_rows_and_all_must_do(setting: Setting, tmp_pat
         (
             rows_of("a", ["p"]),
             {"group_column": "kind"},
-            r"--group_column kind is no column of --prompts .*task",
+            r"--group_column kind is not a column of --prompts .*task",
         ),
         ([{"task": None, "prompt": "p"}], {}, "--group_column task is null in row 0"),
         (rows_of("a", ["p"]) + rows_of("b", [TOO_LONG]), {}, "no row of the group b can be used"),

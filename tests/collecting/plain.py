@@ -48,7 +48,7 @@ class PlainPair:
         return AutoTokenizer.from_pretrained(self.pair.target)
 
     @torch.inference_mode()
-    def laws(self, model: Any, token_ids: list[int]) -> Tensor:
+    def distributions(self, model: Any, token_ids: list[int]) -> Tensor:
         """[L, V]: row i is what follows the first i + 1 tokens."""
         logits = model(torch.tensor([token_ids])).logits[0].double()
         if self.temperature == 0:
@@ -66,10 +66,12 @@ class PlainPair:
         output = self.draft(torch.tensor([token_ids]), output_hidden_states=True)
         return output.hidden_states[-1][0].numpy()
 
-    def check_laws(self, examples: pa.Table, token_ids: list[int]) -> None:
-        """Ratio, acceptance and features of examples behind prefixes of one sequence."""
+    def check_distributions(self, examples: pa.Table, token_ids: list[int]) -> None:
+        """Ratio, acceptance and features of examples after prefixes of one sequence."""
         places, drawn = examples["position"].to_numpy().copy(), examples["token_id"].to_numpy().copy()
-        draft_MV, target_MV = (self.laws(model, token_ids)[places - 1] for model in (self.draft, self.target))
+        draft_MV, target_MV = (
+            self.distributions(model, token_ids)[places - 1] for model in (self.draft, self.target)
+        )
         rows = np.arange(len(places))
         draft_M, target_M = draft_MV[rows, drawn].numpy(), target_MV[rows, drawn].numpy()
         assert (draft_M > 0).all()

@@ -1,4 +1,5 @@
-"""What is collected is what transformers says of the same texts, and follows the laws that it should."""
+"""What is collected is what transformers says of the same texts, and follows the distributions that it
+should."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def check_acceptance(output: Path, plain: PlainPair) -> int:
     num_checked = 0
     for row_id, (prompt_ids, response_ids) in sequences(output, plain).items():
         examples = examples_of(data, row_id)
-        plain.check_laws(examples, prompt_ids + response_ids)
+        plain.check_distributions(examples, prompt_ids + response_ids)
         places = examples["position"].to_numpy()
         mixed = np.array(prompt_ids + response_ids)
         mixed[places] = examples["token_id"].to_numpy()
@@ -54,7 +55,7 @@ def check_acceptance(output: Path, plain: PlainPair) -> int:
 
 
 def test_acceptance_examples_are_those_of_plain_forwards(acceptance: Path, pair: Pair) -> None:
-    """min(1, P/Q) behind the target's own tokens; hidden states in the sequence that mixes both."""
+    """min(1, P/Q) after the target's own tokens; hidden states in the sequence that mixes both."""
     assert check_acceptance(acceptance, PlainPair(pair, **FILTERED)) > 300
 
 
@@ -68,9 +69,10 @@ def test_greedy_acceptance_is_agreement(pair: Pair, options: dict[str, Any], tmp
 
 
 def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path) -> None:
-    """85 of 100 places have a drafted token, and the tokens have the draft's law.
+    """85 of 100 places have a drafted token, and the tokens have the draft's distribution.
 
-    Their log-probability is compared with its mean under the law, in standard deviations: with this seed 0.9.
+    Their log-probability is compared with its mean under the distribution, in standard deviations: with this
+    seed 0.9.
     """
     plain = PlainPair(pair, **FILTERED)
     data = read_output(acceptance)
@@ -80,11 +82,13 @@ def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path)
     found, means, variances = [], [], []
     for row_id, (prompt_ids, response_ids) in rows.items():
         examples = examples_of(data, row_id)
-        laws = plain.laws(plain.draft, prompt_ids + response_ids)[examples["position"].to_numpy().copy() - 1]
+        distributions = plain.distributions(plain.draft, prompt_ids + response_ids)[
+            examples["position"].to_numpy().copy() - 1
+        ]
         found += np.log(examples["probability"].to_numpy()).tolist()
-        logs = laws.log().where(laws > 0, 0.0)
-        means += (laws * logs).sum(1).tolist()
-        variances += ((laws * logs**2).sum(1) - (laws * logs).sum(1) ** 2).tolist()
+        logs = distributions.log().where(distributions > 0, 0.0)
+        means += (distributions * logs).sum(1).tolist()
+        variances += ((distributions * logs**2).sum(1) - (distributions * logs).sum(1) ** 2).tolist()
     assert abs(sum(found) - sum(means)) < 3.5 * sum(variances) ** 0.5
 
 
@@ -98,12 +102,12 @@ def test_without_mixing_every_token_stands_behind_the_targets_own(
     for row_id, (prompt_ids, response_ids) in sequences(output, plain).items():
         examples = examples_of(data, row_id)
         assert len(examples) == len(response_ids)
-        plain.check_laws(examples, prompt_ids + response_ids)
+        plain.check_distributions(examples, prompt_ids + response_ids)
         check_branches(plain, examples, prompt_ids + response_ids)
 
 
 def check_branches(plain: PlainPair, examples: pa.Table, token_ids: list[int]) -> None:
-    """Hidden states of the drafted tokens, each right behind its prefix."""
+    """Hidden states of the drafted tokens, each right after its prefix."""
     rows = zip(examples["position"].to_pylist(), examples["token_id"].to_pylist(), strict=True)
     expected = [plain.hidden([*token_ids[:place], token])[-1] for place, token in rows]
     np.testing.assert_allclose(hidden_of(examples), np.stack(expected), **HALF_TOLERANCE)
@@ -112,7 +116,7 @@ def check_branches(plain: PlainPair, examples: pa.Table, token_ids: list[int]) -
 def test_verifier_examples_are_those_of_plain_forwards(
     pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All four kinds, in equal parts, behind the very texts that were written."""
+    """All four kinds, in equal parts, after the very texts that were written."""
     texts: list[Text] = []
 
     def noted(*arguments: Any, **named: Any) -> list[Text]:
@@ -128,7 +132,7 @@ def test_verifier_examples_are_those_of_plain_forwards(
     for text in texts:
         examples = examples_of(data, text.row_id, text.kind)
         assert examples["position"].to_pylist() == text.places_N.tolist()
-        plain.check_laws(examples, text.token_ids)
+        plain.check_distributions(examples, text.token_ids)
         check_branches(plain, examples, text.token_ids)
 
 

@@ -25,7 +25,7 @@ from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
 JOB = REPOSITORY / "jobs" / "collect.py"
-SLOW = {"max_batch_rows": 3, "max_new_tokens": 40, "rows_per_shard": 6, "kind": "verifier"}
+SLOW = {"max_num_seqs": 3, "max_new_tokens": 40, "rows_per_shard": 6, "kind": "verifier"}
 NUM_SHARDS = 4
 
 

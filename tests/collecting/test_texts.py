@@ -41,7 +41,7 @@ def test_every_kind_gives_as_many_as_the_shortest_has() -> None:
     assert places(texts["mixed"]) == list(range(6, 13))
     for kind, last in (("draft", 11), ("target", 12)):
         found = places(texts[kind])
-        # Its own first token is in every prefix, and nothing is drafted behind the stop token.
+        # Its own first token is in every prefix, and nothing is drafted after the stop token.
         assert len(set(found)) == 7 and found == sorted(found) and found[0] >= 4 and found[-1] <= last
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from specdist.data.claims import Claim
 from specdist.data.heartbeat import Beat, Process, Watch, beat_path
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from tests.data.replicas import SILENT_AFTER_S, Member, watch_for
 
 NAME = "shard-00000"

@@ -10,7 +10,7 @@ import pytest
 
 from specdist.data import Prompts, RowError, open_prompts
 from specdist.data import jsonl as jsonl_module
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 WRONG = [5, 1.5, True, False, ["a", 1], [], {"text": "a"}, 10**18, float("nan")]
 WRONG_TOLD = ["a number (5)", "a number (1.5)", "a boolean (True)", "a boolean (False)", "a list (['a', 1])",

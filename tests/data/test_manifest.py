@@ -6,7 +6,7 @@ import pytest
 
 from specdist.data import Manifest, ShardPlan, check_same
 from specdist.data.manifest import FORMAT_VERSION
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 
 def test_shards_cover_all_rows_once_and_in_order():

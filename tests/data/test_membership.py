@@ -1,4 +1,4 @@
-"""What replicas leave behind when they leave, whatever others do at that moment."""
+"""What replicas leave after when they leave, whatever others do at that moment."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from specdist.data import PartLog
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from specdist.data import RowError, open_prompts
 from specdist.data import jsonl as jsonl_module
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 ROWS = [{"prompt": f"prompt {row}", "id": row} for row in range(10)]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -283,7 +283,8 @@ def test_no_rows_are_refused(tmp_path, name):
 def test_a_missing_column_lists_those_there_are(written):
     message = error_of(written, prompt_column="text")
     assert (
-        f"--prompt_column text is no column of --prompts {written}, which has prompt (string), id" in message
+        f"--prompt_column text is not a column of --prompts {written}, which has prompt (string), id"
+        in message
     )
     assert "--prompt_column (text) or --messages_column (chat)" in message
 

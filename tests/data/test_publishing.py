@@ -14,7 +14,7 @@ import pytest
 from specdist.data import Manifest, RunFolder, publishing, shard_table
 from specdist.data import files as files_module
 from specdist.data.publishing import Attempt
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from tests.data.folders import INPUTS, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result
 
@@ -180,7 +180,7 @@ def test_two_that_finish_a_shard_leave_one_whole_result(tmp_path, monkeypatch, w
     assert record["sha256"] == files_module.sha256_of(folder.data_path(0)).hex()
     assert folder.shard_stats() == [STATS if is_first else OTHER_STATS]
     assert answers["first" if is_first else "second"]
-    # Who comes before the data has its name decides; behind that the second finds the first's.
+    # Who comes before the data has its name decides; after that the second finds the first's.
     comes_first = STEPS.index((owner, step)) > 1 or (step == "publish_data" and when == "after")
     assert is_first == comes_first
     if is_first:

@@ -9,7 +9,7 @@ import pytest
 
 from specdist.data import Manifest, RunFolder
 from specdist.data import files as files_module
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.samples import row_result
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from specdist.data import Manifest, RunFolder, ShardQueue, shard_table
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from tests.data.replicas import SILENT_AFTER_S, Member
 from tests.data.samples import row_result
 

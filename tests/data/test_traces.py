@@ -3,19 +3,19 @@
 from specdist.data import RowResult, TracedToken, trace_table
 from tests.data.samples import row_result
 
-JUDGED = TracedToken(1, 0, 1, 9, 0.1, 0.7, 0.7, 1.0, True, True)
+VERIFIED = TracedToken(1, 0, 1, 9, 0.1, 0.7, 0.7, 1.0, True, True)
 DROPPED = TracedToken(2, 0, 3, 8, 1.5, 0.25, 0.5, None, False, False)
 
 
 def test_a_rows_trace_travels_with_it():
-    result = row_result(trace=(JUDGED, DROPPED))
+    result = row_result(trace=(VERIFIED, DROPPED))
     found = RowResult.from_json(result.to_json())
     assert found == result
     assert isinstance(found.trace[0], TracedToken)
 
 
 def test_a_table_has_the_tokens_in_the_order_of_the_rows():
-    table = trace_table([(2, 0, (JUDGED,)), (0, 1, ()), (0, 0, (JUDGED, DROPPED))])
+    table = trace_table([(2, 0, (VERIFIED,)), (0, 1, ()), (0, 0, (VERIFIED, DROPPED))])
     assert table["row_id"].to_pylist() == [0, 0, 2]
     assert table["round"].to_pylist() == [1, 2, 1]
     assert table["acceptance_probability"].to_pylist() == [1.0, None, 1.0]
@@ -24,4 +24,4 @@ def test_a_table_has_the_tokens_in_the_order_of_the_rows():
 
 def test_a_shard_that_drafted_nothing_has_an_empty_trace():
     table = trace_table([(0, 0, ())])
-    assert table.num_rows == 0 and "is_judged" in table.column_names
+    assert table.num_rows == 0 and "is_verified" in table.column_names

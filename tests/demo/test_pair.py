@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist.demo import PairConfig, build_pair, pair
 from specdist.demo.text import Corpus, load_corpus
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 STRANGE_TEXT = "héllo  wörld\n\n\tif x:  # 日本 \N{SNOWMAN}\n"
 NUM_PROMPTS = 96

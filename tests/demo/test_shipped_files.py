@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specdist.config import GenerateConfig, parse_generate_config
+from specdist.config.generate import GenerateConfig, parse_generate_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8"}  # which accelerate configuration starts which job

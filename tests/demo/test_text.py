@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specdist.demo.text import Corpus, Document, drop_near_duplicates, load_corpus
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 
 MODULE = '''"""A module about {name}."""
 

@@ -2,7 +2,7 @@
 
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
 ``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
-draft's hidden states; with ``trusts_draft`` only the last token of a block is judged.
+draft's hidden states; with ``trusts_draft`` only the last token of a block is verified.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageTable
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
-from specdist.engine.ledger import Ledger
 from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Completion, Request
+from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.targets import LocalTarget, Target
 from specdist.models.adapters import use_paged_attention
@@ -71,8 +71,8 @@ class Harness:
         eos: Sequence[int] = (),
         stop: Sequence[str] = (),
         max_new_tokens: int = 20,
-        max_batch_rows: int = 8,
-        max_batch_tokens: int = 64,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
         max_seq_len: int = 96,
         num_pages: int = 512,
         seed: int = 0,
@@ -86,8 +86,8 @@ class Harness:
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
         self.scheduling = SchedulerSettings(
-            max_batch_rows=max_batch_rows,
-            max_batch_tokens=max_batch_tokens,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             max_draft_tokens=self.policy.max_draft_tokens if draft is not None else 0,
             num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
@@ -113,7 +113,7 @@ class Harness:
                 num_branch_rows=self.scheduling.num_slots * num_branches,
                 max_branch_tokens=num_ahead_tokens,
             )
-        self.ledger = Ledger()
+        self.stats_recorder = StatsRecorder()
         self.is_traced = is_traced
 
     def target(self) -> Target:
@@ -123,7 +123,7 @@ class Harness:
         if len(self.runners) == 1:
             return NoDraft(self.scheduling.num_slots)
         return ColocatedDraft(
-            DraftModel(
+            DraftWorker(
                 self.runners[1],
                 self.policy,
                 settings=self.settings,
@@ -139,14 +139,14 @@ class Harness:
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions in the order of their requests."""
         pages = PageTable(num_pages=self.num_pages, page_size=PAGE_SIZE, num_slots=self.scheduling.num_slots)
-        self.ledger = Ledger()
+        self.stats_recorder = StatsRecorder()
         self.scheduler = Scheduler(self.scheduling, pages, iter(requests))
         engine = Engine(
             target=self.target(),
             proposer=self.proposer(),
             scheduler=self.scheduler,
             stop_rules=self.stop_rules,
-            ledger=self.ledger,
+            stats_recorder=self.stats_recorder,
             trusts_draft=self.trusts_draft,
         )
         completions = list(engine.run())

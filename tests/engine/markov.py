@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.cache.pages import PageUpdates
 from specdist.models.flat import FlatBatch, cache_indices
-from specdist.models.forks import ForkedTable, TokenCopies, pages_per_branch
 
 VOCAB_SIZE = 7
 CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ class MarkovRunner:
     ) -> None:
         num_all_pages = num_pages + num_branch_rows * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size
-        self._table = ForkedTable(
+        self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,

@@ -50,8 +50,8 @@ def markov_replica(
     target, draft = pair or markov_pair()
     defaults: dict[str, Any] = {
         "max_new_tokens": NUM_TOKENS,
-        "max_batch_rows": 1000,
-        "max_batch_tokens": 12_000,
+        "max_num_seqs": 1000,
+        "max_num_batched_tokens": 12_000,
         "max_seq_len": 48,
         "num_pages": 16_000,
     }

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.collectives import LEAD_RANK, Collectives
+from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.proposals import Traffic
-from specdist.engine.slices import SlicedVocabulary
 from specdist.engine.targets import Target
-from specdist.engine.verdicts import Questions, Verdicts
+from specdist.engine.verify import VerifyInput, VerifyOutput
+from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
-from specdist.sampling.slices import vocabulary_slices
+from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.markov import CPU, MarkovModel, MarkovRunner
 
@@ -50,27 +50,27 @@ class ThreadCollectives:
 
     def gather(self, tensor: Tensor) -> Tensor | None:
         gathered = self.gather_everywhere(tensor)
-        return gathered if self.rank == LEAD_RANK else None
+        return gathered if self.rank == RANK_ZERO else None
 
-    def from_lead(self, tensor: Tensor) -> Tensor:
-        return self.gather_everywhere(tensor)[LEAD_RANK]
+    def from_rank0(self, tensor: Tensor) -> Tensor:
+        return self.gather_everywhere(tensor)[RANK_ZERO]
 
 
 @dataclass(frozen=True)
 class _LeadVerdicts:
-    """The other threads wait in ``follow_decisions`` until the lead has asked for its decisions."""
+    """The other threads wait in ``serve_next_distributions`` until rank 0 has asked for its next tokens."""
 
-    verdicts: Verdicts
+    verify_output: VerifyOutput
     followers: list[Future[None]]
 
     def candidate_probabilities(self) -> Tensor:
-        return self.verdicts.candidate_probabilities()
+        return self.verify_output.candidate_probabilities()
 
-    def decisions(self, index_W: np.ndarray) -> Distributions:
-        decisions = self.verdicts.decisions(index_W)
+    def next_distributions(self, index_W: np.ndarray) -> Distributions:
+        next_distributions = self.verify_output.next_distributions(index_W)
         for follower in self.followers:
             follower.result(TIMEOUT_S)
-        return decisions
+        return next_distributions
 
 
 class SlicedTarget:
@@ -79,29 +79,29 @@ class SlicedTarget:
     is_alone = True
     device = CPU
 
-    def __init__(self, runners: list[MarkovRunner], vocabularies: list[SlicedVocabulary]) -> None:
+    def __init__(self, runners: list[MarkovRunner], vocabularies: list[VocabParallelVerifier]) -> None:
         self._runners = runners
         self._vocabularies = vocabularies
         self._pool = ThreadPoolExecutor(len(runners))
         self.traffic = Traffic()
 
-    def forward(self, updates: PageUpdates, batch: FlatBatch, questions: Questions) -> Verdicts:
+    def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
         logits = []
         for runner in self._runners:
             runner.update_pages(updates)
-            logits.append(runner.forward(batch, questions.index_N))
+            logits.append(runner.forward(batch, verify_input.index_N))
 
-        def follow(vocabulary: SlicedVocabulary, logits_Nv: Tensor) -> None:
-            assert vocabulary.judge(logits_Nv, questions) is None or not len(logits_Nv)
-            vocabulary.follow_decisions(logits_Nv)
+        def follow(vocabulary: VocabParallelVerifier, logits_Nv: Tensor) -> None:
+            assert vocabulary.verify(logits_Nv, verify_input) is None or not len(logits_Nv)
+            vocabulary.serve_next_distributions(logits_Nv)
 
         followers = [
             self._pool.submit(follow, *pair)
             for pair in zip(self._vocabularies[1:], logits[1:], strict=True)
         ]  # fmt: skip
-        verdicts = self._vocabularies[0].judge(logits[0], questions)
-        assert verdicts is not None
-        return _LeadVerdicts(verdicts, followers)
+        verify_output = self._vocabularies[0].verify(logits[0], verify_input)
+        assert verify_output is not None
+        return _LeadVerdicts(verify_output, followers)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -117,7 +117,7 @@ class SlicedMarkovReplica(Harness):
     def target(self) -> Target:
         barrier, shared = threading.Barrier(NUM_SLICES), [torch.empty(0)] * NUM_SLICES
         runners, vocabularies = [], []
-        for rank, ids in enumerate(vocabulary_slices(self.vocab_size, NUM_SLICES)):
+        for rank, ids in enumerate(vocab_ranges(self.vocab_size, NUM_SLICES)):
             runners.append(MarkovRunner(self._model, ids=ids))
             runners[-1].allocate(
                 num_pages=self.num_pages,
@@ -127,6 +127,6 @@ class SlicedMarkovReplica(Harness):
             )
             collectives = cast(Collectives, ThreadCollectives(rank, barrier, shared))
             vocabularies.append(
-                SlicedVocabulary(collectives, settings=self.settings, vocab_size=self.vocab_size)
+                VocabParallelVerifier(collectives, settings=self.settings, vocab_size=self.vocab_size)
             )
         return SlicedTarget(runners, vocabularies)

@@ -1,7 +1,7 @@
 """What a lossy run must emit: the distribution of whole completions, from both models and the verifier.
 
-Per prefix and token x: drafting goes on behind x if the verifier does not doubt it and the block has room;
-x is then emitted with the draft's own probability Q(x). Else x ends the block and is judged: it is emitted
+Per prefix and token x: drafting goes on after x if the verifier does not doubt it and the block has room;
+x is then emitted with the draft's own probability Q(x). Else x ends the block and is verified: it is emitted
 with min(P, Q)(x), and what is lost of it goes to the residual max(0, P - Q), normalised.
 
 U prefixes of one length, V vocabulary.
@@ -21,9 +21,9 @@ from tests.statistics import chi_square_p_value
 
 NUM_BUCKETS = 48
 
-# What comes next: a token that the target decides alone; one that was drafted in a decision's place, and is
-# judged; and, from here on, a candidate of the block with so many before it.
-BONUS, JUDGED_AHEAD, CANDIDATE = "bonus", "ahead", 0
+# What comes next: a token that the target decides alone; one that was drafted in a next token's place, and is
+# verified; and, from here on, a candidate of the block with so many before it.
+BONUS, VERIFIED_AHEAD, CANDIDATE = "bonus", "ahead", 0
 State = str | int
 
 
@@ -42,13 +42,13 @@ def sprinter_distribution(
     vocab_size = target.vocab_size
     cap = num_ahead_tokens - 1 if num_ahead_tokens else cap
     masses: dict[State, Tensor] = {
-        (JUDGED_AHEAD if num_ahead_tokens else BONUS): torch.ones(1, dtype=torch.float64)
+        (VERIFIED_AHEAD if num_ahead_tokens else BONUS): torch.ones(1, dtype=torch.float64)
     }
     for place in range(depth):
         tails = torch.tensor(list(product(range(vocab_size), repeat=place)), dtype=torch.int64)
         prefixes = torch.cat([torch.tensor(prompt).expand(len(tails), -1), tails], dim=1)
         target_UV, draft_UV = (_probabilities(model, prefixes, settings) for model in models)
-        # The last token of a row is always the target's, and the one before it is judged in any case.
+        # The last token of a row is always the target's, and the one before it is verified in any case.
         num_left = depth - 1 - place
         doubts_UV = torch.ones_like(draft_UV, dtype=torch.bool)
         if num_left > 1:
@@ -62,23 +62,23 @@ def sprinter_distribution(
 
         for state, mass_U in masses.items():
             mass_U1 = mass_U[:, None]
-            behind_miss: State = JUDGED_AHEAD if num_ahead_tokens else CANDIDATE
+            behind_miss: State = VERIFIED_AHEAD if num_ahead_tokens else CANDIDATE
             if state == BONUS or num_left == 0:
                 add(CANDIDATE, mass_U1 * target_UV)
                 continue
-            if state == JUDGED_AHEAD:
-                is_judged_UV, num_before, behind_hit = torch.ones_like(doubts_UV), -1, CANDIDATE
+            if state == VERIFIED_AHEAD:
+                is_verified_UV, num_before, behind_hit = torch.ones_like(doubts_UV), -1, CANDIDATE
             else:
                 assert isinstance(state, int)
                 is_last = num_left == 1 or state + 1 >= cap
-                is_judged_UV, num_before = doubts_UV | is_last, state
-                behind_hit = JUDGED_AHEAD if num_ahead_tokens else BONUS
-            drafted_UV = draft_UV * is_judged_UV
-            kept_UV = torch.minimum(draft_UV, target_UV) * is_judged_UV
+                is_verified_UV, num_before = doubts_UV | is_last, state
+                behind_hit = VERIFIED_AHEAD if num_ahead_tokens else BONUS
+            drafted_UV = draft_UV * is_verified_UV
+            kept_UV = torch.minimum(draft_UV, target_UV) * is_verified_UV
             residual_UV = (target_UV - draft_UV).clamp(min=0)
             residual_UV = residual_UV / residual_UV.sum(dim=1, keepdim=True).clamp(min=1e-300)
             lost_U1 = (drafted_UV - kept_UV).sum(dim=1, keepdim=True)
-            add(num_before + 1, mass_U1 * draft_UV * ~is_judged_UV)
+            add(num_before + 1, mass_U1 * draft_UV * ~is_verified_UV)
             add(behind_hit, mass_U1 * kept_UV)
             add(behind_miss, mass_U1 * lost_U1 * residual_UV)
         masses = found

@@ -7,11 +7,11 @@ from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageTable
 from specdist.engine.branches import BranchBook
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import DraftAhead, OpenedRows, ProposalReply, ProposalRequest
 from specdist.models.flat import FlatBatch
 from specdist.policies import FixedLength
-from specdist.sampling.beliefs import Beliefs, beliefs_from_scores
+from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.engine.test_greedy import prompts_of_lengths
@@ -40,7 +40,7 @@ class LoneDraft:
             num_branch_rows=NUM_BRANCHES * len(prompts),
             max_branch_tokens=NUM_DRAFT_TOKENS + 1,
         )
-        self.draft = DraftModel(
+        self.draft = DraftWorker(
             self.runner,
             FixedLength(NUM_DRAFT_TOKENS),
             settings=GREEDY,
@@ -57,7 +57,7 @@ class LoneDraft:
         self._exchange(
             slots_R=NOTHING,
             num_accepted_R=NOTHING,
-            decision_ids_R=NOTHING,
+            next_token_ids_R=NOTHING,
             opened=OpenedRows(
                 slots=self.slots,
                 stream_keys=self.slots,
@@ -72,11 +72,11 @@ class LoneDraft:
             ),
         )
 
-    def round(self, num_accepted: list[int], decisions: list[int]) -> ProposalReply:
+    def round(self, num_accepted: list[int], next_distributions: list[int]) -> ProposalReply:
         return self._exchange(
             slots_R=self.slots,
             num_accepted_R=np.array(num_accepted),
-            decision_ids_R=np.array(decisions),
+            next_token_ids_R=np.array(next_distributions),
             opened=no_rows(),
             context=FlatBatch(NOTHING, NOTHING, NOTHING),
         )
@@ -86,7 +86,7 @@ class LoneDraft:
             suspended_slots=NOTHING,
             page_updates=self.pages.drain_updates(),
             draft_now_R=np.zeros_like(fields["num_accepted_R"]),
-            decisions_W=None,
+            next_distributions_W=None,
             **fields,
         )
         reply = self.draft.respond(request)
@@ -115,7 +115,7 @@ def test_candidates_are_always_the_continuation_of_what_was_committed(family: st
     candidates: list[list[int]] = [[], [], []]
     num_caught = num_missed = 0
     while max(map(len, lone.rows)) < MAX_SEQ_LEN - 3 * NUM_DRAFT_TOKENS:
-        num_accepted, decisions, is_miss = [], [], []
+        num_accepted, next_distributions, is_miss = [], [], []
         for row, chain in zip(lone.rows, candidates, strict=True):
             count = int(generator.integers(len(chain) + 1))
             row += chain[:count]
@@ -125,11 +125,11 @@ def test_candidates_are_always_the_continuation_of_what_was_committed(family: st
             if count < len(chain) and rank == 0:
                 rank = 1
             num_accepted.append(count)
-            decisions.append(ranked[rank])
+            next_distributions.append(ranked[rank])
             is_miss.append(rank > 0)
             row.append(ranked[rank])
-        reply = lone.round(num_accepted, decisions)
-        assert reply.decision_ids_R.tolist() == decisions
+        reply = lone.round(num_accepted, next_distributions)
+        assert reply.next_token_ids_R.tolist() == next_distributions
         assert reply.is_hit_R.tolist() == [not missed for missed in is_miss]
         bounds = np.cumsum(reply.num_drafted_R)[:-1]
         candidates = [part.tolist() for part in np.split(reply.candidate_ids_C, bounds)]
@@ -145,7 +145,7 @@ def test_candidates_are_always_the_continuation_of_what_was_committed(family: st
 
 def test_the_likeliest_misses_are_chosen() -> None:
     # Two slots with chains of two tokens and of one; per position the drawn token and two alternatives.
-    beliefs = Beliefs(
+    branch_estimates = BranchEstimates(
         survival_N=np.array([0.5, 0.6, 0.9]),
         alternative_ids_NA=np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
         chances_NA=np.array([[0, 0.3, 0.1], [0, 0.3, 0.05], [0, 0.05, 0.05]]),
@@ -153,7 +153,9 @@ def test_the_likeliest_misses_are_chosen() -> None:
     book = BranchBook(num_slots=4, num_branches=2)
     is_excluded = np.zeros((3, 3), bool)
     is_excluded[2, 1] = True
-    chosen = book.choose(np.array([3, 1]), np.array([10, 20]), np.array([2, 1]), beliefs, is_excluded)
+    chosen = book.choose(
+        np.array([3, 1]), np.array([10, 20]), np.array([2, 1]), branch_estimates, is_excluded
+    )
     # Slot 3: 0.3, then 0.5 x 0.3 = 0.15 before 0.1. Slot 1: its best alternative is excluded.
     assert chosen.slots_B.tolist() == [3, 3, 1]
     assert chosen.positions_B.tolist() == [10, 11, 20]
@@ -171,17 +173,23 @@ def test_the_likeliest_misses_are_chosen() -> None:
 
 def test_beliefs_of_a_random_draw() -> None:
     """Half of what the draft is undecided about is lost, to the others in proportion to their probability."""
-    law = torch.tensor([[0.5, 0.3, 0.2, 0.0]])
-    beliefs = beliefs_from_scores(law, np.array([1]), SamplingSettings(), 3)
-    assert beliefs.survival_N == pytest.approx([0.75])
-    chances = dict(zip(beliefs.alternative_ids_NA[0].tolist(), beliefs.chances_NA[0].tolist(), strict=True))
+    distribution = torch.tensor([[0.5, 0.3, 0.2, 0.0]])
+    branch_estimates = estimate_branches(distribution, np.array([1]), SamplingSettings(), 3)
+    assert branch_estimates.survival_N == pytest.approx([0.75])
+    chances = dict(
+        zip(
+            branch_estimates.alternative_ids_NA[0].tolist(),
+            branch_estimates.chances_NA[0].tolist(),
+            strict=True,
+        )
+    )
     assert chances == pytest.approx({0: 0.25 * 0.5 / 0.7, 1: 0, 2: 0.25 * 0.2 / 0.7, 3: 0})
 
 
 def test_beliefs_of_a_greedy_draw() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    beliefs = beliefs_from_scores(logits, np.array([1]), GREEDY, 2)
+    branch_estimates = estimate_branches(logits, np.array([1]), GREEDY, 2)
     weights = torch.exp(2 * logits[0])
-    assert beliefs.survival_N == pytest.approx([float(weights[1] / weights.sum())])
-    assert beliefs.alternative_ids_NA.tolist() == [[1, 2, 0]]
-    assert beliefs.chances_NA[0] == pytest.approx([0, *(weights[[2, 0]] / weights.sum()).tolist()])
+    assert branch_estimates.survival_N == pytest.approx([float(weights[1] / weights.sum())])
+    assert branch_estimates.alternative_ids_NA.tolist() == [[1, 2, 0]]
+    assert branch_estimates.chances_NA[0] == pytest.approx([0, *(weights[[2, 0]] / weights.sum()).tolist()])

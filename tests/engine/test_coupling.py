@@ -30,16 +30,16 @@ def test_token_identical_whatever_drafts() -> None:
                 num_draft_tokens=num_draft_tokens,
                 num_ahead_tokens=num_draft_tokens + 1 if num_draft_tokens % 2 else 0,
                 num_branches=num_draft_tokens // 3 if num_draft_tokens % 2 else 0,
-                max_batch_rows=1 + num_draft_tokens,
+                max_num_seqs=1 + num_draft_tokens,
                 **common,
             )
             assert [c.token_ids for c in replica.generate(requests)] == expected, (name, num_draft_tokens)
-            stats = replica.ledger.close_shard(0)
+            stats = replica.stats_recorder.close_shard(0)
             rates[name] = stats.num_accepted_tokens / stats.num_draft_tokens
     assert rates["weak"] < rates["strong"] < rates["itself"] == 1
 
 
-def two_laws(num: int) -> tuple[torch.Tensor, torch.Tensor]:
+def two_distributions(num: int) -> tuple[torch.Tensor, torch.Tensor]:
     logits = 1.5 * torch.randn(2, 12, generator=torch.Generator().manual_seed(0))
     target, draft = logits.softmax(1)
     return target.expand(num, -1), draft.expand(num, -1)
@@ -47,7 +47,7 @@ def two_laws(num: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_draw_follows_its_law_along_positions_and_rows() -> None:
     num = 30_000
-    target, _ = two_laws(num)
+    target, _ = two_distributions(num)
     streams = torch.tensor([stream_key(0, row, 0) for row in range(num)])
     for keys, positions in (
         (streams[:1].expand(num), torch.arange(num)),
@@ -61,10 +61,11 @@ def test_a_draw_follows_its_law_along_positions_and_rows() -> None:
 def test_two_laws_draw_the_same_token_as_often_as_the_theory_says(seed: int) -> None:
     """At least (1 - TV) / (1 + TV), and never more often than rejection accepts (Daliri et al. 2024)."""
     num = 20_000
-    target, draft = two_laws(num)
+    target, draft = two_distributions(num)
     keys = torch.tensor([stream_key(seed, 0, 0)]).expand(num)
     first, second = (
-        coupled_draws(Dense(law), keys, torch.arange(num)).token_ids_N for law in (target, draft)
+        coupled_draws(Dense(distribution), keys, torch.arange(num)).token_ids_N
+        for distribution in (target, draft)
     )
     distance = float((target[0] - draft[0]).abs().sum()) / 2
     rate = float((first == second).double().mean())

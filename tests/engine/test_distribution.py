@@ -5,10 +5,10 @@ is tested of them; the first p-value, of transitions, is the one that sees most.
 tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults of ``tests/mutants`` planted:
 
     recovered token drawn with the number that rejected its candidate, in turns         0 (below 1e-300)
-    candidate judged with the number that drew it, in turns                             0
-    candidate judged with the number of the recovered token, in turns                   0
-    token drafted ahead judged with the number that drew it, ahead                      1e-257
-    all rows judged with one stream's numbers, in turns                                 1e-41
+    candidate verified with the number that drew it, in turns                             0
+    candidate verified with the number of the recovered token, in turns                   0
+    token drafted ahead verified with the number that drew it, ahead                      1e-257
+    all rows verified with one stream's numbers, in turns                                 1e-41
     recovered token from the target's whole distribution, or another row's residual     0
     residual filtered again (the three largest stay), in turns                          0
     draft's probability from before temperature and filters, filtered                   2e-58
@@ -68,7 +68,7 @@ def test_in_turns(num_draft_tokens: int, settings: SamplingSettings) -> None:
     replica = markov_replica(settings, num_draft_tokens=num_draft_tokens)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     # Both branches of the rule must have been taken often, or nothing was tested.
     assert 0.05 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
 
@@ -79,8 +79,8 @@ def test_ahead(num_ahead_tokens: int, num_branches: int, settings: SamplingSetti
     replica = markov_replica(settings, num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
-    stats = replica.ledger.close_shard(0)
-    assert 0.3 < stats.num_ahead_hits / stats.num_ahead_judged < 0.9
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0.3 < stats.num_ahead_hits / stats.num_ahead_verified < 0.9
     assert stats.num_drafts == 0 if num_ahead_tokens == 1 else stats.num_accepted_tokens > 1000
     caught = sum(stats.num_branch_hits_per_rank) / stats.num_misses
     assert 0.03 < caught < 0.95 if num_branches else caught == 0
@@ -95,11 +95,11 @@ def test_target_only(settings: SamplingSettings) -> None:
 @every_setting
 def test_a_target_in_slices(settings: SamplingSettings) -> None:
     """And each token is the whole target's."""
-    replica = markov_replica(settings, kind=SlicedMarkovReplica, max_batch_rows=400)
+    replica = markov_replica(settings, kind=SlicedMarkovReplica, max_num_seqs=400)
     completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     found = p_values_of(completions, probabilities_VVV(TARGET, settings))
     assert min(found) > ALARM, found
-    whole = markov_replica(settings, max_batch_rows=400).generate(requests_for(PROMPTS, NUM_SAMPLES))
+    whole = markov_replica(settings, max_num_seqs=400).generate(requests_for(PROMPTS, NUM_SAMPLES))
     # A probability that differs in the last bit may decide otherwise once in a long time.
     num_same = sum(one.token_ids == other.token_ids for one, other in zip(completions, whole, strict=True))
     assert num_same > 0.995 * len(whole)
@@ -116,10 +116,10 @@ def test_with_stop_tokens(ahead: dict[str, int]) -> None:
 @every_mode
 def test_with_rows_that_give_way(ahead: dict[str, int]) -> None:
     """Rows begin again in another slot, in the middle of other rows' completions."""
-    replica = markov_replica(PLAIN, max_batch_rows=400, num_pages=600, **ahead)
+    replica = markov_replica(PLAIN, max_num_seqs=400, num_pages=600, **ahead)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
-    assert replica.ledger.close_shard(0).num_preemptions > 5
+    assert replica.stats_recorder.close_shard(0).num_preemptions > 5
 
 
 @every_setting
@@ -128,8 +128,8 @@ def test_a_draft_that_is_the_target_is_accepted_always(
     ahead: dict[str, int], settings: SamplingSettings
 ) -> None:
     """Tells of a draft whose cache is not what its row says: then it would draw other tokens."""
-    replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_batch_rows=50, **ahead)
+    replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_num_seqs=50, **ahead)
     p_values(replica, TARGET, 100, eos=[5])
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert stats.num_misses == 0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
-from specdist.engine.draft import DraftModel
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import ProposalReply, ProposalRequest, Proposer
 from specdist.engine.proposers import ColocatedDraft
 from specdist.engine.timeline import Timeline
@@ -44,7 +44,7 @@ class Pausing(WithoutHistory):
 class CheckedDraft:
     """Looks at the cache of every row after every round."""
 
-    def __init__(self, draft: DraftModel, runner: MarkovRunner) -> None:
+    def __init__(self, draft: DraftWorker, runner: MarkovRunner) -> None:
         self._draft = draft
         self._runner = runner
         self._inner = ColocatedDraft(draft)
@@ -91,14 +91,14 @@ def test_every_row_s_cache_is_what_the_draft_believes(
         settings,
         kind=CheckedReplica,
         policy=policy,
-        max_batch_rows=20,
+        max_num_seqs=20,
         num_pages=num_pages,
         max_new_tokens=50,
         max_seq_len=64,
         **ahead,
     )
     replica.generate(requests_for(PROMPTS, 5))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert replica.checked.num_checked > 1000 and stats.num_misses > 50
     assert (stats.num_preemptions > 5) == (num_pages == 24)
     assert sum(stats.num_branch_hits_per_rank) > 10 or not replica.ahead.num_branches

@@ -22,11 +22,11 @@ from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.sequence import Completion
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import Wire
-from specdist.errors import UserError
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import GammaTune
 from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.errors import UserError
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.engine.test_identity import outcome
@@ -91,14 +91,15 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         "num_branches": num_branches,
     }
     expected = Harness(*models, **common).generate(requests)
-    # In the middle of the run, at any place of a round: before prompts, between the steps of a burst, ...
+    # In the middle of the run, at any place of a round: before prompts, between the steps of a draft batch,
+    # ...
     for complaint, first in zip(COMPLAINTS, (3, 6, 8) if model == TARGET else (5, 12, 18), strict=True):
         replica = Harness(*models, **common)
         with monkeypatch.context() as patch:
             fail_at(patch, replica.runners[model], complaint, first, first + 4)
             completions = replica.generate(requests)
         assert outcome(completions) == outcome(expected)
-        assert replica.ledger.shard(0).num_out_of_memory == 2
+        assert replica.stats_recorder.shard(0).num_out_of_memory == 2
         assert replica.scheduler.settings.num_slots == 2
     assert "at most 4 rows and 32 tokens" in caplog.text and "at most 2 rows and 16 tokens" in caplog.text
 
@@ -127,7 +128,7 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
     num_ahead_tokens: int,
     num_branches: int,
 ) -> None:
-    """Before its answer, and behind it."""
+    """Before its answer, and after it."""
     queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
     monkeypatch.setattr(remote, "wire_to", lambda rank: Wire(lambda tensor: queues[rank].put(tensor.clone())))
     monkeypatch.setattr(
@@ -144,7 +145,7 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
         replica = OverAWire(*models, **common)
         fail_at(monkeypatch, replica.runners[DRAFT], COMPLAINTS[0], first, first + 9)
         assert outcome(replica.generate(requests)) == outcome(expected)
-        assert replica.ledger.shard(0).num_out_of_memory == 2
+        assert replica.stats_recorder.shard(0).num_out_of_memory == 2
     assert "out of memory (DraftOutOfMemory: draft: OutOfMemoryError: CUDA out of memory." in caplog.text
 
 
@@ -153,7 +154,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
 ) -> None:
     """A long context takes memory however few of its tokens run."""
     requests = requests_for(prompts_of_lengths(5, 60, 8, 11, 2, 17, 9, 8))
-    common: dict[str, Any] = {"max_new_tokens": 12, "max_batch_rows": 4}
+    common: dict[str, Any] = {"max_new_tokens": 12, "max_num_seqs": 4}
     expected = Harness(*models, **common).generate(requests)
     replica = Harness(*models, **common)
     forward = replica.runners[TARGET].forward
@@ -171,7 +172,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
     assert "does not fit" in (error.error or "") and "Tried to allocate" in (error.error or "")
     assert outcome(completions) == outcome(expected)
     assert replica.scheduler.settings == replica.scheduling
-    assert replica.ledger.shard(0).num_completions == len(expected)
+    assert replica.stats_recorder.shard(0).num_completions == len(expected)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(
@@ -233,7 +234,7 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_do_not_notice(
     has_draft: bool,
     num_ahead_tokens: int,
 ) -> None:
-    """Behind a prompt, a decision or a candidate: wherever the logits are needed."""
+    """After a prompt, a next token or a candidate: wherever the logits are needed."""
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
     common: dict[str, Any] = {
         "settings": settings,
@@ -274,7 +275,7 @@ def test_a_draft_without_finite_logits_only_drafts_less(
     whole = replica.generate(requests)
     poison(monkeypatch, replica.runners[DRAFT], float("nan"), lambda _, position: position % 5 == 0)
     completions = replica.generate(requests)
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert all(c.error is None and len(c.token_ids) == 24 for c in completions)
     assert 0 < stats.num_accepted_tokens == stats.num_draft_tokens
     assert "the draft's logits are not finite" in caplog.text
@@ -294,15 +295,15 @@ def test_a_draft_of_nans_leaves_the_target_alone(
     completions = replica.generate(requests)
     alone = Harness(models[TARGET], None, settings=settings).generate(requests)
     assert [c.token_ids for c in completions] == [c.token_ids for c in alone]
-    assert replica.ledger.close_shard(0).num_draft_tokens == 0
+    assert replica.stats_recorder.close_shard(0).num_draft_tokens == 0
 
 
 def test_a_target_of_nans_ends_the_job_before_anything_is_written(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with fewer rows at a time than it takes to be sure; with fewer rows at all they are errors."""
-    for max_batch_rows in (2, 16):
-        replica = Harness(*models, max_batch_rows=max_batch_rows, max_batch_tokens=128)
+    for max_num_seqs in (2, 16):
+        replica = Harness(*models, max_num_seqs=max_num_seqs, max_num_batched_tokens=128)
         poison(monkeypatch, replica.runners[TARGET], float("nan"), lambda *_: True)
         few = replica.generate(requests_for(prompts_of_lengths(*range(3, 2 + NUM_SUSPECT_ROWS))))
         assert [c.finish_reason for c in few] == ["error"] * (NUM_SUSPECT_ROWS - 1)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from specdist.costs import CostModel, Curve
-from specdist.engine import drafting
-from specdist.engine.drafting import Burst, Drafter
-from specdist.policies import DraftedRows, DraftFeatures, Goodput, JudgedTokens, WithoutHistory
+from specdist.engine import draft_loop
+from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.policies import DraftedRows, DraftFeatures, Goodput, VerifiedTokens, WithoutHistory
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
@@ -53,7 +53,7 @@ class Picky(WithoutHistory):
             self.num_left_out += len(part) - kept[-1]
         return np.array(kept, np.int64)
 
-    def observe_tokens(self, tokens: JudgedTokens) -> None:
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
         assert len(tokens.depths_C) == len(tokens.is_accepted_C) == len(tokens.features.entropies_R)
 
 
@@ -62,10 +62,10 @@ class Picky(WithoutHistory):
 def test_goodput_follows_the_target_s_distribution(ahead: dict[str, int], settings: SamplingSettings) -> None:
     policy = goodput(settings, reads_head=settings is FILTERED)
     pair = markov_pair(uses_features=True)
-    replica = markov_replica(settings, pair=pair, policy=policy, max_batch_rows=100, **ahead)
+    replica = markov_replica(settings, pair=pair, policy=policy, max_num_seqs=100, **ahead)
     found = p_values(replica, pair[0])
     assert min(found) > ALARM, found
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     lengths = np.flatnonzero(stats.draft_length_histogram)
     assert len(lengths) > 1 and stats.num_accepted_tokens > 100
 
@@ -78,12 +78,12 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> No
         common = {"settings": settings, "eos": [7], "max_new_tokens": 24}
         expected = [c.token_ids for c in Harness(target, None, **common).generate(requests)]
         head = random_head(target, uses_features=True) if settings.is_coupled else None
-        for max_batch_rows, num_pages in ((1, 512), (5, 512), (8, 30)):
+        for max_num_seqs, num_pages in ((1, 512), (5, 512), (8, 30)):
             replica = Harness(
                 target,
                 noisy_copy(target),
                 num_draft_tokens=CAP,
-                max_batch_rows=max_batch_rows,
+                max_num_seqs=max_num_seqs,
                 num_pages=num_pages,
                 head=head,
                 **common,
@@ -100,7 +100,7 @@ def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> No
                       head=random_head(target), **ahead)  # fmt: skip
     replica.policy = goodput(PLAIN, per_token=0, reads_head=True)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
 
 
@@ -109,23 +109,23 @@ def test_a_target_without_time_to_spare_is_left_alone() -> None:
     replica = Harness(target, noisy_copy(target), num_draft_tokens=CAP, max_new_tokens=20)
     replica.policy = goodput(GREEDY, per_token=100_000)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     # But beside a prompt, in a pass that takes long anyway.
     assert stats.num_draft_tokens < stats.num_completion_tokens / 10
 
 
 def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trap: tokens that are left out for their own probability make the kept ones too likely."""
-    extend = Drafter.extend
+    extend = DraftLoop.extend
 
-    def picky_extend(self: Drafter, burst: Burst) -> np.ndarray:
-        lengths = extend(self, burst)
-        for line, (row, tail) in enumerate(zip(burst.rows_R, burst.tails_R, strict=True)):
+    def picky_extend(self: DraftLoop, draft_batch: DraftBatch) -> np.ndarray:
+        lengths = extend(self, draft_batch)
+        for line, (row, tail) in enumerate(zip(draft_batch.rows_R, draft_batch.tails_R, strict=True)):
             unlikely = np.flatnonzero(self._rows.probabilities[row, tail : tail + lengths[line]] < UNLIKELY)
             lengths[line] = unlikely[0] if len(unlikely) else lengths[line]
         return lengths
 
-    monkeypatch.setattr(drafting.Drafter, "extend", picky_extend)
+    monkeypatch.setattr(draft_loop.DraftLoop, "extend", picky_extend)
     assert min(p_values(markov_replica(num_draft_tokens=CAP), markov_pair()[0])) < 1e-8
 
 

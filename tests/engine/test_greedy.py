@@ -55,7 +55,7 @@ def test_token_identical_with_a_draft_that_often_misses(
         num_branches=num_branches,
         eos=[eos],
         max_new_tokens=MAX_NEW_TOKENS,
-        max_batch_rows=4,
+        max_num_seqs=4,
         acceleration=Acceleration(
             is_static=kind_of_pass != "ragged",
             capturer=TapeCapturer() if kind_of_pass == "replayed" else None,
@@ -64,7 +64,7 @@ def test_token_identical_with_a_draft_that_often_misses(
     completions = replica.generate(requests_for(prompts))
     assert [completion.token_ids for completion in completions] == expected
     assert any(len(ids) < MAX_NEW_TOKENS for ids in expected)
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     if num_ahead_tokens:
         assert stats.num_ahead_hits > 0 and stats.num_misses > 0
         assert (0 < sum(stats.num_branch_hits_per_rank) < stats.num_misses) == (num_branches > 0)

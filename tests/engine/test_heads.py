@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from specdist.engine import drafting
-from specdist.engine.drafting import Burst, Drafter
+from specdist.engine import draft_loop
+from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration
 from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPlus, Sprinter, WithoutHistory
@@ -58,21 +58,21 @@ def test_the_output_follows_the_target_s_distribution(
     replica = markov_replica(settings, pair=pair, policy=policy_of(name), **ahead)
     found = p_values(replica, pair[0])
     assert min(found) > ALARM, found
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert num_lengths(stats) > 2 and 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
 
 
 def test_throwing_away_the_doubted_token_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trap: its estimate is of the token itself, so that those which stay would be chosen by value. (A
-    draft that works ahead would draw it again with the same number, and judge it.)"""
-    extend = Drafter.extend
+    draft that works ahead would draw it again with the same number, and verify it.)"""
+    extend = DraftLoop.extend
 
-    def without_the_last(self: Drafter, burst: Burst) -> np.ndarray:
-        lengths = extend(self, burst)
-        is_doubted = (lengths > 0) & (lengths < burst.num_wanted_R)
+    def without_the_last(self: DraftLoop, draft_batch: DraftBatch) -> np.ndarray:
+        lengths = extend(self, draft_batch)
+        is_doubted = (lengths > 0) & (lengths < draft_batch.num_wanted_R)
         return np.where(is_doubted, lengths - 1, lengths)
 
-    monkeypatch.setattr(drafting.Drafter, "extend", without_the_last)
+    monkeypatch.setattr(draft_loop.DraftLoop, "extend", without_the_last)
     replica = markov_replica(policy=policy_of("sprinter"))
     assert min(p_values(replica, markov_pair()[0])) < 1e-8
 
@@ -118,7 +118,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(
     replica = Harness(target, target, **with_head(name), **ahead, settings=settings, max_new_tokens=16,
                       trusts_draft=trusts_draft)  # fmt: skip
     completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 2)))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert stats.num_misses == 0 and (stats.num_trusted_tokens > 0) == trusts_draft
     if settings is GREEDY:
@@ -169,16 +169,16 @@ def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
 
 @pytest.mark.parametrize(("logit", "num_steps"), [(-20.0, 2), (20.0, CAP)], ids=["doubts all", "doubts none"])
 def test_every_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: int) -> None:
-    """A block that ends by the head has run its last token too, and the next block begins behind it."""
+    """A block that ends by the head has run its last token too, and the next block begins after it."""
     target = tiny_model("llama", seed=3)
     replica = Harness(target, target, policy=policy_of("sprinter"), head=constant_head(target, logit),
                       max_new_tokens=2 + 3 * (num_steps if logit > 0 else 1) + 3)  # fmt: skip
     replica.generate(requests_for(prompts_of_lengths(9)))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     sizes = stats.num_draft_passes_per_size
     num_tokens = sum(size * count for size, count in sizes.items())
     if logit < 0:
-        # y_1 is drawn behind the decision and then run; nothing is left over for the next block.
+        # y_1 is drawn after the next token and then run; nothing is left over for the next block.
         assert set(sizes) == {1}
         assert stats.num_draft_passes == num_tokens >= 2 * stats.num_drafts - 1
     else:
@@ -195,11 +195,11 @@ def estimates_from_scratch(
     with torch.inference_mode():
         output = draft(torch.tensor([token_ids]), output_hidden_states=True)
     undecided = SamplingSettings() if settings.is_greedy else settings
-    law = distributions_from_logits(output.logits[0, :-1], undecided)
-    assert isinstance(law, Dense)
-    law_NV = law.probabilities_NV
-    drawn_N = law_NV[torch.arange(len(law_NV)), token_ids[1:]]
-    features_3N = torch.stack([torch.special.entr(law_NV).sum(1), drawn_N, law_NV.amax(1)])
+    distribution = distributions_from_logits(output.logits[0, :-1], undecided)
+    assert isinstance(distribution, Dense)
+    distribution_NV = distribution.probabilities_NV
+    drawn_N = distribution_NV[torch.arange(len(distribution_NV)), token_ids[1:]]
+    features_3N = torch.stack([torch.special.entr(distribution_NV).sum(1), drawn_N, distribution_NV.amax(1)])
     estimates = head(output.hidden_states[-1][0, 1:], features_3N).sigmoid()
     return torch.cat([torch.full((1,), torch.nan), estimates])
 
@@ -207,19 +207,19 @@ def estimates_from_scratch(
 @every_mode
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_trace_has_the_estimates(ahead: dict[str, int], settings: SamplingSettings) -> None:
-    """Of every judged token, accepted or not, that a pass was run over; also of one that was drafted where a
-    decision belongs, behind one that was not, in a branch, and behind a preemption."""
+    """Of every verified token, accepted or not, that a pass was run over; also of one that was drafted where
+    a decision belongs, after one that was not, in a branch, and after a preemption."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     head = random_head(target, offset=0.7, uses_features=True)
     replica = Harness(target, draft, policy=policy_of("specdecpp"), head=head, settings=settings,
-                      max_new_tokens=40, max_seq_len=52, max_batch_rows=16, num_pages=22, is_traced=True,
+                      max_new_tokens=40, max_seq_len=52, max_num_seqs=16, num_pages=22, is_traced=True,
                       **ahead)  # fmt: skip
     num_known, num_unknown = {True: 0, False: 0}, 0
     for completion in replica.generate(requests_for(prompts_of_lengths(5, 2, 11, 8))):
         whole = completion.request.prompt_ids + completion.token_ids
         for token in completion.trace:
-            if not token.is_judged:
+            if not token.is_verified:
                 continue
             if token.head_probability is None:
                 num_unknown += 1
@@ -229,4 +229,4 @@ def test_the_trace_has_the_estimates(ahead: dict[str, int], settings: SamplingSe
             expected = estimates_from_scratch(head, draft, [*before, token.token_id], settings)
             assert token.head_probability == pytest.approx(float(expected[-1]), abs=1e-4)
     assert min(num_known.values()) > 10 and num_unknown > 0
-    assert replica.ledger.close_shard(0).num_preemptions > 0
+    assert replica.stats_recorder.close_shard(0).num_preemptions > 0

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from specdist.engine.sequence import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -24,10 +24,10 @@ def outcome(completions: list[Completion]) -> list[tuple[object, ...]]:
 
 
 VARIATIONS: list[dict[str, int]] = [
-    {"max_batch_rows": 3},
-    {"max_batch_rows": 16, "max_batch_tokens": 512},
+    {"max_num_seqs": 3},
+    {"max_num_seqs": 16, "max_num_batched_tokens": 512},
     # Prompts in many chunks, beside the blocks of other rows.
-    {"max_batch_rows": 16, "max_batch_tokens": 17},
+    {"max_num_seqs": 16, "max_num_batched_tokens": 17},
 ]
 
 
@@ -42,9 +42,9 @@ def check_preempted(
     """So few pages that rows have to give way and start again. Returns the statistics of all runs."""
     stats = Stats()
     for num in num_pages:
-        tight = Harness(target, draft, max_batch_rows=16, num_pages=num, **common)
+        tight = Harness(target, draft, max_num_seqs=16, num_pages=num, **common)
         assert outcome(tight.generate(requests)) == outcome(expected), num
-        stats.add(tight.ledger.close_shard(0))
+        stats.add(tight.stats_recorder.close_shard(0))
     assert stats.num_preemptions >= len(num_pages)
     return stats
 
@@ -59,7 +59,7 @@ def test_alone_in_any_batch_chunked_or_preempted(
     draft = noisy_copy(target)
     common = {"settings": settings, "eos": [7], "max_new_tokens": 30, "num_draft_tokens": 3}
     common |= {"num_ahead_tokens": num_ahead_tokens, "num_branches": num_branches}
-    expected = Harness(target, draft, max_batch_rows=1, **common).generate(requests)
+    expected = Harness(target, draft, max_num_seqs=1, **common).generate(requests)
     for variation in VARIATIONS:
         replica = Harness(target, draft, **common, **variation)
         assert outcome(replica.generate(requests)) == outcome(expected), variation
@@ -69,11 +69,11 @@ def test_alone_in_any_batch_chunked_or_preempted(
 def test_samples_of_a_prompt_share_its_pages_and_differ() -> None:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
-    replica = Harness(target, draft, settings=SAMPLED, max_new_tokens=12, max_batch_tokens=128)
+    replica = Harness(target, draft, settings=SAMPLED, max_new_tokens=12, max_num_batched_tokens=128)
     [prompt] = prompts_of_lengths(30)
     together = replica.generate(requests_for([prompt], num_samples=4))
     # 28 of the 30 tokens fill whole pages: three samples find them there.
-    assert replica.ledger.close_shard(0).num_shared_prompt_tokens == 3 * (30 // PAGE_SIZE) * PAGE_SIZE
+    assert replica.stats_recorder.close_shard(0).num_shared_prompt_tokens == 3 * (30 // PAGE_SIZE) * PAGE_SIZE
     assert len({tuple(c.token_ids) for c in together}) == 4
     for completion in together:
         alone = Harness(target, draft, settings=SAMPLED, max_new_tokens=12).generate([completion.request])
@@ -85,16 +85,16 @@ def test_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
     draft = noisy_copy(target)
     system, *rests = prompts_of_lengths(16, 5, 9, 3)
     prompts = [system + rest for rest in rests]
-    one_by_one = Harness(target, draft, max_batch_rows=1)
+    one_by_one = Harness(target, draft, max_num_seqs=1)
     expected = [outcome(Harness(target, draft).generate(requests_for([p]))) for p in prompts]
     found = one_by_one.generate(requests_for(prompts))
     assert [outcome([c]) for c in found] == expected
-    assert one_by_one.ledger.close_shard(0).num_shared_prompt_tokens == 2 * 16
+    assert one_by_one.stats_recorder.close_shard(0).num_shared_prompt_tokens == 2 * 16
 
 
 @pytest.mark.parametrize("settings", [SAMPLED, SamplingSettings(top_k=9)], ids=["top-p", "top-k"])
 def test_what_is_ready_changes_no_token_of_a_draft_ahead(settings: SamplingSettings) -> None:
-    """Every decision but the last has a drafted token to judge, and its random numbers are those of its
+    """Every decision but the last has a drafted token to verify, and its random numbers are those of its
     position and of the misses before it: block lengths, branches and batches leave no trace."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
@@ -108,7 +108,7 @@ def test_what_is_ready_changes_no_token_of_a_draft_ahead(settings: SamplingSetti
             num_draft_tokens=num_draft_tokens,
             num_ahead_tokens=num_draft_tokens + 1,
             num_branches=num_branches,
-            max_batch_rows=num_draft_tokens,
+            max_num_seqs=num_draft_tokens,
             max_new_tokens=30,
         )
         found.append([c.token_ids for c in replica.generate(requests)])
@@ -129,13 +129,13 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
             num_branches=2 * is_ahead,
             eos=[7],
             max_new_tokens=40,
-            max_batch_tokens=128,
+            max_num_batched_tokens=128,
         )
         completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=3))
-        stats = replica.ledger.close_shard(0)
+        stats = replica.stats_recorder.close_shard(0)
         assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
         # Every chain is reached and goes on: no row is ever without candidates but at its ends.
-        assert stats.num_ahead_hits == stats.num_ahead_judged == stats.num_ahead_chains
+        assert stats.num_ahead_hits == stats.num_ahead_verified == stats.num_ahead_chains
         assert (stats.num_ahead_chains > 0) == is_ahead
         assert stats.num_misses == 0
         assert stats.num_completion_tokens == sum(len(c.token_ids) for c in completions)

@@ -25,7 +25,7 @@ from specdist.policies import (
     Svip,
     VerifiedBlocks,
 )
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, markov_replica, p_values
@@ -76,12 +76,12 @@ def num_lengths(stats: Stats) -> int:
 def test_output_follows_the_target_s_distribution(name: str, ahead: dict[str, int]) -> None:
     """A policy looks at drawn tokens before it stops: each of them has to be kept.
 
-    48,000 tokens. With the token behind which confidence stops thrown away, p is 0 (below 1e-300).
+    48,000 tokens. With the token after which confidence stops thrown away, p is 0 (below 1e-300).
     """
     replica = markov_replica(policy=SMALL_POLICIES[name], **ahead)
     found = p_values(replica, markov_pair()[0])
     assert min(found) > ALARM, found
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
     assert num_lengths(stats) > 1
 
@@ -89,10 +89,10 @@ def test_output_follows_the_target_s_distribution(name: str, ahead: dict[str, in
 def check_greedy(target: PreTrainedModel, prompts: list[list[int]], **options: Any) -> None:
     """Tokens of transformers, from blocks of several lengths."""
     replica = Harness(target, noisy_copy(target), settings=GREEDY, max_new_tokens=MAX_NEW_TOKENS,
-                      max_batch_rows=3, **options)  # fmt: skip
+                      max_num_seqs=3, **options)  # fmt: skip
     completions = replica.generate(requests_for(prompts))
     assert [c.token_ids for c in completions] == [reference(target, prompt, None) for prompt in prompts]
-    assert num_lengths(replica.ledger.close_shard(0)) > 1
+    assert num_lengths(replica.stats_recorder.close_shard(0)) > 1
 
 
 def check_coupled(**options: Any) -> None:
@@ -103,7 +103,7 @@ def check_coupled(**options: Any) -> None:
     alone = Harness(target, None, **common).generate(requests)
     replica = Harness(target, noisy_copy(target), **options, **common)
     assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in alone]
-    assert num_lengths(replica.ledger.close_shard(0)) > 1
+    assert num_lengths(replica.stats_recorder.close_shard(0)) > 1
 
 
 @every_policy
@@ -148,7 +148,7 @@ def test_a_row_drafts_the_same_in_any_batch_and_after_a_preemption(name: str, ah
 
 
 def test_ahead_the_policy_has_no_influence_on_the_tokens() -> None:
-    """Under rejection too: every decision but the last has a drafted token to judge."""
+    """Under rejection too: every next token but the last has a drafted token to verify."""
     target = tiny_model("llama", seed=3)
     found = []
     for policy in (FixedLength(CAP), *POLICIES.values()):
@@ -160,7 +160,7 @@ def test_ahead_the_policy_has_no_influence_on_the_tokens() -> None:
 
 @every_mode
 def test_a_block_that_was_drafted_ahead_is_as_long_again(ahead: dict[str, int]) -> None:
-    """Its length was decided before the block in front of it was settled; the row's history has moved on."""
+    """Its length was decided before the block before it was resolved; the row's history has moved on."""
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8, 3, 6))
     common: dict[str, Any] = {"max_new_tokens": 40, "max_seq_len": 52, "policy": Countdown(), **ahead}
@@ -174,6 +174,6 @@ def test_a_draft_that_is_the_target_is_accepted_always(name: str, ahead: dict[st
     target = tiny_model("llama", seed=3)
     replica = Harness(target, target, policy=POLICIES[name], **ahead, settings=SAMPLED, max_new_tokens=16)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 2)))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
     assert stats.num_misses == 0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.engine.harness import requests_for
 from tests.engine.sampled import COUPLED, FILTERED, PLAIN, PROMPTS, markov_replica
 from tests.engine.test_greedy import MODES
@@ -31,16 +31,20 @@ def test_alone_in_any_batch_or_after_giving_way(ahead: dict[str, Any], settings:
     requests = requests_for(PROMPTS, 5)
     expected = outcome(markov_replica(settings, **LONG, **ahead).generate(requests))
     total = Stats()
-    for limits in ({"max_batch_rows": 3}, {"max_batch_rows": 20, "num_pages": 24}, {"max_batch_tokens": 23}):
+    for limits in (
+        {"max_num_seqs": 3},
+        {"max_num_seqs": 20, "num_pages": 24},
+        {"max_num_batched_tokens": 23},
+    ):
         replica = markov_replica(settings, **LONG, **ahead, **limits)
         assert outcome(replica.generate(requests)) == expected, limits
-        total.add(replica.ledger.close_shard(0))
+        total.add(replica.stats_recorder.close_shard(0))
     assert total.num_preemptions > 0 and total.num_misses + total.num_accepted_tokens > 300
 
 
 @every_setting
 def test_ahead_no_length_and_no_branch_changes_a_token(settings: SamplingSettings) -> None:
-    """Every decision but the last has a drafted token to judge, with the numbers of its position and of the
+    """Every decision but the last has a drafted token to verify, with the numbers of its position and of the
     misses before it."""
     requests = requests_for(PROMPTS, 5)
     found = []
@@ -50,7 +54,7 @@ def test_ahead_no_length_and_no_branch_changes_a_token(settings: SamplingSetting
             num_draft_tokens=num_draft_tokens,
             num_ahead_tokens=num_draft_tokens + 1,
             num_branches=num_branches,
-            max_batch_rows=7 * num_draft_tokens,
+            max_num_seqs=7 * num_draft_tokens,
         )
         found.append([completion.token_ids for completion in replica.generate(requests)])
     assert all(token_ids == found[0] for token_ids in found)

@@ -1,4 +1,4 @@
-"""Batching decisions, without a model: what is run, in what order, under which limits."""
+"""Batching next tokens, without a model: what is run, in what order, under which limits."""
 
 from specdist.cache.pages import PageTable
 from specdist.engine.scheduler import RoundPlan, Scheduler, SchedulerSettings
@@ -11,15 +11,15 @@ def scheduler(
     prompt_lengths: list[int],
     *,
     num_pages: int = 100,
-    max_batch_rows: int = 8,
-    max_batch_tokens: int = 32,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
     max_draft_tokens: int = 3,
     max_new_tokens: int = 10,
     max_seq_len: int = 64,
 ) -> Scheduler:
     settings = SchedulerSettings(
-        max_batch_rows=max_batch_rows,
-        max_batch_tokens=max_batch_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_draft_tokens=max_draft_tokens,
         max_new_tokens=max_new_tokens,
         max_seq_len=max_seq_len,
@@ -52,7 +52,7 @@ def test_prompts_are_cut_into_chunks_under_the_budget() -> None:
 
 
 def test_no_pass_exceeds_its_budget_and_every_row_gets_its_whole_block() -> None:
-    rounds = scheduler([3, 9, 17, 40, 2, 8, 25, 31], max_batch_tokens=20, max_new_tokens=12)
+    rounds = scheduler([3, 9, 17, 40, 2, 8, 25, 31], max_num_batched_tokens=20, max_new_tokens=12)
     assert rounds.settings.num_slots == 5
     finished = 0
     while not (plan := rounds.plan()).is_empty:
@@ -70,7 +70,7 @@ def test_no_pass_exceeds_its_budget_and_every_row_gets_its_whole_block() -> None
 
 
 def test_a_finished_row_makes_room_in_the_same_round() -> None:
-    rounds = scheduler([4, 4, 4], max_batch_rows=2)
+    rounds = scheduler([4, 4, 4], max_num_seqs=2)
     plan = rounds.plan()
     assert [sequence.request.row_id for sequence in plan.opened] == [0, 1]
     run_round(plan)
@@ -81,7 +81,7 @@ def test_a_finished_row_makes_room_in_the_same_round() -> None:
 
 
 def test_the_youngest_gives_way_and_later_repeats_its_block() -> None:
-    rounds = scheduler([8, 8], num_pages=8, max_draft_tokens=3, max_new_tokens=20, max_batch_tokens=64)
+    rounds = scheduler([8, 8], num_pages=8, max_draft_tokens=3, max_new_tokens=20, max_num_batched_tokens=64)
     plans = [rounds.plan()]
     while not plans[-1].num_preempted:
         run_round(plans[-1], num_accepted=3)
@@ -90,7 +90,7 @@ def test_the_youngest_gives_way_and_later_repeats_its_block() -> None:
     assert old.request.row_id == 0
     [young] = [s for s in plans[-2].decoding if s.request.row_id == 1]
     # Back at the beginning of its last block: decision drawn, candidates forgotten.
-    assert young.slot == -1 and young.forced_decision == 7
+    assert young.slot == -1 and young.forced_next_token == 7
     misses = young.counters.num_misses
     length = len(young.token_ids)
     rounds.finish(old)
@@ -107,7 +107,7 @@ def test_admission_leaves_room_for_the_rows_that_run() -> None:
 
 
 def test_the_longest_row_fits_the_page_table() -> None:
-    rounds = scheduler([60], max_new_tokens=50, max_seq_len=64, max_batch_tokens=64)
+    rounds = scheduler([60], max_new_tokens=50, max_seq_len=64, max_num_batched_tokens=64)
     run_round(rounds.plan())
     for _ in range(3):
         plan = rounds.plan()

@@ -9,7 +9,7 @@ import torch
 
 from specdist.policies import Sprinter
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory import sprinter_run_length, sprinter_stopping_time
+from specdist.theory.formulas import sprinter_run_length, sprinter_stopping_time
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import NoiseHead, constant_head, random_head
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
@@ -51,7 +51,7 @@ def test_the_output_follows_the_distribution_of_the_mechanism(
     pair = markov_pair(head_offset=1.0)
     replica = lossy_replica(settings, pair, max_new_tokens=DEPTH, **ahead)
     completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert num_lengths(stats) > 1 and stats.num_misses > 100 and stats.num_trusted_tokens > 1000
     for row, prompt in enumerate(PROMPTS):
         expected = sprinter_distribution(
@@ -70,7 +70,7 @@ def test_a_verifier_that_doubts_all_leaves_the_target_s_distribution(ahead: dict
     replica = lossy_replica(PLAIN, pair, **ahead)
     found = p_values(replica, pair[0])
     assert min(found) > ALARM, found
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_trusted_tokens == 0 and stats.num_misses > 100
 
 
@@ -103,13 +103,14 @@ def test_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
         assert completion.token_ids == greedy_mechanism(target, draft, head, prompt, 20)
         for token in completion.trace:
             assert token.acceptance_probability in (0, 1)
-            assert token.is_judged or token.is_accepted or token.acceptance_probability is not None
-    stats = replica.ledger.close_shard(0)
+            assert token.is_verified or token.is_accepted or token.acceptance_probability is not None
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
     tokens = [token for completion in completions for token in completion.trace]
     # Some would not have been accepted.
     assert (
-        any(t.is_accepted and not t.is_judged and t.acceptance_probability == 0 for t in tokens) == is_traced
+        any(t.is_accepted and not t.is_verified and t.acceptance_probability == 0 for t in tokens)
+        == is_traced
     )
 
 
@@ -160,10 +161,10 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(share: float) -> None:
     replica = Harness(
         target, target, policy=Sprinter(max_draft_tokens=60, verifier_threshold=1 - share),
         head=NoiseHead(), trusts_draft=True, settings=PLAIN, max_new_tokens=150, max_seq_len=200,
-        max_batch_tokens=2000, num_pages=3000,
+        max_num_batched_tokens=2000, num_pages=3000,
     )  # fmt: skip
     replica.generate(requests_for(prompts_of_lengths(5, 23, 12, 8), num_samples=6))
-    stats = replica.ledger.close_shard(0)
+    stats = replica.stats_recorder.close_shard(0)
     assert stats.num_drafts > 500 and stats.num_misses == 0
     known = {"num_acceptable": 10**6, "true_positive": share, "false_positive": 0.5}
     # A few per cent of the runs are cut short by the end of their row.

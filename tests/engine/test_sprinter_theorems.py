@@ -1,9 +1,9 @@
 """SPRINTER's Theorems 2 and 3 through the engine: a pair and a verifier of which everything is known.
 
 Token i is followed by i + 1, says the draft, up to the last good token, and then by a bad one for ever. The
-target says the same of the good ones, and never draws the bad one: behind it and behind the last good token
-it begins again with 0. So a block whose decision is token i has r = NUM_GOOD - i acceptable tokens before it,
-and behind them no other, just as the theorems assume. The verifier knows the tokens, and lets good and bad
+target says the same of the good ones, and never draws the bad one: after it and after the last good token
+it begins again with 0. So a block whose next token is token i has r = NUM_GOOD - i acceptable tokens before
+it, and after them no other, just as the theorems assume. The verifier knows the tokens, and lets good and bad
 ones pass with chances of their own.
 """
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from specdist.models.hidden import HiddenStateHead
 from specdist.policies import Sprinter
-from specdist.theory import sprinter_run_length, sprinter_stopping_time
+from specdist.theory.formulas import sprinter_run_length, sprinter_stopping_time
 from tests.engine.harness import Harness, requests_for
 from tests.engine.sampled import PLAIN
 from tests.models.families import tiny_model
@@ -75,7 +75,7 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(true_positive: float, fa
     replica = Harness(
         target, draft, policy=Sprinter(max_draft_tokens=60, verifier_threshold=0.5), is_traced=True,
         head=KnownVerifier(true_positive, false_positive), trusts_draft=True, settings=PLAIN,
-        max_new_tokens=130, max_seq_len=160, max_batch_rows=NUM_ROWS, max_batch_tokens=61 * NUM_ROWS,
+        max_new_tokens=130, max_seq_len=160, max_num_seqs=NUM_ROWS, max_num_batched_tokens=61 * NUM_ROWS,
         num_pages=64 * NUM_ROWS,
     )  # fmt: skip
     lengths = defaultdict(list)
@@ -91,8 +91,8 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(true_positive: float, fa
             assert [token.token_id == BAD for token in block] == [
                 depth >= num_good for depth in range(len(block))
             ]
-            # Trusted, but for the last, which the verifier doubts and the target judges.
-            assert [token.is_judged for token in block] == [False] * (len(block) - 1) + [True]
+            # Trusted, but for the last, which the verifier doubts and the target verifies.
+            assert [token.is_verified for token in block] == [False] * (len(block) - 1) + [True]
             lengths[num_good].append(len(block))
     assert sum(map(len, lengths.values())) == NUM_ROWS * NUM_BLOCKS
     assert set(lengths) == set(range(NUM_GOOD + 1))

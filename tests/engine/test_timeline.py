@@ -112,7 +112,7 @@ def test_a_phase_on_a_device_lasts_until_its_work_is_done() -> None:
     with clock.phase("draft") as drafting:
         device.host_works(1_000)
         device.queue(70_000)
-    # While the device drafts, the host does 10 us of its own, and queues a pass behind the draft.
+    # While the device drafts, the host does 10 us of its own, and queues a pass after the draft.
     device.host_works(10_000)
     with clock.mixed_phase({"prefill": 1, "verify": 3}) as verifying:
         device.queue(40_000)

@@ -62,7 +62,7 @@ def check_row(completion: Completion, sampling: str) -> None:
         assert 0 < token.draft_probability <= token.top_probability <= 1 + 1e-6 and token.entropy >= 0
         if token.is_accepted:
             assert completion.token_ids[token.position] == token.token_id
-        if token.is_judged:
+        if token.is_verified:
             assert token.acceptance_probability is not None
             assert token.acceptance_probability > 0 or not token.is_accepted
             if sampling != "rejection":
@@ -70,19 +70,19 @@ def check_row(completion: Completion, sampling: str) -> None:
     assert list(by_round) == sorted(by_round)
     for block in by_round.values():
         assert [token.depth for token in block] == list(range(len(block)))
-        judged = [token for token in block if token.is_judged]
+        judged = [token for token in block if token.is_verified]
         assert judged == block[: len(judged)]
         assert all(token.is_accepted for token in judged[:-1])
         assert not any(token.is_accepted for token in block[len(judged) :])
 
 
 def check_against_statistics(traced: Harness, completions: list[Completion]) -> None:
-    stats = traced.ledger.close_shard(0)
+    stats = traced.stats_recorder.close_shard(0)
     tokens = [token for each in completions for token in each.trace]
-    assert len(tokens) == stats.num_draft_tokens + stats.num_ahead_judged
+    assert len(tokens) == stats.num_draft_tokens + stats.num_ahead_verified
     num_accepted = sum(token.is_accepted for token in tokens)
     assert num_accepted == stats.num_accepted_tokens + stats.num_ahead_hits > 0
-    assert sum(token.is_judged for token in tokens) == num_accepted + stats.num_misses
+    assert sum(token.is_verified for token in tokens) == num_accepted + stats.num_misses
 
 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
@@ -118,7 +118,7 @@ def test_acceptance_is_the_ratio_of_what_both_models_say(ahead: dict[str, int], 
             row_key=(0, completion.request.row_id, completion.request.sample_index),
         )
         probabilities |= {token.acceptance_probability for token in completion.trace}
-    # None: behind a decision that ended its row.
+    # None: after a next token that ended its row.
     assert len(probabilities - {None}) > 20 if sampling == "rejection" else {0, 1} <= probabilities
 
 
@@ -133,13 +133,13 @@ def test_a_draft_that_is_the_target_is_always_accepted(ahead: dict[str, int], sa
     ]
     assert len(tokens) > 50
     assert all(token.acceptance_probability == pytest.approx(1, abs=1e-4) for token in tokens)
-    assert all(token.is_accepted == token.is_judged for token in tokens)
-    assert all(token.is_judged for token in tokens)
+    assert all(token.is_accepted == token.is_verified for token in tokens)
+    assert all(token.is_verified for token in tokens)
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_nothing_behind_a_stop_counts(ahead: dict[str, int]) -> None:
-    """A stop string in the middle of accepted candidates: those behind it are no tokens of the row."""
+    """A stop string in the middle of accepted candidates: those after it are not tokens of the row."""
     free = replica("greedy", **ahead).generate(requests_for(PROMPTS))
     stop_ids = {
         one.token_id
@@ -153,7 +153,7 @@ def test_nothing_behind_a_stop_counts(ahead: dict[str, int]) -> None:
     assert any(completion.finish_reason == "stop" for completion in completions)
     tokens = [token for completion in completions for token in completion.trace]
     # The target would have accepted them.
-    assert any(token.acceptance_probability == 1 and not token.is_judged for token in tokens)
+    assert any(token.acceptance_probability == 1 and not token.is_verified for token in tokens)
     for completion in completions:
         check_row(completion, "greedy")
     check_against_statistics(stopped, completions)
@@ -166,7 +166,7 @@ def test_a_preempted_row_is_traced_as_if_nothing_had_happened(ahead: dict[str, i
         traced = replica("greedy", num_pages=num_pages, **ahead)
         completions = traced.generate(requests_for(PROMPTS))
         found.append([completion.trace for completion in completions])
-        assert (traced.ledger.close_shard(0).num_preemptions > 0) == (num_pages < 512)
+        assert (traced.stats_recorder.close_shard(0).num_preemptions > 0) == (num_pages < 512)
     for whole, interrupted in zip(*found, strict=True):
         assert [kept(token) for token in whole] == [kept(token) for token in interrupted]
         for one, other in zip(whole, interrupted, strict=True):
@@ -174,11 +174,11 @@ def test_a_preempted_row_is_traced_as_if_nothing_had_happened(ahead: dict[str, i
 
 
 def kept(token: TracedToken) -> tuple[int | bool, ...]:
-    return token.round, token.depth, token.position, token.token_id, token.is_judged, token.is_accepted
+    return token.round, token.depth, token.position, token.token_id, token.is_verified, token.is_accepted
 
 
 def test_it_is_a_part_of_the_exhaustive_trace() -> None:
-    """A greedy run's tokens are those that the exhaustive trace has behind the same decision."""
+    """A greedy run's tokens are those that the exhaustive trace has after the same decision."""
     completions = replica("greedy").generate(requests_for(PROMPTS))
     whole = trace_of(TARGET, DRAFT, completions, settings=SETTINGS["greedy"])
     assert CAP >= 4

@@ -63,9 +63,9 @@ def test_request_and_reply_round_trip() -> None:
         page_updates=PageUpdates.from_entries([(3, 1, 70_000), (0, 2, 5)]),
         slots_R=ints(3, 0),
         num_accepted_R=ints(2, 0),
-        decision_ids_R=ints(-1, 151_000),
+        next_token_ids_R=ints(-1, 151_000),
         draft_now_R=ints(5, 0),
-        decisions_W=None,
+        next_distributions_W=None,
         suspended_slots=ints(1, 2),
         opened=OpenedRows(
             slots=ints(1),
@@ -80,7 +80,7 @@ def test_request_and_reply_round_trip() -> None:
     assert_same(request, remote._request_from_arrays(line.far.receive()))
     probabilities = torch.rand(3, generator=torch.Generator().manual_seed(0)).double().numpy()
     reply = ProposalReply(
-        decision_ids_R=ints(4, 151_000),
+        next_token_ids_R=ints(4, 151_000),
         num_drafted_R=ints(3, 0),
         candidate_ids_C=ints(7, 8, 9),
         draft_probabilities_C=probabilities,
@@ -94,7 +94,7 @@ def test_request_and_reply_round_trip() -> None:
     )
     traced = TracedDrafts(
         features_4C=np.float32(np.arange(12) / 7).astype(float).reshape(4, 3),
-        is_judged_R=np.array([True, True]),
+        is_verified_R=np.array([True, True]),
         is_hit_R=np.array([True, False]),
         token_ids_R=ints(4, 70_000),
         features_4R=np.float32(np.arange(8) / 11).astype(float).reshape(4, 2),

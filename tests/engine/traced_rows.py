@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.data import TracedToken
-from specdist.sampling.coupling import next_token_laws
+from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Distributions, SamplingSettings
 from specdist.sampling.keys import stream_key
 
@@ -26,7 +26,7 @@ def check_acceptance(
     settings: SamplingSettings,
     row_key: tuple[int, int, int],
 ) -> None:
-    """Every traced acceptance probability of a row is min(1, P/Q), behind the tokens drafted before it.
+    """Every traced acceptance probability of a row is min(1, P/Q), after the tokens drafted before it.
 
     ``row_key``: seed, row and sample.
     """
@@ -38,7 +38,7 @@ def check_acceptance(
         asked = ids[0, positions]
         keys = torch.full_like(positions, stream_key(*row_key))
 
-        def laws(
+        def distributions(
             model: PreTrainedModel,
             ids: torch.Tensor = ids,
             keys: torch.Tensor = keys,
@@ -46,10 +46,10 @@ def check_acceptance(
         ) -> Distributions:
             with torch.inference_mode():
                 logits = model(ids).logits[0, positions - 1]
-            return next_token_laws(logits, settings, keys, positions)
+            return next_token_distributions(logits, settings, keys, positions)
 
-        target_probabilities = laws(target).probabilities_of(asked).numpy()
-        draft_probabilities = laws(draft).probabilities_of(asked).numpy()
+        target_probabilities = distributions(target).probabilities_of(asked).numpy()
+        draft_probabilities = distributions(draft).probabilities_of(asked).numpy()
         assert (draft_probabilities > 0).all(), "the draft cannot have drawn it"
         expected = np.minimum(1.0, target_probabilities / draft_probabilities)
         for token, probability in zip(block, expected, strict=True):

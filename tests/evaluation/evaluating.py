@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specdist.arguments import parse_arguments
+from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.run import run_evaluation
 from tests.job.launching import arguments

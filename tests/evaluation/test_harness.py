@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.results import write_arrow
 from specdist.evaluation.run import run_evaluation
+from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import merged_file, run_folder
 from tests.evaluation.harness_tasks import QUESTIONS
@@ -27,7 +27,7 @@ def export(tasks: Path, *names: str, **options: object) -> pa.Table:
 
 
 def test_prompts_out_and_metrics_in(tasks) -> None:
-    """Two of three sums right; what stands behind a stop string of the task is not part of an answer."""
+    """Two of three sums right; what stands after a stop string of the task is not part of an answer."""
     prompts = export(tasks, "toy_sums")
     assert prompts["prompt"].to_pylist() == [f"Question: {a}+{b}?\nAnswer:" for a, b in QUESTIONS]
     options = yaml.safe_load((tasks.parent / "prompts.yaml").read_text())

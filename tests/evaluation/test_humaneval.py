@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from specdist.errors import UserError
 from specdist.evaluation.humaneval import pass_at_k, program_of
+from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import FAILED, merged_file
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from specdist.errors import UserError
 from specdist.evaluation.identity import position_histogram
+from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import FAILED, merged_file, run_folder
 
@@ -50,7 +50,7 @@ def test_a_run_is_the_same_as_itself(tmp_path) -> None:
     assert "unknown: a merged file does not say how its run was made" in text
 
 
-SAME, LAW, OTHER = "the same tokens", "the same distribution, and other tokens", "other tokens"
+SAME, DISTRIBUTION, OTHER = "the same tokens", "the same distribution, and other tokens", "other tokens"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ SAME, LAW, OTHER = "the same tokens", "the same distribution, and other tokens",
         ({}, {"policy": "none", "draft": None}, SAME),
         ({}, {"seed": 7, "top_k": 5}, SAME),
         ({"temperature": 1.0}, {"temperature": 1.0, "rows_per_shard": 7}, SAME),
-        ({"temperature": 1.0}, {"temperature": 1.0, "policy": "none"}, LAW),
+        ({"temperature": 1.0}, {"temperature": 1.0, "policy": "none"}, DISTRIBUTION),
         (
             {"temperature": 1.0, "acceptance": "gumbel"},
             {"temperature": 1.0, "acceptance": "gumbel", "policy": "none"},

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist import load_run
-from specdist.errors import UserError
+from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import FAILED, merged_file
 from tests.job.pair import random_llama, save, train_tokenizer
@@ -29,13 +29,15 @@ def one_by_one(model_folder, rows) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("max_batch_tokens", [1, 60, 4096])
-def test_it_is_that_of_single_passes(generated, tmp_path, max_batch_tokens) -> None:
+@pytest.mark.parametrize("max_num_batched_tokens", [1, 60, 4096])
+def test_it_is_that_of_single_passes(generated, tmp_path, max_num_batched_tokens) -> None:
     """Float32 sums of a dozen terms, in batches of other shapes: 1e-4."""
     rows = load_run(generated.mine).table.to_pylist()
     expected = one_by_one(generated.pair.target, rows)
     options = {"model": generated.pair.target, "output": tmp_path / "out", "device": "cpu"}
-    document = evaluate(generated.mine, task="likelihood", max_batch_tokens=max_batch_tokens, **options)[1]
+    document = evaluate(
+        generated.mine, task="likelihood", max_num_batched_tokens=max_num_batched_tokens, **options
+    )[1]
     scored = pa.ipc.open_file(pa.memory_map(str(tmp_path / "out" / "rows.arrow"))).read_all().to_pydict()
     assert scored["log_likelihood"] == pytest.approx(expected, abs=1e-4)
     num_tokens = sum(len(row["completion_ids"]) for row in rows)

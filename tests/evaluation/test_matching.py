@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from specdist.errors import UserError
 from specdist.evaluation.matching import chosen_letter, right_letter
+from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate, values
 from tests.evaluation.files import FAILED, merged_file
 
@@ -104,7 +104,7 @@ def test_a_function_of_the_users(tmp_path, plugin) -> None:
         ("broken", "row 0, sample 0: the function raises KeyError"),
         ("infinite", "score is inf, but must be a finite number"),
         ("absent", "cannot be loaded"),
-        ("not_callable", "is no function"),
+        ("not_callable", "is not a function"),
     ],
 )
 def test_what_a_function_may_not_do(tmp_path, plugin, function, message) -> None:

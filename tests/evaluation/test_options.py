@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.arguments import parse_arguments
-from specdist.errors import UserError
+from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import OPTIONS_OF_TASKS, TASKS, EvaluateConfig
 from specdist.evaluation.tasks import SCORERS
+from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import merged_file
 

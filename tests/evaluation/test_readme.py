@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from specdist.arguments import parse_arguments
+from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.run import run_evaluation
 from specdist.job.generate import main as generate

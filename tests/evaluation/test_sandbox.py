@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 
-from specdist.errors import UserError
 from specdist.evaluation.sandbox import Limits, check_sandbox, run_program, run_programs
+from specdist.utils.errors import UserError
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 * 2**20, file_bytes=2**20)
 SHORT = dataclasses.replace(LIMITS, wall_s=0.7)
@@ -51,7 +51,7 @@ def test_programs_that_end_well_and_badly(way) -> None:
     [
         ("import os\nos._exit(0)", "exit code 0"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
-        # What stands on the report's file without the secret is no report.
+        # What stands on the report's file without the secret is not a report.
         ('import os\nos.write(3, b\'{"outcome": "passed", "detail": null}\')\nos._exit(0)', "exit code 0"),
         ("class E(Exception):\n    def __str__(self): raise E\nraise E", "E"),
     ],

@@ -36,7 +36,7 @@ def breaks() -> bool:
 def joins_on_the_host(given: Sequence[str]) -> int:
     """The draft's rank joins DeepSpeed's broadcast with the random state of the CPU."""
     pretend()
-    specdist.job.replica.join_slicing = lambda: torch.distributed.broadcast(torch.get_rng_state(), 0)
+    specdist.job.replica.join_sharding = lambda: torch.distributed.broadcast(torch.get_rng_state(), 0)
     return start(given)
 
 
@@ -48,7 +48,7 @@ def out_of_memory_in_a_pass(given: Sequence[str]) -> int:
     def limited(runner: ModelRunner, *args: Any) -> torch.Tensor:
         passes[0] += 1
         if breaks() and passes[0] == int(os.environ[MOMENT]):
-            # Behind the pass's inputs, in the middle of its layers.
+            # After the pass's inputs, in the middle of its layers.
             DEVICE.fail_at(allocation=3, within="models/")
         return forward(runner, *args)
 

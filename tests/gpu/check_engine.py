@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from specdist.costs import CostModel, Curve
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -20,6 +19,7 @@ from specdist.policies import (
     Sprinter,
     Svip,
 )
+from specdist.policies.costs import CostModel, Curve
 from tests.engine.harness import Harness
 from tests.engine.heads import random_head
 from tests.gpu.device import DEVICE
@@ -91,10 +91,10 @@ def check_heads(mode: str) -> None:
 def check_preemption() -> None:
     """Rows outgrow the pages, lose them, and come back."""
     target = tiny_model("qwen3").bfloat16()
-    few_pages = {"num_pages": 18, "max_batch_rows": 8, "max_new_tokens": 32}
+    few_pages = {"num_pages": 18, "max_num_seqs": 8, "max_new_tokens": 32}
     pair = Pair(target, noisy_copy(target), few_pages)
     pair.check(RULES["rejection"], POLICIES["fixed"], prompts(range(3, 11)))
-    assert pair.on_gpu.ledger.close_shard(0).num_preemptions > 0
+    assert pair.on_gpu.stats_recorder.close_shard(0).num_preemptions > 0
 
 
 def check_damaged_rows(dtype_name: str) -> None:
@@ -105,7 +105,7 @@ def check_damaged_rows(dtype_name: str) -> None:
         model.get_input_embeddings().weight[BAD_TOKEN] = torch.nan
     dtype = getattr(torch, dtype_name)
     # So few pages that rows get those of the damaged one.
-    pair = Pair(target.to(dtype), draft.to(dtype), {"max_batch_rows": 2, "num_pages": 20})
+    pair = Pair(target.to(dtype), draft.to(dtype), {"max_num_seqs": 2, "num_pages": 20})
     rows = [[12 if token == BAD_TOKEN else token for token in row] for row in prompts((20, 9, 18, 14, 17))]
     rows[1][4] = BAD_TOKEN
     messages: list[str] = []
@@ -141,4 +141,4 @@ def check_out_of_memory() -> None:
         (message,) = messages
         assert "CUDA out of memory" in message and warning in message, message
         is_capture = "capture" in plan
-        assert replica.ledger.close_shard(0).num_out_of_memory == (0 if is_capture else 1)
+        assert replica.stats_recorder.close_shard(0).num_out_of_memory == (0 if is_capture else 1)

@@ -10,10 +10,10 @@ import torch
 from specdist.engine import draft as draft_module
 from specdist.engine import engine as engine_module
 from specdist.engine.timeline import HostClock
-from specdist.job.costs import NUM_PASSES, NUM_WARMUPS, judge_logits, measure_curve
+from specdist.job.costs import NUM_PASSES, NUM_WARMUPS, measure_curve, verify_logits
 from specdist.models.memory import device_memory
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, Harness, paged_runner, requests_for
 from tests.gpu.books import Counts
 from tests.gpu.device import DEVICE
@@ -47,7 +47,7 @@ def check_events_add_no_synchronisation(rule: str) -> None:
 def counted(replica: Harness) -> tuple[Counts, object, Stats]:
     DEVICE.reset()
     completions = replica.generate(requests_for(prompts()))
-    return DEVICE.counts(), outcomes(completions), replica.ledger.close_shard(0)
+    return DEVICE.counts(), outcomes(completions), replica.stats_recorder.close_shard(0)
 
 
 def check_times(stats: Stats, *, is_complete: bool) -> None:
@@ -71,7 +71,7 @@ def check_measurements_wait_for_the_device() -> None:
     settings = SamplingSettings(temperature=0.0)
     curve = measure_curve(
         runner,
-        lambda logits_NV: judge_logits(logits_NV, settings=settings, vocab_size=logits_NV.shape[1]),
+        lambda logits_NV: verify_logits(logits_NV, settings=settings, vocab_size=logits_NV.shape[1]),
         num_rows=2,
         num_tokens_per_row=2,
     )

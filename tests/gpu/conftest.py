@@ -28,7 +28,7 @@ def options(pair: Pair) -> dict[str, Any]:
         "policy": "fixed",
         "num_draft_tokens": 3,
         "max_new_tokens": 6,
-        "max_batch_rows": 3,
+        "max_num_seqs": 3,
         "cache_memory": "64MiB",
         "rows_per_shard": 2,
         "limit": 4,

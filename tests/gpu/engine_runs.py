@@ -47,8 +47,8 @@ MODES: dict[str, dict[str, int]] = {
 PROMPT_LENGTHS = (20, 9, 40, 14)
 SIZES: dict[str, int] = {
     "max_new_tokens": 8,
-    "max_batch_rows": 3,
-    "max_batch_tokens": 32,
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 32,
     "max_seq_len": 96,
     "num_pages": 96,
 }

@@ -156,12 +156,14 @@ class Line:
 
     def __init__(self, rank: int) -> None:
         address = os.environ[ADDRESS]
-        self._calls, questions = Client(address), Client(address)
+        self._calls, verify_input = Client(address), Client(address)
         self._calls.send(("calls", rank))
-        questions.send(("questions", rank))
+        verify_input.send(("questions", rank))
         main = threading.get_ident()
         # While the main thread is in whatever it does instead of a collective.
-        threading.Thread(target=_tell_where, args=(questions, main), name="whereabouts", daemon=True).start()
+        threading.Thread(
+            target=_tell_where, args=(verify_input, main), name="whereabouts", daemon=True
+        ).start()
 
     def wait_for_the_others(self, call: Call) -> None:
         """Until all members of the call want the same. Raises RuntimeError if they never will."""
@@ -174,11 +176,11 @@ class Line:
             raise RuntimeError(reason)
 
 
-def _tell_where(questions: Connection, thread: int) -> None:
+def _tell_where(verify_input: Connection, thread: int) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            questions.recv()
-            questions.send(call_stack(sys._current_frames()[thread]))
+            verify_input.recv()
+            verify_input.send(call_stack(sys._current_frames()[thread]))
 
 
 def call_stack(frame: object = None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from specdist.job.generate import main
 from specdist.job.restart import num_restarts
 from specdist.models.runner import ModelRunner
 
-# Behind the first passes of a run; of rank 1, which other ranks wait for.
+# After the first passes of a run; of rank 1, which other ranks wait for.
 RANK, PASS = "1", 6
 MORE_THAN_THERE_IS = 2**50
 

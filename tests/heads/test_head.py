@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head, save_weights
 from specdist.heads.info import DraftIdentity, HeadInfo, HeadKind, read_head_info
 from specdist.models.checkpoint import open_checkpoint
+from specdist.utils.errors import UserError
 from tests.job.pair import Pair, build_pair
 
 HIDDEN_SIZE = 6
@@ -133,13 +133,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (mixed / "head.safetensors").unlink()
     with pytest.raises(UserError, match="cannot be used"):
         load_head(mixed, kind="acceptance", draft=DRAFT)
-    with pytest.raises(UserError, match="is no head"):
+    with pytest.raises(UserError, match="is not a head"):
         read_head_info(tmp_path)
     document = json.loads((folder / "head.json").read_text())
     for changes, message in (
         ({"format_version": 2}, "written by a newer specdist"),
         ({"kind": "value"}, "'value' is not one of acceptance, verifier"),
-        ({"draft": {"name": "small"}}, "is no head"),
+        ({"draft": {"name": "small"}}, "is not a head"),
     ):
         (folder / "head.json").write_text(json.dumps(document | changes))
         with pytest.raises(UserError, match=message):

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from specdist.costs import CostModel, Curve
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import save_weights
 from specdist.heads.info import HeadInfo
 from specdist.job.generate import main
 from specdist.job.replica import Replica
 from specdist.models.checkpoint import open_checkpoint
+from specdist.policies.costs import CostModel, Curve
 from tests.engine.heads import random_head
 from tests.job.pair import NUM_VOCAB_TOKENS, random_llama, save, train_tokenizer
 

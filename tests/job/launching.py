@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.config import GenerateConfig, parse_generate_config
+from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.job.generate import main
 from tests.ranks import REPOSITORY
 

@@ -33,8 +33,8 @@ from specdist.data.claims import Holding
 from specdist.data.heartbeat import Beat, Process
 from specdist.data.merging import merge_run
 from specdist.data.shard_queue import claim_name
-from specdist.errors import UserError
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
+from specdist.utils.errors import UserError
 from tests.job import mutations
 from tests.job.heads import write_heads
 from tests.job.launching import read_output, run_here, shard_bytes

@@ -161,7 +161,7 @@ YAML: tuple[Mutation, ...] = (
 
 
 def change_header(rng: random.Random, content: bytes) -> bytes:
-    """The JSON in front of a safetensors file, with its length put right."""
+    """The JSON before a safetensors file, with its length put right."""
     size = int.from_bytes(content[:8], "little")
     mutate = rng.choice([change_value, change_value, remove_value, add_value, *BYTES])
     header = mutate(rng, content[8 : 8 + size])

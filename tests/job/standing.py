@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from specdist.config import GenerateConfig, parse_generate_config
+from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.job import entry, generate, watchdog
 from specdist.job.activity import Activity
 from specdist.job.signals import StopRequest

@@ -40,7 +40,7 @@ NUM_SHARDS = 8
 # Shards of three rows, two at a time: replicas meet often. A second without a heartbeat counts as the end.
 SHARED = {
     "rows_per_shard": NUM_ROWS // NUM_SHARDS,
-    "max_batch_rows": 2,
+    "max_num_seqs": 2,
     "max_new_tokens": 40,
     "temperature": 1,
     "top_p": 0.9,

@@ -69,11 +69,11 @@ def small() -> ModelSize:
 
 
 def rows(
-    *, num_rows: int = 32, max_seq_len: int = 8192, max_batch_tokens: int = 2048, **branches: Any
+    *, num_rows: int = 32, max_seq_len: int = 8192, max_num_batched_tokens: int = 2048, **branches: Any
 ) -> RowLimits:
     scheduling = SchedulerSettings(
-        max_batch_rows=num_rows,
-        max_batch_tokens=max_batch_tokens,
+        max_num_seqs=num_rows,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_draft_tokens=5,
         max_new_tokens=1024,
         max_seq_len=max_seq_len,
@@ -117,13 +117,15 @@ def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize)
 
 def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
     """If it is not, put the line that this prints between the markers."""
-    limits = rows(max_batch_tokens=4096)
+    limits = rows(max_num_batched_tokens=4096)
     held = target_on(large, 4, limits)
     room = room_on_gpu(
         [held], limits, TOP_P, loaded((large, 4)), num_communicators=2, name="memory of cuda:0"
     )
     options = yaml.safe_load((REPOSITORY / "jobs/configs/llama-70b.yaml").read_text(encoding="utf-8"))
-    named = {name: options[name] for name in ("tp_size", "max_batch_rows", "max_batch_tokens", "max_seq_len")}
+    named = {
+        name: options[name] for name in ("tp_size", "max_num_seqs", "max_num_batched_tokens", "max_seq_len")
+    }
     assert [*named.values(), options["num_draft_tokens"]] == [4, 32, 4096, 8192, 5]
     assert 0 < options["top_p"] < 1 and options["temperature"] > 0 and "cache_memory" not in options
     readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -143,7 +145,7 @@ def test_rows_of_any_length_get_what_is_left_of_such_a_gpu(large: ModelSize) -> 
 
 
 def test_an_8b_with_its_draft_on_one_gpu(middle: ModelSize, small: ModelSize) -> None:
-    limits = rows(max_batch_tokens=4096)
+    limits = rows(max_num_batched_tokens=4096)
     alone = room_on_gpu([target_on(middle, 1, limits)], limits, TOP_P, loaded((middle, 1)))
     draft = HeldModel(size=small, tp_size=1, limits=draft_limits(limits, TOP_P))
     both = room_on_gpu([target_on(middle, 1, limits), draft], limits, TOP_P, loaded((middle, 1), (small, 1)))
@@ -186,7 +188,7 @@ def test_the_planner_says_what_the_job_does(large: ModelSize, small: ModelSize) 
         most = planned.target.most_rows
         assert most > 0
         for num_rows, has_room in ((most, True), (most + 1, False)):
-            limits = rows(num_rows=num_rows, max_seq_len=4096, max_batch_tokens=max(2048, 6 * num_rows))
+            limits = rows(num_rows=num_rows, max_seq_len=4096, max_num_batched_tokens=max(2048, 6 * num_rows))
             held = target_on(target, tp_size, limits, plain)
             room = room_on_gpu([held], limits, plain, memory, num_communicators=num_communicators)
             assert (room.num_pages == limits.num_row_pages) is has_room, (target.name, num_rows)
@@ -218,7 +220,7 @@ def test_a_gpu_on_which_nothing_is_left_says_where_the_memory_went(middle: Model
         "CUDA graphs",
         "logits",
         "--tp_size",
-        "--max_batch_tokens",
+        "--max_num_batched_tokens",
         "--cache_memory",
     ):
         assert said in message, (said, message)
@@ -307,6 +309,7 @@ def test_sampling_options_decide_what_is_reserved_for_logits() -> None:
 def test_the_draft_of_a_block_of_one_token_is_reserved_for_too(small: ModelSize) -> None:
     limits = rows(num_rows=1)
     limits = dataclasses.replace(
-        limits, scheduling=dataclasses.replace(limits.scheduling, max_batch_tokens=1, max_draft_tokens=1)
+        limits,
+        scheduling=dataclasses.replace(limits.scheduling, max_num_batched_tokens=1, max_draft_tokens=1),
     )
     assert draft_limits(limits, Sampling()).num_tokens == 2

@@ -13,9 +13,9 @@ import yaml
 
 import specdist
 from specdist.data import RunFolder, output_schema
+from specdist.data.schema import COLUMNS
 from specdist.job.card import card_text, write_card
-from specdist.schema import COLUMNS
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.finished_runs import manifest_with, write_run
 from tests.job.launching import Ended, run_here
 
@@ -71,7 +71,7 @@ def test_a_target_alone_drafts_nothing() -> None:
 
 
 def test_a_run_up_to_the_law_says_so() -> None:
-    assert "give the same distribution" in text(info={"reproducibility": "law"})
+    assert "give the same distribution" in text(info={"reproducibility": "distribution"})
 
 
 @pytest.mark.parametrize("name", ["---\nx: y", "a: b # c", "<script>", "`|`", "**", "é中😀"])

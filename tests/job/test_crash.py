@@ -29,7 +29,7 @@ NUM_SHARDS, ROWS_PER_SHARD = 4, 6
 # Two rows at a time and long completions: long enough to be hit at a chosen moment.
 SLOW = {
     "rows_per_shard": ROWS_PER_SHARD,
-    "max_batch_rows": 2,
+    "max_num_seqs": 2,
     "max_new_tokens": 60,
     "temperature": 1,
     "top_p": 0.9,
@@ -131,7 +131,7 @@ def num_done(output: Path) -> int:
 
 @pytest.mark.ranks
 def test_killed_ranks_end_with_the_same_files(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    """The same across processes: the lead alone writes, and no other rank's state is needed."""
+    """The same across processes: rank 0 alone writes, and no other rank's state is needed."""
     options, undisturbed = slow
     output = tmp_path / "run"
     kill_ranks_and_relaunch(output, **options)
@@ -168,7 +168,8 @@ def kill_ranks_and_relaunch(output: Path, **options: Any) -> None:
 
 
 def unfinish(output: Path, shard: int, num_kept: int) -> None:
-    """Turn a finished shard back into one whose first rows are in a part log, marked, behind a torn line."""
+    """Assignment a finished shard back into one whose first rows are in a part log, marked, after a torn
+    line."""
     rows = read_output(output).to_pylist()[10 * shard :][:num_kept]
     names = RowResult.__dataclass_fields__.keys() - {"trace"}
     log_path = output / "parts" / f"shard-{shard:05d}.jsonl"

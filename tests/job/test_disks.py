@@ -118,7 +118,7 @@ def test_prompts_that_change_while_the_job_runs(
     monkeypatch: pytest.MonkeyPatch,
     change: str,
 ) -> None:
-    """Behind the first shard. What is finished stays, and the job goes on when they are back."""
+    """After the first shard. What is finished stays, and the job goes on when they are back."""
     prompts, output = tmp_path / "prompts.arrow", tmp_path / "run"
     content = pair.prompts.read_bytes()
     prompts.write_bytes(content)

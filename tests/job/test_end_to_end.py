@@ -160,7 +160,7 @@ def test_ranks_write_the_files_of_one_process(
 
 @pytest.mark.ranks
 def test_rows_of_the_decisions_alone_write_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
-    """Without top-p the target's ranks give the lead nothing of the other places but a few numbers."""
+    """Without top-p the target's ranks give rank 0 nothing of the other places but a few numbers."""
     settings = options | SAMPLED | {"top_p": 1}
     assert run_here(**settings, output=tmp_path / "alone").code == 0
     ended = fork_ranks(3, **settings, tp_size=2, output=tmp_path / "run")

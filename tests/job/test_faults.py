@@ -35,7 +35,7 @@ from tests.ranks import REPOSITORY
 
 # What the project promises; it takes about one second.
 SOON_S = 30
-NUM_RANKS, LEAD = 3, 0
+NUM_RANKS, RANK_ZERO = 3, 0
 ROLES = ["target 1/2", "target 2/2", "draft"]
 
 
@@ -54,10 +54,10 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
     options: dict[str, Any], tmp_path: Path, rank: int, number: signal.Signals
 ) -> None:
     output = tmp_path / "run"
-    changes = {"max_batch_rows": 2, "max_new_tokens": 60, "tp_size": 2, "rank_timeout": 8}
+    changes = {"max_num_seqs": 2, "max_new_tokens": 60, "tp_size": 2, "rank_timeout": 8}
     with started_ranks(NUM_RANKS, **(options | changes), output=output) as world:
         processes = world.processes
-        wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 2, processes[LEAD].is_alive)
+        wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 2, processes[RANK_ZERO].is_alive)
         rows = logged_rows(output, 0)
         os.kill(processes[rank].pid or 0, number)
         begin = time.monotonic()
@@ -74,8 +74,8 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
     assert logged_rows(output, 0).startswith(rows)
     (claim,) = (output / "claims").glob("shard-*")
     # A lead that is left gives its shard back; one that was killed is seen to be dead.
-    assert (json.loads(claim.read_text())["replica"] is None) == (rank != LEAD)
-    if rank == LEAD:
+    assert (json.loads(claim.read_text())["replica"] is None) == (rank != RANK_ZERO)
+    if rank == RANK_ZERO:
         assert run_here(**(options | changes | {"tp_size": 1}), output=output).totals["num_rows"] == 24
 
 
@@ -90,7 +90,7 @@ def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
         "rows_per_shard": 4,
         "max_new_tokens": 8,
         # Less than a block cannot be run: nothing is left to be halved.
-        "max_batch_tokens": 6,
+        "max_num_batched_tokens": 6,
     }
     assert run_here(**(options | changes), output=tmp_path / "undisturbed").code == 0
     expected = read_output(tmp_path / "undisturbed").to_pylist()
@@ -149,7 +149,7 @@ def test_a_replica_that_has_started_over_halves_the_batch_of_its_run(
 def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"temperature": 1, "max_batch_rows": 8}
+    changes = {"temperature": 1, "max_num_seqs": 8}
     assert run_here(**(options | changes), output=tmp_path / "undisturbed").code == 0
     forward = ModelRunner.forward
 
@@ -159,7 +159,7 @@ def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(
         return forward(runner, batch, logits_index)
 
     monkeypatch.setattr(ModelRunner, "forward", limited)
-    ended = run_here(**(options | changes), max_batch_tokens=64, output=tmp_path / "run")
+    ended = run_here(**(options | changes), max_num_batched_tokens=64, output=tmp_path / "run")
     assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "undisturbed")
     assert "at a time" in ended.stderr
     counted = sum(shard["num_out_of_memory"] for shard in shard_stats(tmp_path / "run"))

@@ -39,7 +39,7 @@ def test_costs_are_measured_once_and_frozen(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"temperature": 1.0}, "law"),
+        ({"temperature": 1.0}, "distribution"),
         ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens"),
     ],
 )

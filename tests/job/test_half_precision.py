@@ -71,7 +71,7 @@ def generate_unchecked(arguments: Sequence[str] | None) -> int:
 def known_everywhere(copying: dict[str, Any], output: Path, ended: Ended) -> None:
     assert ended.totals["exact"] is True
     assert completions(output) == expected(copying, output)
-    # The draft errs on purpose: both verdicts have been passed.
+    # The draft errs on purpose: both verify outputs have been passed.
     assert 0.2 < ended.totals["draft_acceptance_rate"] < 1
 
 

@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_before_a_model_is_loaded(
     assert "kind verifier" in refusal(policy="goodput", head=verifier)
     assert "other weights" in refusal(policy="specdecpp", head=acceptance, draft=pair.target)
     assert "has no effect with --policy svip" in refusal(policy="svip", head=acceptance)
-    assert "is no head" in refusal(policy="specdecpp", head=tmp_path / "nothing")
+    assert "is not a head" in refusal(policy="specdecpp", head=tmp_path / "nothing")
     assert "--verifier_threshold 1.5 must be in [0, 1]" in refusal(
         policy="sprinter", head=verifier, verifier_threshold=1.5
     )
@@ -88,7 +88,7 @@ def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
     output, ended = lossy_run
     totals = ended.totals
     assert totals["exact"] is False and totals["num_trusted_tokens"] > 100
-    # What is not judged is kept, and the rest as often as what is judged.
+    # What is not verified is kept, and the rest as often as what is verified.
     assert totals["predictions"]["theory"]["tokens_per_row_pass"]["ratio"] == pytest.approx(1, abs=0.05)
     operations = totals["operations"]
     # Every token was run by the target at least once, which the paper does not count.
@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_its_own_head_only(
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(lossy: dict[str, Any], tmp_path: Path) -> None:
-    slow = lossy | {"max_batch_rows": 2, "rows_per_shard": 12, "max_new_tokens": 48}
+    slow = lossy | {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 48}
     assert run_here(**slow, output=tmp_path / "whole").code == 0
     output = tmp_path / "killed"
     code = fork_and_kill(
@@ -220,5 +220,5 @@ def test_a_trusted_draft_that_works_ahead_emits_what_the_target_would_deny(
             assert following in (successor(token_id), drafts_successor(token_id))
             num_errors += following != successor(token_id)
             num_denied += token_id % PERIOD == 0 and following == successor(token_id)
-    # Some of the errors were the last of their blocks, and were judged.
+    # Some of the errors were the last of their blocks, and were verified.
     assert num_errors > 10 and num_denied > 0

@@ -27,10 +27,10 @@ def total(output: Path, name: str) -> int:
 @pytest.mark.parametrize(
     "packing",
     [
-        {"max_batch_rows": 1},
-        {"max_batch_rows": 5},
-        {"max_batch_tokens": 8},
-        {"max_batch_tokens": 50, "max_batch_rows": 7},
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 5},
+        {"max_num_batched_tokens": 8},
+        {"max_num_batched_tokens": 50, "max_num_seqs": 7},
     ],
 )
 def test_files_do_not_depend_on_the_batch(

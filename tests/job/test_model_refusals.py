@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from specdist.errors import UserError
 from specdist.job.preflight import plan_models
+from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
 from tests.job.pair import Pair, random_llama, save, train_tokenizer, write_arrow
 

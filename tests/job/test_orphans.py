@@ -20,7 +20,7 @@ from tests.job.killing import wait_until
 from tests.job.launching import command, logged_rows, run_here, shard_bytes
 from tests.ranks import REPOSITORY
 
-SLOW = {"rows_per_shard": 6, "max_batch_rows": 2, "max_new_tokens": 60, "tp_size": 2}
+SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "tp_size": 2}
 SOON_S = 30
 # A process that starts {rank} from a thread, which ends when it is told to; it tells the rank's number.
 LAUNCHER = """
@@ -47,7 +47,7 @@ def end(code):
 signals.end_process = end
 stop = signals.StopRequest(launcher=find_launcher())
 if {gentle}:
-    stop.become_gentle()
+    stop.defer_signals()
 print("ready", flush=True)
 while not (stop.is_made and {leaves}):
     time.sleep(0.01)

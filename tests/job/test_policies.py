@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specdist.costs import CostModel, Curve
 from specdist.job.policies import POLICIES, make_policy
-from specdist.policy_options import POLICY_OPTIONS
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.options import POLICY_OPTIONS
 from tests.job.launching import (
     Ended,
     parse,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdist.data import Manifest, Membership
-from specdist.errors import UserError
 from specdist.job.preflight import open_joined
+from specdist.utils.errors import UserError
 
 
 def join(output: Path, *, is_shared: bool) -> Membership:

@@ -16,7 +16,7 @@ from specdist.engine.engine import EngineLoad
 from specdist.job import generate, progress
 from specdist.job.progress import LINE_INTERVAL_S, Counts, Progress
 from specdist.job.scalars import Scalars
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.data.samples import row_result
 from tests.job.events import read_scalars
 from tests.job.launching import refused, run_here, shard_bytes

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from specdist.errors import UserError
 from specdist.job.preflight import plan_models
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.weight_names import WeightNames
+from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
 from tests.job.pair import Pair, random_llama, save, train_tokenizer
 

@@ -25,7 +25,7 @@ from tests.job.pair import Pair, save, train_tokenizer
         ({"tp_size": 2, "draft": None}, ["1 rank was", "--tp_size 2", "needs 2", "--num_processes 2"]),
         ({"max_seq_len": 129}, ["--max_seq_len 129", "128", "lower it"]),
         ({"cache_memory": "lots"}, ["--cache_memory 'lots'", "8GiB"]),
-        ({"max_batch_tokens": 5}, ["--max_batch_tokens 5", "6", "--num_draft_tokens"]),
+        ({"max_num_batched_tokens": 5}, ["--max_num_batched_tokens 5", "6", "--num_draft_tokens"]),
         ({"target": "no/such-model"}, ["--target no/such-model", "spelling"]),
         ({"draft": "/no/such/folder"}, ["--draft /no/such/folder", "spelling"]),
         ({"prompts": "missing.arrow"}, ["--prompts missing.arrow", "no such file"]),
@@ -100,10 +100,10 @@ def unimplemented_draft(folder: Path) -> Path:
 def test_an_error_of_one_rank_ends_all_and_is_shown_once(
     options: dict[str, Any], tmp_path: Path, finder: str
 ) -> None:
-    """The lead alone reads the prompts, the draft's rank alone its model: the others must not wait for them,
+    """Rank 0 alone reads the prompts, the draft's rank alone its model: the others must not wait for them,
     and the user must see what it was."""
     if finder == "lead":
-        changes, message = {"prompt_column": "text"}, "--prompt_column text is no column"
+        changes, message = {"prompt_column": "text"}, "--prompt_column text is not a column"
     else:
         draft = unimplemented_draft(tmp_path / "draft")
         changes, message = {"draft": draft}, "family gpt_oss, whose attention specdist does not implement"

@@ -121,7 +121,7 @@ def test_another_model_is_refused(
 
 def test_capacity_may_differ(options: dict[str, Any], finished: Path, no_models: None) -> None:
     """A relaunch may be on another machine: what cannot change a token is not compared."""
-    changes = {"max_batch_rows": 3, "max_batch_tokens": 100, "cache_memory": "1MiB"}
+    changes = {"max_num_seqs": 3, "max_num_batched_tokens": 100, "cache_memory": "1MiB"}
     assert run_here(**(options | changes), output=finished).code == 0
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from specdist.costs import CostModel, Curve
 from specdist.data import RunFolder
 from specdist.job.report import OPERATIONS, comparison_lines, run_figures, total_stats
-from specdist.predictions import predictions_of
+from specdist.policies.costs import CostModel, Curve
 from specdist.reporting import write_report
+from specdist.theory.predictions import predictions_of
 from tests.job.launching import Ended, run_here
 from tests.job.ranks import fork_ranks
 from tests.ranks import REPOSITORY

@@ -142,7 +142,7 @@ def test_a_stop_string_ends_the_completion_before_itself(
 
 
 def test_finish_reasons_tell_the_end_token_from_the_length(greedy: tuple[Path, Ended]) -> None:
-    """The end token is counted and kept, as the last id alone, and is no part of the text."""
+    """The end token is counted and kept, as the last id alone, and is not part of the text."""
     rows, ended = read_output(greedy[0]).to_pylist(), greedy[1]
     num_cut = [row["finish_reason"] for row in rows].count("length")
     assert ended.totals["num_cut_completions"] == num_cut > len(rows) / 10

@@ -28,7 +28,7 @@ from tests.job.launching import (
 from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
-SLOW = {"rows_per_shard": 6, "max_batch_rows": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
+SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
 # A process that waits to be stopped, and what becomes of it: {gentle} or not, with {grace} seconds to end.
 WAITING = """
 import logging, sys, time
@@ -37,7 +37,7 @@ logging.basicConfig(stream=sys.stderr)
 signals.GRACE_S = {grace}
 stop = signals.StopRequest()
 if {gentle}:
-    stop.become_gentle()
+    stop.defer_signals()
 print("ready", flush=True)
 while not (stop.is_made and {leaves}):
     time.sleep(0.01)

@@ -17,8 +17,8 @@ from datasets import load_dataset
 
 from specdist.data import Membership, RunFolder
 from specdist.data.merging import merge_run
-from specdist.errors import UserError
 from specdist.job.status import StatusReader, error_kind
+from specdist.utils.errors import UserError
 from tests.data.samples import row_result
 from tests.job.launching import Ended, read_output
 from tests.ranks import REPOSITORY

@@ -20,7 +20,7 @@ from tests.job.test_crash import fork_and_kill, num_logged
 
 # Ranks decide these from slices of the vocabulary.
 SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
-SLOW = {"max_batch_rows": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
+SLOW = {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
 
 
 def read_traces(output: Path) -> pa.Table:
@@ -84,7 +84,7 @@ def test_a_killed_run_ends_with_the_trace_of_an_undisturbed_one(
 
 
 def assert_same(one: pa.Table, other: pa.Table) -> None:
-    exact = ["row_id", "sample_index", "round", "depth", "position", "token_id", "is_judged", "is_accepted"]
+    exact = ["row_id", "sample_index", "round", "depth", "position", "token_id", "is_verified", "is_accepted"]
     assert one.select(exact).equals(other.select(exact))
     # Another batch, or a sliced model, rounds otherwise.
     for name in ("entropy", "draft_probability", "top_probability", "acceptance_probability"):

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import dynamic_module_utils
 
-from specdist.errors import UserError
 from specdist.models.checkpoint import open_checkpoint
 from specdist.planning.models import open_model
+from specdist.utils.errors import UserError
 from tests.job.launching import Ended, refused, run_here, run_process, shard_bytes
 from tests.job.pair import Pair
 

@@ -145,7 +145,7 @@ def test_loading_and_measuring_are_counted_in_steps(
 ) -> None:
     """On every rank: each tensor that is read, and each pass that is run, is one."""
     # A policy that needs measured costs.
-    changes = {"policy": "goodput", "tp_size": 2, "limit": 1, "max_new_tokens": 2, "max_batch_rows": 2}
+    changes = {"policy": "goodput", "tp_size": 2, "limit": 1, "max_new_tokens": 2, "max_num_seqs": 2}
     done = fork_ranks(NUM_RANKS, stepping.main, **(options | changes), output=tmp_path / "run")
     assert done.code == 0, done.stderr
     steps = [stepping.steps_of(tmp_path / "run", rank) for rank in range(NUM_RANKS)]

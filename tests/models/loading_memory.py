@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import join_slicing, load_slice
+from specdist.models.loading import join_sharding, load_sharded
 from tests.ranks import join, leave
 
 MIB = 2**20
@@ -29,7 +29,7 @@ checkpoint = open_checkpoint("--target", sys.argv[1])
 if topology.holds_target:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
     before = status("VmRSS")
-    model = load_slice(
+    model = load_sharded(
         checkpoint,
         dtype=torch.float32,
         device=topology.device,
@@ -45,5 +45,5 @@ if topology.holds_target:
     limit = largest + slice_bytes + OVERHEAD_BYTES
     assert peak <= limit, f"{report}: {peak / MIB:.0f} MiB are more than {limit / MIB:.0f}"
 else:
-    join_slicing()
+    join_sharding()
 leave()

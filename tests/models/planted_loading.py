@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from specdist.errors import UserError
 from specdist.models import computed
 from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import load_slice
+from specdist.models.loading import load_sharded
 from specdist.models.loading_check import check_loading
-from specdist.sampling.slices import vocabulary_slices
+from specdist.sampling.vocab_parallel import vocab_ranges
+from specdist.utils.errors import UserError
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 
@@ -66,30 +66,30 @@ def failure(
     """What the check says on rank 0, which alone has something to compare."""
     checkpoint = open_checkpoint("--target", folder)
     where = {"device": topology.device, "vocab_size": VOCAB_SIZE, "group": group}
-    model = load_slice(checkpoint, dtype=dtype, **where)
+    model = load_sharded(checkpoint, dtype=dtype, **where)
     if spoil is not None:
         spoil(model)
     try:
         check = check_loading(model, checkpoint, dtype=dtype, **where)
     except UserError as error:
         return str(error)
-    assert check.is_checked == topology.is_lead, check.reason
+    assert check.is_checked == topology.is_rank0, check.reason
     assert model.config.num_hidden_layers == len(model.model.layers) == 3, "left cut to fewer layers"
     return None
 
 
-assert len(vocabulary_slices(VOCAB_SIZE, 2)) == 2
+assert len(vocab_ranges(VOCAB_SIZE, 2)) == 2
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     found = failure(sound, dtype)
     assert found is None, found
 for name, fault in FAULTS.items():
     found = failure(sound, torch.bfloat16, fault)
-    assert (found is not None) == topology.is_lead, name
+    assert (found is not None) == topology.is_rank0, name
     print(name, found)  # noqa: T201 (shown if a rank fails)
 found = failure(fp8, torch.bfloat16)  # whose scales no slice reads: refused before loading in a job
-assert (found is not None) == topology.is_lead, "scales left out"
+assert (found is not None) == topology.is_rank0, "scales left out"
 computed.ComputedTensors.restore = into_converted_buffers  # type: ignore[method-assign]
 found = failure(sound, torch.bfloat16)
-assert (found is not None) == topology.is_lead, "rotary frequencies in bfloat16"
+assert (found is not None) == topology.is_rank0, "rotary frequencies in bfloat16"
 assert found is None or "layer 0 queries" in found, found
 leave()

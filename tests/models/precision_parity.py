@@ -23,7 +23,7 @@ from specdist.cache.pages import PageTable
 from specdist.models import computed
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.flat import FlatBatch
-from specdist.models.loading import load_slice
+from specdist.models.loading import load_sharded
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import SUMMED
 from tests.models.families import VOCAB_SIZE
@@ -73,7 +73,7 @@ def whole_logits(folder: str, dtype: torch.dtype, *, is_cut: bool) -> Tensor:
 
 def shared_logits(folder: str, dtype: torch.dtype) -> Tensor:
     """[T, V] of both ranks' slices, through the paged runner in chunks and single steps."""
-    model = load_slice(
+    model = load_sharded(
         open_checkpoint("--target", folder),
         dtype=dtype,
         device=topology.device,

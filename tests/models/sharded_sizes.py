@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import load_slice
+from specdist.models.loading import load_sharded
 from specdist.models.sizes import model_size
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
@@ -17,7 +17,7 @@ topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 for folder in sys.argv[1:]:
     checkpoint = open_checkpoint("--target", folder)
-    model = load_slice(
+    model = load_sharded(
         checkpoint, dtype=torch.float32, device=topology.device, group=group, vocab_size=VOCAB_SIZE
     )
     held = sum(weight.numel() for weight in model.parameters()) * FLOAT_BYTES

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from specdist.errors import UserError
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading, relative_difference
 from specdist.models.reference import MOST_POSITIONS, choose_sample
+from specdist.utils.errors import UserError
 from tests.models.families import FAMILIES, VOCAB_SIZE, tiny_model
 from tests.ranks import run_ranks
 

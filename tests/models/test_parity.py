@@ -40,4 +40,4 @@ def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) ->
                     parameter.normal_()
         model.save_pretrained(tmp_path / family, max_shard_size="60KB")
         assert len(list((tmp_path / family).glob("*.safetensors"))) > 1
-    run_ranks("tests.models.sliced_parity", 3, *(str(tmp_path / family) for family in families))
+    run_ranks("tests.models.sharded_parity", 3, *(str(tmp_path / family) for family in families))

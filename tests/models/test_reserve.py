@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
-from specdist.engine.verdicts import KnownLaws, Questions
+from specdist.engine.verify import FullDistributions, VerifyInput
 from specdist.models.adapters import use_paged_attention
 from specdist.models.attention import LayerShapes
 from specdist.models.flat import FlatBatch, Segments
@@ -26,7 +26,7 @@ from specdist.models.reserve import (
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import model_size
 from specdist.models.static import Bucket, choose_bucket
-from specdist.sampling.beliefs import draft_features, draft_laws
+from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
 from tests.models.live_bytes import LiveBytes
 
@@ -69,12 +69,12 @@ SETTINGS = {
     "rejection": (SamplingSettings(), Sampling()),
     "top-k": (SamplingSettings(top_k=20), Sampling()),
     "top-p": (SamplingSettings(top_p=0.9), Sampling(has_top_p=True)),
-    "gumbel": (SamplingSettings(is_coupled=True), Sampling(decisions="gumbel")),
+    "gumbel": (SamplingSettings(is_coupled=True), Sampling(next_distributions="gumbel")),
     "gumbel, top-p": (
         SamplingSettings(is_coupled=True, top_p=0.9),
-        Sampling(decisions="gumbel", has_top_p=True),
+        Sampling(next_distributions="gumbel", has_top_p=True),
     ),
-    "greedy": (SamplingSettings(temperature=0), Sampling(decisions="greedy")),
+    "greedy": (SamplingSettings(temperature=0), Sampling(next_distributions="greedy")),
 }
 
 
@@ -84,10 +84,10 @@ def test_deciding_holds_what_is_reserved_for_logits(name: str) -> None:
     settings, sampling = SETTINGS[name]
     size = model_size("it", WIDE, 2)
     keys, positions = np.zeros(NUM_ASKED, np.int64), np.arange(NUM_ASKED)
-    questions = Questions(
+    verify_input = VerifyInput(
         index_N=positions,
         stream_keys_N=keys,
-        judges_C=positions[:-8],
+        target_logits_indices_C=positions[:-8],
         positions_N=positions,
         candidate_ids_C=keys[:-8],
     )
@@ -95,13 +95,13 @@ def test_deciding_holds_what_is_reserved_for_logits(name: str) -> None:
     # Beside the logits themselves, which are held twice where a recorded pass has given them.
     logits_NV = torch.randn(NUM_ASKED, size.vocab_size).bfloat16()
     with LiveBytes() as live:
-        laws = KnownLaws.of(logits_NV, settings, questions)
-        laws.candidate_probabilities()
-        laws.decisions(np.arange(8))
+        distributions = FullDistributions.of(logits_NV, settings, verify_input)
+        distributions.candidate_probabilities()
+        distributions.next_distributions(np.arange(8))
     found.append(live.peak)
-    del laws
+    del distributions
     with LiveBytes() as live:
-        drawn_from, _, undecided = draft_laws(
+        drawn_from, _, undecided = draft_distributions(
             logits_NV, settings, torch.from_numpy(keys), torch.from_numpy(positions)
         )
         uniforms = torch.zeros(NUM_ASKED).double() if settings.is_random else None

@@ -37,7 +37,7 @@ ENGINE_FAULTS = (
         is_dangerous=True,
     ),
     Mutant(
-        name="decision-always-drawn-behind-whole-block",
+        name="decision-always-drawn-after-whole-block",
         file="engine/engine.py",
         old="starts_R + judged.num_accepted_R - unasked_R, len(asked_N)",
         new="starts_R + asked_R - 1, len(asked_N)",
@@ -52,14 +52,14 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="rejected-candidates-stay-in-drafts-cache",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="        rows.num_computed[slots_R] = np.minimum(rows.num_computed[slots_R], kept_R)\n",
         new="",
         tests=(DRAFT_CACHE,),
     ),
     Mutant(
         name="draft-never-runs-what-cache-lacks",
-        file="engine/chains.py",
+        file="engine/draft_state.py",
         old="begins_A = np.minimum(self.num_computed[rows_A], positions_A - 1)",
         new="begins_A = positions_A - 1",
         tests=(
@@ -69,29 +69,29 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="tokens-drafted-ahead-kept-after-miss",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="np.where(is_hit_R, self._num_ahead[slots_R] - 1, 0)",
         new="np.maximum(self._num_ahead[slots_R] - 1, 0)",
         tests=(LONE_DRAFT,),
     ),
     Mutant(
         name="token-drafted-ahead-judged-by-neighbours-probability",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="torch.from_numpy(rows.probabilities[slots_W, positions_W])",
         new="torch.from_numpy(rows.probabilities[slots_W, positions_W + 1])",
         tests=(AHEAD,),
     ),
     Mutant(
         name="rejected-token-ahead-leaves-no-residual",
-        file="engine/draft.py",
-        old="is_rejected_W = (is_rejected_R | is_judged_R)[drawn] & ~is_hit_R[drawn]",
+        file="engine/draft_worker.py",
+        old="is_rejected_W = (is_rejected_R | is_verified_R)[drawn] & ~is_hit_R[drawn]",
         new="is_rejected_W = is_rejected_R[drawn] & ~is_hit_R[drawn]",
         tests=(AHEAD,),
     ),
     Mutant(
         name="draft-does-not-count-rows-misses",
-        file="engine/draft.py",
-        old="        rows.num_misses[slots_R] += (is_rejected_R | is_judged_R) & ~is_hit_R\n",
+        file="engine/draft_worker.py",
+        old="        rows.num_misses[slots_R] += (is_rejected_R | is_verified_R) & ~is_hit_R\n",
         new="",
         tests=(ROW_IDENTITY,),
     ),
@@ -105,8 +105,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="row-gave-way-goes-on-with-new-decision",
         file="engine/engine.py",
-        old="DRAW if sequence.forced_decision is None else sequence.forced_decision",
-        new="sequence.token_ids[-1] if sequence.forced_decision is not None else DRAW",
+        old="DRAW if sequence.forced_next_token is None else sequence.forced_next_token",
+        new="sequence.token_ids[-1] if sequence.forced_next_token is not None else DRAW",
         tests=(ROW_IDENTITY, GIVING_WAY),
     ),
     Mutant(
@@ -164,7 +164,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="adopted-branch-probabilities-of-lost-chain",
-        file="engine/chains.py",
+        file="engine/draft_state.py",
         old="        self.probabilities[targets] = self.probabilities[sources]\n",
         new="",
         tests=(BRANCHES,),
@@ -172,28 +172,28 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="adopted-branch-scores-of-lost-chain",
-        file="engine/chains.py",
+        file="engine/draft_state.py",
         old="        self._scores.adopt(sources, targets)\n",
         new="",
         tests=(BRANCHES,),
     ),
     Mutant(
         name="branch-draws-numbers-of-chain-replaces",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="rows.num_misses[branches.rows_B] = rows.num_misses[branches.slots_B] + 1",
         new="rows.num_misses[branches.rows_B] = rows.num_misses[branches.slots_B]",
         tests=(ROW_IDENTITY,),
     ),
     Mutant(
         name="branches-draw-from-stream-of-their-own",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="        rows.stream_keys[branches.rows_B] = rows.stream_keys[branches.slots_B]\n",
         new="",
         tests=(ROW_IDENTITY,),
     ),
     Mutant(
         name="branch-written-into-rows-own-pages",
-        file="models/forks.py",
+        file="cache/branch_pages.py",
         old="        self.pages[branches_B[:, None], columns_BP] = "
         "self._own_pages[branches_B - self._num_slots]\n",
         new="",
@@ -201,14 +201,14 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="branch-lacks-what-stands-before-in-first-page",
-        file="models/forks.py",
+        file="cache/branch_pages.py",
         old="return self._copies(slots_B, branches_B, begins_B, positions_B - begins_B)",
         new="return self._copies(slots_B, branches_B, begins_B, 0 * begins_B)",
         tests=(LONE_DRAFT,),
     ),
     Mutant(
-        name="adopted-branchs-keys-stay-behind",
-        file="engine/draft.py",
+        name="adopted-branchs-keys-stay-after",
+        file="engine/draft_worker.py",
         old="            self._runner.adopt_branches(branches_B, slots_B, decided_B, lengths_B)\n",
         new="",
         tests=(DRAFT_CACHE,),
@@ -288,14 +288,14 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="heads-estimate-kept-with-next-token",
-        file="engine/drafting.py",
+        file="engine/draft_loop.py",
         old="            self._rows.keep_estimates(places, known_A)\n",
         new="            self._rows.keep_estimates((rows_A, positions_A), known_A)\n",
         tests=(HEADS + "::test_the_trace_has_the_estimates[greedy-none]",),
     ),
     Mutant(
         name="policy-told-heads-estimate-of-another-row",
-        file="engine/drafting.py",
+        file="engine/draft_loop.py",
         old="features = DraftFeatures.of_head(estimates_A)",
         new="features = DraftFeatures.of_head(np.roll(estimates_A, 1))",
         tests=(SPRINTER,),
@@ -310,7 +310,7 @@ ENGINE_FAULTS = (
     # Policies.
     Mutant(
         name="token-policy-looked-at-thrown-away",
-        file="engine/drafting.py",
+        file="engine/draft_loop.py",
         old="            active_A = active_A[keep_A]\n"
         "            if not len(active_A):\n                break\n            last = None",
         new="            if depth:\n"
@@ -322,7 +322,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="token-head-doubts-thrown-away",
-        file="engine/drafting.py",
+        file="engine/draft_loop.py",
         old="                if not len(active_A):\n                    break\n                estimates_A = None\n",
         new="                num_drafted_R[np.setdiff1d(np.arange(len(rows_R)), active_A)] -= 1\n"
         "                if not len(active_A):\n                    break\n                estimates_A = None\n",
@@ -350,7 +350,7 @@ ENGINE_FAULTS = (
         tests=(HISTORIES,),
     ),
     Mutant(
-        name="confidence-stops-behind-likely-tokens",
+        name="confidence-stops-after-likely-tokens",
         file="policies/confidence.py",
         old="rows.features.probabilities_R >= self.stop_probability",
         new="rows.features.probabilities_R <= self.stop_probability",
@@ -373,14 +373,14 @@ ENGINE_FAULTS = (
     Mutant(
         name="specdecpp-forgets-all-estimates-but-last",
         file="policies/specdecpp.py",
-        old="self._survival[chains_R] *= rows.features.estimates_R",
-        new="self._survival[chains_R] = rows.features.estimates_R",
+        old="self._survival[draft_rows_R] *= rows.features.estimates_R",
+        new="self._survival[draft_rows_R] = rows.features.estimates_R",
         tests=(HEAD_POLICIES,),
     ),
     Mutant(
         name="specdecpp-carries-blocks-estimates-into-next",
         file="policies/specdecpp.py",
-        old="        self._survival[chains_R] = 1.0\n",
+        old="        self._survival[draft_rows_R] = 1.0\n",
         new="",
         tests=(HEAD_POLICIES,),
     ),

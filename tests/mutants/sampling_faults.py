@@ -9,7 +9,7 @@ COUPLED = DISTRIBUTION + "test_in_turns[3-coupled]"
 AHEAD = DISTRIBUTION + "test_ahead[4-0-plain]"
 BRANCHES = DISTRIBUTION + "test_ahead[4-3-plain]"
 ENUMERATION = "tests/sampling/test_enumeration.py"
-SLICES = "tests/sampling/test_slices.py"
+SLICES = "tests/sampling/test_vocab_parallel.py"
 RANDOM = "tests/sampling/test_random.py"
 IN_SLICES = DISTRIBUTION + "test_a_target_in_slices"
 
@@ -17,16 +17,16 @@ SAMPLING_FAULTS = (
     # One random number for two purposes: every pair of draft draw, acceptance and recovered token.
     Mutant(
         name="recovered-token-drawn-with-number-rejected-candidate",
-        file="engine/draft.py",
-        old="self._uniforms(slots_W, positions_W, Purpose.DECIDE)",
+        file="engine/draft_worker.py",
+        old="self._uniforms(slots_W, positions_W, Purpose.NEXT_TOKEN)",
         new="self._uniforms(slots_W, positions_W, Purpose.ACCEPT)",
         tests=(IN_TURNS,),
         is_dangerous=True,
     ),
     Mutant(
         name="recovered-token-drawn-with-number-drew-candidate",
-        file="engine/draft.py",
-        old="self._uniforms(slots_W, positions_W, Purpose.DECIDE)",
+        file="engine/draft_worker.py",
+        old="self._uniforms(slots_W, positions_W, Purpose.NEXT_TOKEN)",
         new="self._uniforms(slots_W, positions_W, Purpose.DRAFT)",
         tests=(IN_TURNS,),
     ),
@@ -42,28 +42,28 @@ SAMPLING_FAULTS = (
         name="candidate-judged-with-number-of-recovered-token",
         file="engine/blocks.py",
         old="        Purpose.ACCEPT,\n",
-        new="        Purpose.DECIDE,\n",
+        new="        Purpose.NEXT_TOKEN,\n",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="candidate-drawn-with-number-judges-it",
-        file="engine/drafting.py",
+        file="engine/draft_loop.py",
         old="            Purpose.DRAFT,\n",
         new="            Purpose.ACCEPT,\n",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="token-drafted-ahead-judged-with-number-drew-it",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="self._uniforms(slots_W, positions_W, Purpose.ACCEPT)",
         new="self._uniforms(slots_W, positions_W, Purpose.DRAFT)",
         tests=(AHEAD,),
     ),
     Mutant(
         name="token-drafted-ahead-judged-with-number-of-recovered-token",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="self._uniforms(slots_W, positions_W, Purpose.ACCEPT)",
-        new="self._uniforms(slots_W, positions_W, Purpose.DECIDE)",
+        new="self._uniforms(slots_W, positions_W, Purpose.NEXT_TOKEN)",
         tests=(AHEAD,),
     ),
     Mutant(
@@ -90,8 +90,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="all-candidates-of-block-judged-with-one-number",
         file="engine/blocks.py",
-        old="torch.from_numpy(questions.positions_N[questions.judges_C]),",
-        new="torch.zeros(len(questions.judges_C), dtype=torch.int64),",
+        old="torch.from_numpy(verify_input.positions_N[verify_input.target_logits_indices_C]),",
+        new="torch.zeros(len(verify_input.target_logits_indices_C), dtype=torch.int64),",
         tests=(IN_TURNS,),
     ),
     Mutant(
@@ -168,16 +168,16 @@ SAMPLING_FAULTS = (
     ),
     Mutant(
         name="candidate-judged-by-probability-of-another-token",
-        file="engine/verdicts.py",
-        old="candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[judges_C] + 1],",
-        new="candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[judges_C]],",
+        file="engine/verify.py",
+        old="candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[target_logits_indices_C] + 1],",
+        new="candidate_ids_C=np.asarray(batch.token_ids_T)[index_N[target_logits_indices_C]],",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="candidate-judged-by-what-follows-it",
-        file="engine/verdicts.py",
-        old="self.laws_N.select(torch.from_numpy(self.questions.judges_C).to(device))",
-        new="self.laws_N.select(torch.from_numpy(self.questions.judges_C + 1).to(device))",
+        file="engine/verify.py",
+        old="self.distributions_N.select(torch.from_numpy(self.verify_input.target_logits_indices_C).to(device))",
+        new="self.distributions_N.select(torch.from_numpy(self.verify_input.target_logits_indices_C + 1).to(device))",
         tests=(IN_TURNS,),
     ),
     # The residual.
@@ -206,14 +206,14 @@ SAMPLING_FAULTS = (
     ),
     Mutant(
         name="residual-of-another-rows-draft",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))",
         new="draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)).roll(1, 0))",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="residual-of-draft-one-position-later",
-        file="engine/draft.py",
+        file="engine/draft_worker.py",
         old="np.where(is_rejected_W, positions_W, NOWHERE)",
         new="np.where(is_rejected_W, positions_W + 1, NOWHERE)",
         tests=(IN_TURNS,),
@@ -221,17 +221,17 @@ SAMPLING_FAULTS = (
     # Which distribution.
     Mutant(
         name="draft-reports-probabilities-before-temperature-and-filters",
-        file="engine/drafting.py",
-        old="laws_A.probabilities_of(drawn_A), features_3A",
+        file="engine/draft_loop.py",
+        old="distributions_A.probabilities_of(drawn_A), features_3A",
         new="logits_AV.softmax(dim=1).gather(1, drawn_A[:, None])[:, 0].double(), features_3A",
         tests=(FILTERED,),
         is_dangerous=True,
     ),
     Mutant(
         name="draft-keeps-scores-from-before-temperature-and-filters",
-        file="sampling/beliefs.py",
-        old="return DraftLaws(laws, laws.probabilities_NV, laws)",
-        new="return DraftLaws(laws, logits_NV.float().softmax(dim=1), laws)",
+        file="sampling/branch_estimates.py",
+        old="return DraftDistributions(distributions, distributions.probabilities_NV, distributions)",
+        new="return DraftDistributions(distributions, logits_NV.float().softmax(dim=1), distributions)",
         tests=(FILTERED,),
     ),
     Mutant(
@@ -293,56 +293,56 @@ SAMPLING_FAULTS = (
     # Slices of the vocabulary.
     Mutant(
         name="candidates-place-in-slice-id",
-        file="sampling/slices.py",
+        file="sampling/vocab_parallel.py",
         old="places_C = token_ids_C - ids.start",
         new="places_C = token_ids_C",
         tests=(SLICES,),
     ),
     Mutant(
         name="slices-likeliest-token-lacks-slices-offset",
-        file="sampling/slices.py",
+        file="sampling/vocab_parallel.py",
         old="return Winners(winners_N + ids.start, _picked(logits_Nv, winners_N)",
         new="return Winners(winners_N, _picked(logits_Nv, winners_N)",
         tests=(SLICES,),
     ),
     Mutant(
         name="slices-compare-their-races-without-their-waiting-times",
-        file="sampling/slices.py",
+        file="sampling/vocab_parallel.py",
         old=".to(torch.float64) - _picked(waiting_Nv, winners_N).log()",
         new=".to(torch.float64)",
         tests=(SLICES,),
     ),
     Mutant(
         name="candidate-normalised-by-first-slice-alone",
-        file="sampling/slices.py",
+        file="sampling/vocab_parallel.py",
         old="normalisers_SN.logsumexp(dim=0)[index_C]",
         new="normalisers_SN[0][index_C]",
         tests=(SLICES,),
     ),
     Mutant(
         name="wider-slices-come-last",
-        file="sampling/slices.py",
+        file="sampling/vocab_parallel.py",
         old="width * (index + 1) + min(index + 1, num_wider)",
         new="width * (index + 1) + max(0, index + 1 - num_slices + num_wider)",
         tests=(SLICES,),
     ),
     Mutant(
         name="decision-fetched-from-another-place-of-other-slices",
-        file="engine/slices.py",
-        old="self._gather_rows(logits_Nv[index_N[index_N != NO_DECISION].to(logits_Nv.device)])",
-        new="self._gather_rows(logits_Nv[index_N[index_N != NO_DECISION].flip(0).to(logits_Nv.device)])",
+        file="engine/vocab_parallel.py",
+        old="self._gather_rows(logits_Nv[index_N[index_N != NO_NEXT_TOKEN].to(logits_Nv.device)])",
+        new="self._gather_rows(logits_Nv[index_N[index_N != NO_NEXT_TOKEN].flip(0).to(logits_Nv.device)])",
         tests=(IN_SLICES + "[plain]",),
     ),
     Mutant(
         name="each-slice-has-top-k-of-its-own",
-        file="engine/slices.py",
+        file="engine/vocab_parallel.py",
         old="return without_the_rest(scores_Nv, self._collectives.gather_everywhere(top_scores(scores_Nv, top_k)))",
         new="return without_the_rest(scores_Nv, top_scores(scores_Nv, top_k)[None])",
         tests=(IN_SLICES + "[top-k]",),
     ),
     Mutant(
         name="slices-forget-temperature",
-        file="engine/slices.py",
+        file="engine/vocab_parallel.py",
         old="scores_Nv = tempered(logits_Nv, self._settings)",
         new="scores_Nv = logits_Nv.float()",
         tests=(IN_SLICES + "[top-k]",),

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.config import parse_arguments, parse_generate_config
-from specdist.errors import UserError
+from specdist.config.generate import parse_arguments, parse_generate_config
 from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
+from specdist.utils.errors import UserError
 from tests.models.families import tiny_model
 from tests.ranks import REPOSITORY
 
@@ -83,7 +83,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         (["--target", "7b", "--acceptance", "0.5"], "has no effect without a --draft"),
         (["--target", "7b", "--trace", "run"], "--trace run has no effect without a --draft"),
         ([*PAIR, "--trace", "run", "--acceptance", "0.5"], "--acceptance and --trace exclude each other"),
-        ([*PAIR, "--trace", "no/such"], "--trace no/such is no trace"),
+        ([*PAIR, "--trace", "no/such"], "--trace no/such is not a trace"),
         ([*PAIR, "--trace", "run", "--validate"], "--trace run has no effect with --validate"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--target", "no/folder"], "--target no/folder has no configuration"),

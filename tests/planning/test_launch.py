@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdist.config import GenerateConfig, parse_arguments, parse_generate_config
+from specdist.config.generate import GenerateConfig, parse_arguments, parse_generate_config
 from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
 from tests.models.families import tiny_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from specdist.config import parse_arguments
+from specdist.config.generate import parse_arguments
 from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
 from tests.ranks import REPOSITORY

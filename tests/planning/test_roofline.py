@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from transformers import LlamaConfig
 
-from specdist.errors import UserError
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.hardware import GPUS, find_gpu
 from specdist.planning.roofline import LAUNCH_S, Placement, roofline_costs
 from specdist.planning.simulate import Mode, Settings, predict
+from specdist.utils.errors import UserError
 
 HALF_BYTES = 2
 TP_SIZE = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.costs import CostModel, Curve
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
+from specdist.policies.costs import CostModel, Curve
 
 MS = 1_000_000
 # A target's pass of 20 ms up to 64 tokens and in proportion beyond; draft steps of 1 ms and more.
@@ -86,7 +86,7 @@ def test_a_job_ends_with_every_token() -> None:
     for mode in MODES:
         job = run_job(COSTS, settings(mode, num_rows=2), rows)
         assert job.num_tokens == 50
-    # 39 tokens behind the first, which the prompt's pass has decided, one a round.
+    # 39 tokens after the first, which the prompt's pass has decided, one a round.
     only = run_job(COSTS, settings("target only"), rows[3:])
     assert only.num_rounds == 1 + 39
     assert only.seconds == pytest.approx(40 * 20.5e-3)

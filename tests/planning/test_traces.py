@@ -9,12 +9,12 @@ import pyarrow.ipc
 import pytest
 
 from specdist.data import TracedToken, trace_table
-from specdist.errors import UserError
 from specdist.planning.traces import acceptance_of
+from specdist.utils.errors import UserError
 
 
-def token(*, is_judged: bool, is_accepted: bool) -> TracedToken:
-    return TracedToken(1, 0, 0, 7, 0.5, 0.5, 0.5, 0.5 if is_judged else None, is_judged, is_accepted)
+def token(*, is_verified: bool, is_accepted: bool) -> TracedToken:
+    return TracedToken(1, 0, 0, 7, 0.5, 0.5, 0.5, 0.5 if is_verified else None, is_verified, is_accepted)
 
 
 def write(path: Path, *tokens: TracedToken) -> Path:
@@ -25,13 +25,13 @@ def write(path: Path, *tokens: TracedToken) -> Path:
     return path
 
 
-ACCEPTED = token(is_judged=True, is_accepted=True)
-REJECTED = token(is_judged=True, is_accepted=False)
-BEHIND = token(is_judged=False, is_accepted=False)
+ACCEPTED = token(is_verified=True, is_accepted=True)
+REJECTED = token(is_verified=True, is_accepted=False)
+AFTER = token(is_verified=False, is_accepted=False)
 
 
 def test_it_is_of_the_judged_tokens_of_all_shards(tmp_path: Path) -> None:
-    first = write(tmp_path / "stats/shard-00000.trace.arrow", ACCEPTED, REJECTED, BEHIND, BEHIND)
+    first = write(tmp_path / "stats/shard-00000.trace.arrow", ACCEPTED, REJECTED, AFTER, AFTER)
     write(tmp_path / "stats/shard-00001.trace.arrow", ACCEPTED, ACCEPTED)
     assert acceptance_of(tmp_path) == pytest.approx(3 / 4)
     assert acceptance_of(first) == pytest.approx(1 / 2)
@@ -41,7 +41,7 @@ def test_what_holds_no_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no stats"):
         acceptance_of(tmp_path)
     (tmp_path / "text").write_text("nothing")
-    with pytest.raises(UserError, match=r"text is no trace of jobs/generate\.py"):
+    with pytest.raises(UserError, match=r"text is not a trace of jobs/generate\.py"):
         acceptance_of(tmp_path / "text")
-    with pytest.raises(UserError, match="no token that was judged"):
-        acceptance_of(write(tmp_path / "stats/shard-00000.trace.arrow", BEHIND))
+    with pytest.raises(UserError, match="no token that was verified"):
+        acceptance_of(write(tmp_path / "stats/shard-00000.trace.arrow", AFTER))

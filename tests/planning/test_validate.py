@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.costs import CostModel, Curve
 from specdist.planning.simulate import ReplicaCosts
 from specdist.planning.validate import Validation, acceptance_rate, calibrated, mean_costs
-from specdist.stats import DraftTimes, Stats, TargetTimes
+from specdist.policies.costs import CostModel, Curve
+from specdist.stats.shard import DraftTimes, Stats, TargetTimes
 
 US = 1000
 COSTS = ReplicaCosts(
@@ -50,7 +50,7 @@ def test_acceptance_is_of_the_candidates_that_were_judged() -> None:
     stats = Stats()
     for num_accepted in (3, 0, 1, 3):
         stats.observe_block(num_drafted=3, num_accepted=num_accepted)
-    # Seven accepted, and two rejected; three behind these were not judged.
+    # Seven accepted, and two rejected; three after these were not verified.
     assert acceptance_rate(stats) == pytest.approx(7 / 9)
 
 

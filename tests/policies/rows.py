@@ -48,7 +48,7 @@ def asked(
         features = dataclasses.replace(features, estimates_R=np.array(estimates))
     rows = DraftedRows(
         slots_R=np.arange(num_rows),
-        chains_R=np.arange(num_rows) if chains is None else np.array(chains),
+        draft_rows_R=np.arange(num_rows) if chains is None else np.array(chains),
         histories_RH=histories_RH,
         num_drafted=num_drafted,
         features=features if num_drafted and (policy.uses_features or estimates is not None) else None,

@@ -6,15 +6,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from specdist.costs import CostModel, Curve
 from specdist.policies import (
     DraftedRows,
     DraftFeatures,
     Goodput,
-    JudgedTokens,
     RoundContext,
     VerifiedBlocks,
+    VerifiedTokens,
 )
+from specdist.policies.costs import CostModel, Curve
 
 CAP = 6
 
@@ -38,10 +38,10 @@ def question(
     histories_RH: np.ndarray | None = None,
     earlier: list[float] | None = None,
 ) -> DraftedRows:
-    chains_R = np.arange(num_rows)
+    draft_rows_R = np.arange(num_rows)
     return DraftedRows(
-        slots_R=chains_R,
-        chains_R=chains_R,
+        slots_R=draft_rows_R,
+        draft_rows_R=draft_rows_R,
         histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
         features=features,
@@ -113,7 +113,7 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
 def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
     policy = goodput(flat_costs(target=100, draft=30))
     policy.num_to_verify(features_of([0.5]), np.array([1]), 1)
-    # The decisions' own step has taken 30 of the 100; two more fit, and a third is worth less than waiting.
+    # The next tokens' own step has taken 30 of the 100; two more fit, and a third is worth less than waiting.
     assert drafted_length(policy, 0.3, is_ahead=True) == 2
 
 
@@ -131,7 +131,7 @@ def test_a_draft_that_is_never_right_is_given_up() -> None:
     assert drafted_length(policy, 0.6) > 0
     for _ in range(400):
         policy.observe_tokens(
-            JudgedTokens(
+            VerifiedTokens(
                 features=features_of([0.6] * 4),
                 depths_C=np.zeros(4),
                 is_accepted_C=np.zeros(4, bool),
@@ -168,7 +168,7 @@ def test_a_rows_past_is_what_was_judged_of_it() -> None:
         num_drafted_R=np.array([3, 5]),
         num_accepted_R=np.array([3, 1]),
     )
-    # The rejected token counts, those behind it do not; two tokens let half of two in 64 fade.
+    # The rejected token counts, those after it do not; two tokens let half of two in 64 fade.
     kept = 0.5 ** (2 / 64)
     expected = [[3.0, 3.0], [8 * kept + 1, 16 * kept + 2]]
     np.testing.assert_allclose(policy.next_histories(blocks), expected)
@@ -178,7 +178,7 @@ def test_nothing_judged_is_nothing_learned() -> None:
     policy = goodput(flat_costs(target=100, draft=10))
     before = policy._forecast
     nothing = np.zeros(0)
-    policy.observe_tokens(JudgedTokens(features=features_of([]), depths_C=nothing, is_accepted_C=nothing))
+    policy.observe_tokens(VerifiedTokens(features=features_of([]), depths_C=nothing, is_accepted_C=nothing))
     assert policy._forecast == pytest.approx(before)
 
 
@@ -205,7 +205,7 @@ def test_the_head_s_word_is_calibrated_by_what_the_target_says() -> None:
     outcomes = np.random.default_rng(3).random(600) < 0.9
     for begin in range(0, 600, 6):
         policy.observe_tokens(
-            JudgedTokens(
+            VerifiedTokens(
                 features=told([0.5] * 6, [0.3] * 6),
                 depths_C=np.zeros(6),
                 is_accepted_C=outcomes[begin : begin + 6],
@@ -213,7 +213,7 @@ def test_the_head_s_word_is_calibrated_by_what_the_target_says() -> None:
         )
     after, unread = chances(policy, 0.3)
     assert before < 0.5 and after == pytest.approx(0.9, abs=0.04)
-    # What no pass has read is judged by its features, which have learned the same here.
+    # What no pass has read is verified by its features, which have learned the same here.
     assert unread == pytest.approx(0.9, abs=0.04)
 
 

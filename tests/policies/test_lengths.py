@@ -78,7 +78,7 @@ def test_gammatune_plus_also_stops_at_an_unlikely_top_token() -> None:
     tops = [0.39, 0.4, 0.41, 1.0]
     assert asked(policy, rows, 1, top_chances=tops, chances=[0.0] * 4) == [False, True, True, True]
     assert asked(policy, rows, 3, top_chances=tops) == [False] * 4
-    # A block that was stopped behind its first token and accepted: A = 1 + 2, the window stays at 3.
+    # A block that was stopped after its first token and accepted: A = 1 + 2, the window stays at 3.
     # The same without the acceptance: w = 1.5, γ = 2.
     rows = after(policy, rows[:2], [(1, 1), (1, 0)])
     assert rows[:, 0].tolist() == [3.0, 1.5]

@@ -1,4 +1,4 @@
-"""Policies that stop behind a drawn token, by what the draft knows of it."""
+"""Policies that stop after a drawn token, by what the draft knows of it."""
 
 import math
 
@@ -45,7 +45,10 @@ def test_svip_by_hand() -> None:
     """sqrt(H) > h stops. H of (1/2, 1/2) is 0.693 nats, sqrt 0.833; of (0.99, 0.01) 0.056, sqrt 0.237;
     of (0.98, 0.02) 0.098, sqrt 0.313. The last row stands at the threshold itself."""
     policy = Svip(max_draft_tokens=40, stop_root_entropy=0.3)
-    entropies = [-sum(p * math.log(p) for p in law) for law in ((0.5, 0.5), (0.99, 0.01), (0.98, 0.02))]
+    entropies = [
+        -sum(p * math.log(p) for p in distribution)
+        for distribution in ((0.5, 0.5), (0.99, 0.01), (0.98, 0.02))
+    ]
     assert asked(policy, begun(policy, 3), 7, entropies=entropies) == [False, True, False]
     at_threshold = Svip(max_draft_tokens=40, stop_root_entropy=0.5)
     assert asked(at_threshold, begun(at_threshold, 2), 1, entropies=[0.25, 0.2501]) == [True, False]

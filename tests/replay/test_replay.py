@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from specdist.policies import FixedLength
 from specdist.replay import ExhaustiveTrace, Oracle, ReplaySettings, replay
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -27,7 +27,7 @@ COUNTS = (
     "accepted_length_histogram", "num_target_passes", "num_draft_passes", "num_rounds",
 )  # fmt: skip
 # Of the harness; some rows are admitted while others decode, and the longest in two chunks.
-MAX_BATCH_TOKENS = 64
+MAX_NUM_BATCHED_TOKENS = 64
 
 
 @cache
@@ -44,7 +44,7 @@ def prompts() -> list[list[int]]:
 def trace(sampling: str, scale: float = 0.02) -> ExhaustiveTrace:
     """``scale``: how far the draft is from the target."""
     target, draft = pair()[0], noisy_copy(pair()[0], scale=scale)
-    replica = live_replica(target, draft, FixedLength(CAP), settings=SETTINGS[sampling], max_batch_rows=8)
+    replica = live_replica(target, draft, FixedLength(CAP), settings=SETTINGS[sampling], max_num_seqs=8)
     completions = replica.generate(requests_for(prompts()))
     return trace_of(target, draft, completions, settings=SETTINGS[sampling])
 
@@ -53,22 +53,20 @@ def counts(stats: Stats) -> dict[str, object]:
     return {name: getattr(stats, name) for name in COUNTS}
 
 
-def replay_settings(max_batch_rows: int) -> ReplaySettings:
+def replay_settings(max_num_seqs: int) -> ReplaySettings:
     return ReplaySettings(
-        max_batch_rows=max_batch_rows, max_batch_tokens=MAX_BATCH_TOKENS, page_size=PAGE_SIZE
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS, page_size=PAGE_SIZE
     )
 
 
-@pytest.mark.parametrize("max_batch_rows", [1, 3, 8])
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 8])
 @pytest.mark.parametrize("sampling", list(SETTINGS))
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_replayed_counts_are_those_of_a_live_run(name: str, sampling: str, max_batch_rows: int) -> None:
-    replica = live_replica(
-        *pair(), make_policy(name), settings=SETTINGS[sampling], max_batch_rows=max_batch_rows
-    )
+def test_replayed_counts_are_those_of_a_live_run(name: str, sampling: str, max_num_seqs: int) -> None:
+    replica = live_replica(*pair(), make_policy(name), settings=SETTINGS[sampling], max_num_seqs=max_num_seqs)
     completions = replica.generate(requests_for(prompts()))
-    live = replica.ledger.close_shard(0)
-    found = replay(make_policy(name), trace(sampling), COSTS, replay_settings(max_batch_rows), HEAD)
+    live = replica.stats_recorder.close_shard(0)
+    found = replay(make_policy(name), trace(sampling), COSTS, replay_settings(max_num_seqs), HEAD)
     assert counts(found.stats) == counts(live)
     assert 0 < live.num_accepted_tokens < live.num_draft_tokens
     assert any(completion.finish_reason == "stop" for completion in completions)
@@ -77,17 +75,17 @@ def test_replayed_counts_are_those_of_a_live_run(name: str, sampling: str, max_b
     assert found.discard_rate == summary["discard_rate"]
 
 
-@pytest.mark.parametrize("max_batch_rows", [1, 8])
-def test_the_oracle_is_that_of_the_theorem(max_batch_rows: int) -> None:
+@pytest.mark.parametrize("max_num_seqs", [1, 8])
+def test_the_oracle_is_that_of_the_theorem(max_num_seqs: int) -> None:
     """SpecDec++, Theorem 4.1: N_discarded = 0, N_target = |S| + 1, and nobody verifies less."""
     close = trace("greedy", 0.004)
-    found = replay(Oracle(), close, COSTS, replay_settings(max_batch_rows))
+    found = replay(Oracle(), close, COSTS, replay_settings(max_num_seqs))
     assert found.stats.num_row_steps == Oracle.num_target(close)
     assert found.discard_rate == 0
     # Runs longer than the trace's cap are put together.
     assert len(found.stats.draft_length_histogram) > CAP + 1
     for name in POLICY_NAMES:
-        other = replay(make_policy(name), close, COSTS, replay_settings(max_batch_rows))
+        other = replay(make_policy(name), close, COSTS, replay_settings(max_num_seqs))
         assert other.stats.num_row_steps >= found.stats.num_row_steps
 
 

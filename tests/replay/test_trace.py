@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.errors import UserError
 from specdist.replay import ExhaustiveTrace
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.tuning.collect import coupled_with
+from specdist.utils.errors import UserError
 from tests.engine.harness import requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -26,7 +26,7 @@ ALARM = 1e-4
 def small_trace(settings: SamplingSettings) -> ExhaustiveTrace:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
-    replica = live_replica(target, draft, make_policy("fixed"), settings=settings, max_batch_rows=4)
+    replica = live_replica(target, draft, make_policy("fixed"), settings=settings, max_num_seqs=4)
     completions = replica.generate(requests_for(prompts_of_lengths(5, 17, 3)))
     return trace_of(target, draft, completions, settings=settings)
 
@@ -61,7 +61,7 @@ def test_entries_say_what_became_of_the_drafts_tokens(temperature: float) -> Non
 
 def test_a_draft_that_is_the_target_is_always_accepted() -> None:
     target = tiny_model("llama", seed=3)
-    replica = live_replica(target, target, make_policy("fixed"), settings=PLAIN, max_batch_rows=4)
+    replica = live_replica(target, target, make_policy("fixed"), settings=PLAIN, max_num_seqs=4)
     completions = replica.generate(requests_for(prompts_of_lengths(5, 17)))
     for prompt in trace_of(target, target, completions, settings=PLAIN).prompts:
         lengths_N = np.minimum(prompt.num_drafted_N, prompt.num_tokens - np.arange(prompt.num_tokens))
@@ -93,10 +93,10 @@ def test_drafts_given_the_outcome_follow_the_drafts_law() -> None:
     draft, target = draft / draft.sum(), target / target.sum()
     own = torch.multinomial(target.double(), num, replacement=True, generator=generator)
     uniforms = torch.rand(3, num, dtype=torch.float64, generator=generator)
-    laws = [Dense(law.expand(num, size)) for law in (draft, target)]
+    distributions = [Dense(distribution.expand(num, size)) for distribution in (draft, target)]
     for on_path in (True, False):
         drawn, is_accepted, acceptance = coupled_with(
-            *laws, own, torch.full((num,), on_path), uniforms[0], uniforms[1]
+            *distributions, own, torch.full((num,), on_path), uniforms[0], uniforms[1]
         )
         counts = drawn.bincount(minlength=size)
         assert chi_square_p_value(counts, draft) > ALARM

@@ -7,7 +7,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from specdist.costs import CostModel, Curve
 from specdist.engine.sequence import Completion
 from specdist.policies import (
     AdaEdl,
@@ -23,6 +22,7 @@ from specdist.policies import (
     Svip,
     reads_head,
 )
+from specdist.policies.costs import CostModel, Curve
 from specdist.replay import ExhaustiveTrace
 from specdist.sampling.distributions import SamplingSettings
 from specdist.tuning.collect import TraceCollector, TracedCompletion
@@ -84,7 +84,7 @@ def live_replica(
     policy: LengthPolicy,
     *,
     settings: SamplingSettings,
-    max_batch_rows: int,
+    max_num_seqs: int,
     seed: int = 0,
     **options: Any,
 ) -> Harness:
@@ -95,7 +95,7 @@ def live_replica(
         settings=settings,
         eos=[EOS],
         max_new_tokens=MAX_NEW_TOKENS,
-        max_batch_rows=max_batch_rows,
+        max_num_seqs=max_num_seqs,
         seed=seed,
         head=random_head(draft, uses_features=True) if reads_head(policy) else None,
         **options,

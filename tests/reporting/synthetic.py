@@ -11,7 +11,7 @@ import pyarrow as pa
 import yaml
 
 from specdist.data import Manifest, RowResult, RunFolder, TracedToken, shard_table, trace_table
-from specdist.stats import AheadOutcome, Stats
+from specdist.stats.shard import AheadOutcome, Stats
 
 MS = 1_000_000
 NUM_TOKENS = 40

@@ -17,7 +17,7 @@ from specdist.reporting.rates import formula_settings, oracle_of, read_tuned, re
 from specdist.reporting.runs import labels_of, read_run
 from specdist.reporting.speed import over_time
 from specdist.reporting.traces import acceptance_by_entropy, entropy_edges
-from specdist.stats import Stats
+from specdist.stats.shard import Stats
 from tests.reporting.synthetic import NUM_TOKENS, SyntheticRun, chance, coin_row, write_run
 
 SECOND = 10**9
@@ -65,11 +65,11 @@ def test_acceptance_by_place_counts_blocks_that_were_so_long() -> None:
 
 
 def test_acceptance_by_entropy_is_that_of_the_coins(tmp_path: Path) -> None:
-    """Of some 3,500 judged tokens; each interval's 95% bounds should hold its chance nearly always."""
+    """Of some 3,500 verified tokens; each interval's 95% bounds should hold its chance nearly always."""
     run = read_run(write_run(tmp_path / "run", SyntheticRun(rows_per_shard=40)), "run")
     assert run.trace is not None
     shares = acceptance_by_entropy(run.trace, entropy_edges([run.trace]))
-    assert sum(share.num_tokens for share in shares) == run.trace.num_judged
+    assert sum(share.num_tokens for share in shares) == run.trace.num_verified
     inside = 0
     for share in shares:
         low, high = share.bounds
@@ -125,7 +125,7 @@ def test_the_run_is_where_its_own_length_is_and_above_the_oracle(many_coins: Pat
 
 
 def test_the_oracle_by_hand() -> None:
-    """One completion of 12 tokens, half of the judged ones rejected: 5 of 10 between the ends, and one."""
+    """One completion of 12 tokens, half of the verified ones rejected: 5 of 10 between the ends, and one."""
     stats = Stats(num_completions=1, num_completion_tokens=12, num_misses=3)
     stats.observe_block(num_drafted=5, num_accepted=3)
     found = oracle_of(stats)

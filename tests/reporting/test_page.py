@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from specdist.data import RunFolder
-from specdist.errors import UserError
 from specdist.job.report import total_stats
 from specdist.reporting import write_report
 from specdist.reporting.page import draw, make_panels
 from specdist.reporting.runs import read_runs
 from specdist.reporting.style import report_style
+from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 from tests.reporting.synthetic import BAD_PROMPT, BAD_REASON
 
@@ -95,7 +95,7 @@ def test_what_a_run_does_not_have_is_left_out_with_a_reason(pages: dict[str, Pat
     several = sections(read(pages["several"]))
     assert "longer, old: no trace" in several["acceptance-by-entropy"]
     assert "Left out: old." in several["speed-over-time"]
-    # Blocks of a draft that works ahead are no rounds in turns; nor does a comparison estimate policies.
+    # Blocks of a draft that works ahead are not rounds in turns; nor does a comparison estimate policies.
     assert "--tune" in sections(read(pages["unfinished"]))["rates"]
 
 

@@ -1,4 +1,5 @@
-"""The rejection rule by enumeration in float64: accepted mass plus recovered mass is the target's own law."""
+"""The rejection rule by enumeration in float64: accepted mass plus recovered mass is the target's own
+distribution."""
 
 import itertools
 
@@ -13,7 +14,7 @@ from specdist.sampling.distributions import (
     SamplingSettings,
     distributions_from_logits,
 )
-from specdist.theory import sprinter_acceptance
+from specdist.theory.formulas import sprinter_acceptance
 
 VOCAB_SIZE = 7
 SETTINGS = [
@@ -24,12 +25,12 @@ SETTINGS = [
 TOLERANCE = 1e-12
 
 
-def pair_of_laws(settings: SamplingSettings, seed: int) -> tuple[Tensor, Tensor]:
+def pair_of_distributions(settings: SamplingSettings, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(2, VOCAB_SIZE, generator=generator, dtype=torch.float64)
-    laws = distributions_from_logits(logits, settings)
-    assert isinstance(laws, Dense)
-    return laws.probabilities_NV[0].double(), laws.probabilities_NV[1].double()
+    distributions = distributions_from_logits(logits, settings)
+    assert isinstance(distributions, Dense)
+    return distributions.probabilities_NV[0].double(), distributions.probabilities_NV[1].double()
 
 
 def acceptance_probability(target: Tensor, draft: Tensor) -> float:
@@ -47,12 +48,12 @@ def acceptance_probability(target: Tensor, draft: Tensor) -> float:
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_accepted_and_recovered_mass_is_the_target_law(settings: SamplingSettings) -> None:
     for seed in range(20):
-        target, draft = pair_of_laws(settings, seed)
+        target, draft = pair_of_distributions(settings, seed)
         accepted = accepted_masses(target, draft)
         residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
-        law = accepted + (1 - accepted.sum()) * residual
-        torch.testing.assert_close(law, target, atol=TOLERANCE, rtol=0)
-        # The acceptance rate is the overlap of the two laws (Leviathan et al. 2023, Corollary 3.6).
+        distribution = accepted + (1 - accepted.sum()) * residual
+        torch.testing.assert_close(distribution, target, atol=TOLERANCE, rtol=0)
+        # The acceptance rate is the overlap of the two distributions (Leviathan et al. 2023, Corollary 3.6).
         torch.testing.assert_close(accepted.sum(), torch.minimum(target, draft).sum(), atol=1e-12, rtol=0)
 
 
@@ -65,9 +66,9 @@ def accepted_masses(target: Tensor, draft: Tensor) -> Tensor:
     return draft * torch.tensor(chances, dtype=torch.float64)
 
 
-def lossy_law(target: Tensor, draft: Tensor, trusts: Tensor) -> Tensor:
+def lossy_distribution(target: Tensor, draft: Tensor, trusts: Tensor) -> Tensor:
     """Of SPRINTER's next token: drawn by the draft; with the chance ``trusts`` [V] the verifier lets it pass,
-    else it is judged by the ordinary rule."""
+    else it is verified by the ordinary rule."""
     judged = accepted_masses(target, draft) * (1 - trusts)
     trusted = draft * trusts
     residual = Dense(target[None]).residual(Dense(draft[None])).probabilities_NV[0]
@@ -81,19 +82,19 @@ def test_a_trusted_draft_emits_the_mixture_of_theorem_1(
 ) -> None:
     """SPRINTER, Theorem 1: (1 - f) P + f Q. What its proof uses without saying so: the verifier
     lets every unacceptable token (Q > P) pass with the same chance f, whatever the token, independently of
-    which one the draft prefers; and a doubted token is judged by min(1, P/Q) with the residual of the whole P
-    and Q. Of acceptable tokens it may do what it likes: judged, they are accepted with certainty."""
+    which one the draft prefers; and a doubted token is verified by min(1, P/Q) with the residual of the whole
+    P and Q. Of acceptable tokens it may do what it likes: verified, they are accepted with certainty."""
     generator = torch.Generator().manual_seed(3)
     for seed in range(10):
-        target, draft = pair_of_laws(settings, seed)
+        target, draft = pair_of_distributions(settings, seed)
         true_positives = torch.rand(VOCAB_SIZE, generator=generator, dtype=torch.float64)
         trusts = torch.where(draft <= target, true_positives, false_positive)
-        law = lossy_law(target, draft, trusts)
+        distribution = lossy_distribution(target, draft, trusts)
         mixture = (1 - false_positive) * target + false_positive * draft
-        torch.testing.assert_close(law, mixture, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(distribution, mixture, atol=TOLERANCE, rtol=0)
         distance = (target - draft).abs().sum() / 2
         torch.testing.assert_close(
-            (law - target).abs().sum() / 2, false_positive * distance, atol=TOLERANCE, rtol=0
+            (distribution - target).abs().sum() / 2, false_positive * distance, atol=TOLERANCE, rtol=0
         )
         # Of the draft's tokens, those that are kept (Theorem 7, where acceptable ones always are).
         kept = draft * trusts + accepted_masses(target, draft) * (1 - trusts)
@@ -102,31 +103,31 @@ def test_a_trusted_draft_emits_the_mixture_of_theorem_1(
 
 
 def test_a_verifier_with_favourites_is_outside_of_theorem_1() -> None:
-    """Guards the test above: with another chance for every token the law is no mixture of P and Q, not even
-    with the share of unacceptable draws that pass."""
-    target, draft = pair_of_laws(SamplingSettings(), seed=0)
+    """Guards the test above: with another chance for every token the distribution is not a mixture of P and
+    Q, not even with the share of unacceptable draws that pass."""
+    target, draft = pair_of_distributions(SamplingSettings(), seed=0)
     unacceptable = draft > target
     trusts = torch.linspace(0, 1, VOCAB_SIZE, dtype=torch.float64)
     share = float((draft * trusts)[unacceptable].sum() / draft[unacceptable].sum())
-    law = lossy_law(target, draft, trusts)
-    assert float(law.sum()) == pytest.approx(1)
-    assert float((law - ((1 - share) * target + share * draft)).abs().max()) > 1e-3
+    distribution = lossy_distribution(target, draft, trusts)
+    assert float(distribution.sum()) == pytest.approx(1)
+    assert float((distribution - ((1 - share) * target + share * draft)).abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_draw_gives_every_token_an_interval_as_long_as_its_probability(settings: SamplingSettings) -> None:
-    law, _ = pair_of_laws(settings, seed=3)
-    edges = torch.cat([torch.zeros(1, dtype=torch.float64), law.cumsum(0)])
+    distribution, _ = pair_of_distributions(settings, seed=3)
+    edges = torch.cat([torch.zeros(1, dtype=torch.float64), distribution.cumsum(0)])
     for token in range(VOCAB_SIZE):
-        if law[token] > 0:
+        if distribution[token] > 0:
             inside = torch.stack([edges[token] + 1e-12, edges[token + 1] - 1e-12])
-            assert Dense(law.expand(2, -1)).draw(inside).tolist() == [token, token]
+            assert Dense(distribution.expand(2, -1)).draw(inside).tolist() == [token, token]
 
 
 def test_draw_never_takes_a_token_without_probability() -> None:
-    law = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]], dtype=torch.float32).expand(4, -1)
+    distribution = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]], dtype=torch.float32).expand(4, -1)
     edges = torch.tensor([0.0, 0.5, 0.5 - 2.0**-53, 1 - 2.0**-52], dtype=torch.float64)
-    assert Dense(law).draw(edges).tolist() == [1, 3, 1, 3]
+    assert Dense(distribution).draw(edges).tolist() == [1, 3, 1, 3]
 
 
 def test_greedy_is_the_one_hot_law_through_the_same_path() -> None:
@@ -136,20 +137,21 @@ def test_greedy_is_the_one_hot_law_through_the_same_path() -> None:
     draft = distributions_from_logits(logits[25:], SamplingSettings(temperature=0.0))
     assert isinstance(target, OneHot) and isinstance(draft, OneHot)
     dense_target, dense_draft = (
-        Dense(torch.nn.functional.one_hot(law.token_ids_N, VOCAB_SIZE).float()) for law in (target, draft)
+        Dense(torch.nn.functional.one_hot(distribution.token_ids_N, VOCAB_SIZE).float())
+        for distribution in (target, draft)
     )
     uniforms = torch.linspace(0, 0.999, 25, dtype=torch.float64)
     drawn = draft.draw(uniforms)
     assert torch.equal(drawn, dense_draft.draw(uniforms))
     flags, dense_flags = (
-        accepted_flags(law.probabilities_of(drawn), other.probabilities_of(drawn), uniforms)
-        for law, other in ((target, draft), (dense_target, dense_draft))
+        accepted_flags(distribution.probabilities_of(drawn), other.probabilities_of(drawn), uniforms)
+        for distribution, other in ((target, draft), (dense_target, dense_draft))
     )
     assert torch.equal(flags, dense_flags)
     rejected = torch.nonzero(~flags)[:, 0]
     recovered, dense_recovered = (
-        law.select(rejected).residual(other.select(rejected)).draw(uniforms[rejected])
-        for law, other in ((target, draft), (dense_target, dense_draft))
+        distribution.select(rejected).residual(other.select(rejected)).draw(uniforms[rejected])
+        for distribution, other in ((target, draft), (dense_target, dense_draft))
     )
     assert torch.equal(recovered, dense_recovered)
 
@@ -162,11 +164,11 @@ def test_filters_equal_transformers_own() -> None:
         scores = TemperatureLogitsWarper(temperature)(None, logits)
         scores = TopKLogitsWarper(top_k)(None, scores) if top_k else scores
         scores = TopPLogitsWarper(top_p)(None, scores) if top_p < 1 else scores
-        laws = distributions_from_logits(
+        distributions = distributions_from_logits(
             logits, SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p)
         )
-        assert isinstance(laws, Dense)
-        torch.testing.assert_close(laws.probabilities_NV, scores.softmax(-1), atol=1e-7, rtol=1e-6)
+        assert isinstance(distributions, Dense)
+        torch.testing.assert_close(distributions.probabilities_NV, scores.softmax(-1), atol=1e-7, rtol=1e-6)
 
 
 def test_a_block_is_cut_at_its_first_rejection() -> None:
@@ -197,13 +199,13 @@ def test_equals_at_the_edge_of_a_filter_are_treated_as_transformers_does() -> No
     # Four equal tokens have 1/4 each, without rounding; the last row has one token that is nearly certain.
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [2.0, 1.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0], [40.0, 0, 0, 0]])
     for top_p in (0.25, 0.5, 0.75, 0.6, 1e-9):
-        laws = distributions_from_logits(logits, SamplingSettings(top_p=top_p))
-        assert isinstance(laws, Dense)
+        distributions = distributions_from_logits(logits, SamplingSettings(top_p=top_p))
+        assert isinstance(distributions, Dense)
         expected = TopPLogitsWarper(top_p)(None, logits).softmax(-1)
-        torch.testing.assert_close(laws.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(distributions.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
     for top_k, num_kept in ((1, [4, 1, 2, 1]), (2, [4, 4, 2, 4]), (3, [4, 4, 4, 4])):
-        laws = distributions_from_logits(logits, SamplingSettings(top_k=top_k))
-        assert isinstance(laws, Dense)
-        assert (laws.probabilities_NV > 0).sum(1).tolist()[:3] == num_kept[:3]
+        distributions = distributions_from_logits(logits, SamplingSettings(top_k=top_k))
+        assert isinstance(distributions, Dense)
+        assert (distributions.probabilities_NV > 0).sum(1).tolist()[:3] == num_kept[:3]
         expected = TopKLogitsWarper(top_k)(None, logits).softmax(-1)
-        torch.testing.assert_close(laws.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
+        torch.testing.assert_close(distributions.probabilities_NV, expected, atol=1e-7, rtol=1e-6)

@@ -26,7 +26,7 @@ def sweeps() -> dict[str, torch.Tensor]:
         "sample": numbers(torch.tensor([stream_key(0, 5, sample) for sample in range(NUM)]), 3, 0),
         "seed": numbers(torch.tensor([stream_key(seed, 5, 0) for seed in range(NUM)]), 3, 0),
         "accept": numbers(key, many, 0, Purpose.ACCEPT),
-        "decide": numbers(key, many, 0, Purpose.DECIDE),
+        "decide": numbers(key, many, 0, Purpose.NEXT_TOKEN),
     }
 
 
@@ -62,7 +62,7 @@ def test_a_number_depends_on_its_key_alone() -> None:
 def test_the_numbers_of_a_seed_never_change() -> None:
     """A restart by a later version must continue the same run: frozen values, computed once by hand in
     Python integers with the constants of SplitMix64."""
-    values = numbers(torch.tensor([stream_key(42, 7, 1)]), torch.tensor([0, 1, 100]), 2, Purpose.DECIDE)
+    values = numbers(torch.tensor([stream_key(42, 7, 1)]), torch.tensor([0, 1, 100]), 2, Purpose.NEXT_TOKEN)
     assert values.tolist() == FROZEN
 
 

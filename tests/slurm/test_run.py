@@ -50,7 +50,7 @@ def run(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str,
         "draft": str(pair.draft),
         "device": "cpu",
         "rows_per_shard": NUM_ROWS // NUM_SHARDS,
-        "max_batch_rows": 1,
+        "max_num_seqs": 1,
         "max_new_tokens": 60,
         "claim_timeout": 3,
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.errors import UserError
 from specdist.synthetic import SyntheticConfig
+from specdist.utils.errors import UserError
 
 
 def test_the_dial_is_set_in_one_of_two_ways() -> None:

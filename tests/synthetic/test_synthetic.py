@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.errors import UserError
 from specdist.job.tokens import check_same_tokenizer, common_vocab_size
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
 from specdist.synthetic import random_llama
@@ -22,6 +21,7 @@ from specdist.synthetic.build import (
     random_prompts,
 )
 from specdist.synthetic.random_llama import Shape, write_pair
+from specdist.utils.errors import UserError
 
 CPU = torch.device("cpu")
 TINY = Shape(
@@ -98,7 +98,7 @@ def test_without_the_later_layers_draft_and_target_are_one_function(tmp_path: Pa
 
 
 def test_the_written_pair_agrees_as_the_dial_said(written: Path, dialled: DialledTarget) -> None:
-    # The weights are scaled before the product in one and behind it in the other: near-ties may fall apart.
+    # The weights are scaled before the product in one and after it in the other: near-ties may fall apart.
     assert agreement(written) == pytest.approx(dialled.acceptance(EPSILON, seed=1), abs=0.01)
 
 

@@ -1,4 +1,4 @@
-"""Collections whose law is known: what a head should find in them can be said beforehand."""
+"""Collections whose distribution is known: what a head should find in them can be said beforehand."""
 
 from __future__ import annotations
 

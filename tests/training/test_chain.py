@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from specdist.collecting.run import main as collect
-from specdist.errors import UserError
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
 from specdist.heads.info import POLICY_OF_KIND, HeadKind
 from specdist.models.checkpoint import open_checkpoint
 from specdist.training.config import TrainConfig
 from specdist.training.run import run_training
+from specdist.utils.errors import UserError
 from tests.job.launching import run_here
 from tests.job.pair import Pair, build_pair
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdist.errors import UserError
 from specdist.training.data import open_examples, split_rows
+from specdist.utils.errors import UserError
 from tests.training.synthetic import DIRECTION, HIDDEN_SIZE, write_collection
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.errors import UserError
 from specdist.heads.head import load_head
 from specdist.heads.info import HeadInfo, read_head_info
 from specdist.heads.roc import roc_curve
@@ -21,6 +20,7 @@ from specdist.training.data import open_examples, split_rows
 from specdist.training.metrics import sigmoid
 from specdist.training.optimize import estimate
 from specdist.training.run import run_training
+from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 from tests.training.synthetic import DIRECTION, DRAFT, write_collection
 

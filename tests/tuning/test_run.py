@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from specdist.config import parse_generate_config
-from specdist.costs import CostModel, Curve
-from specdist.errors import UserError
-from specdist.policy_options import POLICY_OPTIONS
+from specdist.config.generate import parse_generate_config
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.options import POLICY_OPTIONS
 from specdist.reporting.rates import read_tuned
 from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
 from specdist.tuning.grid import GRIDS, candidates
 from specdist.tuning.report import best_yaml
 from specdist.tuning.run import COSTS_FILE, TuningResult
+from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import run_here
 from tests.job.pair import Pair, build_pair, write_arrow
@@ -43,7 +43,7 @@ def options(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
         "num_prompts": 6,
         "max_new_tokens": 16,
         "max_draft_tokens": CAP,
-        "max_batch_rows": 3,
+        "max_num_seqs": 3,
     }
 
 
@@ -84,7 +84,7 @@ def test_it_leaves_options_that_the_main_job_takes(
     assert config.policy_options == {
         **config.policy_options, **result.best.candidate.options
     }  # fmt: skip
-    assert config.temperature == 0 and config.max_batch_rows == 3
+    assert config.temperature == 0 and config.max_num_seqs == 3
     ended = run_here(config=best, prompts=pair.prompts, output=tmp_path / "run", limit=2, max_new_tokens=8)
     assert ended.code == 0
 
@@ -149,7 +149,7 @@ def test_prompts_that_cannot_be_used_are_replaced_by_later_ones(
     [
         ({"num_prompts": 0}, "--num_prompts 0 must be at least 1"),
         ({"max_draft_tokens": 0}, "--max_draft_tokens 0 must be at least 1"),
-        ({"max_batch_tokens": 3}, "--max_batch_tokens 3 is less than"),
+        ({"max_num_batched_tokens": 3}, "--max_num_batched_tokens 3 is less than"),
         ({"temperature": -1.0}, "--temperature -1.0"),
         ({"replay_only": True, "output": "nowhere"}, "no exhaustive trace"),
     ],

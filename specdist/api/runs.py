@@ -1,0 +1,186 @@
+"""A run's folder for those who read it: completions, statistics, and what it was started with.
+
+    import specdist
+
+    run = specdist.load_run("runs/mine")
+    run.dataset[0]["completion"], run.statistics["tokens_per_s"], run.is_complete
+
+What the columns and the statistics mean is in :mod:`specdist.data.schema`. Imports no torch, and changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from specdist.data import Manifest, RunFolder
+from specdist.data.publishing import ShardRecord
+from specdist.data.reading import damaged, open_shard
+from specdist.job.report import run_figures, totals_document
+from specdist.stats.shard import Stats
+from specdist.utils.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
+
+logger = logging.getLogger(__name__)
+
+
+def load_run(path: str | Path, *, verify: bool = False) -> Run:
+    """The run in a folder, finished or not; one that is not says so, and what is missing.
+
+    Sizes of files are always compared with what was recorded of them; with ``verify`` every shard is read
+    and compared with its checksum, too.
+
+    Raises :class:`specdist.utils.errors.UserError` (a ValueError) if the folder is not that of a run, or a
+    file of a finished shard is damaged.
+    """
+    folder = RunFolder(Path(path))
+    if not folder.manifest_path.is_file():
+        raise UserError(
+            f"{path} is not the folder of a run: it has no manifest.json. Give what --output was when "
+            "jobs/generate.py wrote it"
+        )
+    manifest = folder.manifest
+    if "kind" in manifest.fingerprint or "exact" not in manifest.info:
+        raise UserError(
+            f"{path} is not the folder of a run of jobs/generate.py (of jobs/collect.py, the run is "
+            "responses/ in it): its manifest.json says nothing of completions"
+        )
+    plan, _ = folder.plan()
+    finished = tuple(shard for shard in range(plan.num_shards) if _is_finished(folder, shard))
+    run = Run(path=folder.path, manifest=manifest, num_shards=plan.num_shards, finished_shards=finished)
+    if verify:
+        for shard in finished:
+            open_shard(folder.paths(shard), verify=True)
+    if not run.is_complete:
+        logger.warning("%s", folder.missing_message(run.missing_shards))
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run's folder held when it was loaded. What is large is read when it is first asked for.
+
+    Attributes:
+        path: the folder.
+        manifest: ``manifest.fingerprint`` is all that decides the output, ``manifest.info`` what else is
+            known of the run.
+        num_shards: of the whole run; ``finished_shards``: those that are there, ascending.
+    """
+
+    path: Path
+    manifest: Manifest
+    num_shards: int
+    finished_shards: tuple[int, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the completions follow the target's own distribution; False for the lossy policy."""
+        return bool(self.manifest.info["exact"])
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished_shards) == self.num_shards
+
+    @property
+    def missing_shards(self) -> tuple[int, ...]:
+        finished = set(self.finished_shards)
+        return tuple(shard for shard in range(self.num_shards) if shard not in finished)
+
+    @cached_property
+    def dataset(self) -> datasets.Dataset:
+        """The rows of all finished shards in input order, mapped into memory from the shards' files.
+
+        To pickle it (``num_proc`` of its methods) copies it. Raises UserError where no shard is finished.
+        """
+        import datasets
+
+        return datasets.Dataset(self.table, fingerprint=self._digest())
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The same rows as a memory-mapped Arrow table. Raises UserError where no shard is finished."""
+        if not self.finished_shards:
+            raise UserError(
+                f"{self.path} has no finished shard to read yet: start the run's command again to go on "
+                "with it, or wait; python jobs/status.py says how far it is"
+            )
+        tables = [open_shard(self._folder.paths(shard), verify=False) for shard in self.finished_shards]
+        first = self.finished_shards[0]
+        for shard, table in zip(self.finished_shards, tables, strict=True):
+            if not table.schema.equals(tables[0].schema):
+                raise UserError(
+                    f"{self._folder.data_path(shard)} has other columns than {self._folder.data_path(first)}"
+                )
+        return pa.concat_tables(tables)
+
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        """The totals of all finished shards: the document in the last line that the run prints."""
+        return totals_document(
+            self._folder,
+            run_figures(self._folder, self.stats),
+            num_devices=int(self.manifest.info["world_size"]),
+            is_complete=self.is_complete,
+        )
+
+    @cached_property
+    def stats(self) -> Stats:
+        """The sum of all finished shards' counts."""
+        total = Stats()
+        for stats in self.shards.values():
+            total.add(stats)
+        return total
+
+    @cached_property
+    def shards(self) -> Mapping[int, Stats]:
+        """The statistics of each finished shard by its number, read one by one as they are asked for."""
+        return _ShardStats(self._folder, self.finished_shards)
+
+    @property
+    def _folder(self) -> RunFolder:
+        return RunFolder(self.path)
+
+    def _digest(self) -> str:
+        """Of the shards' recorded checksums: `datasets` keeps what it derives from the rows under it, and
+        would read all of them for one of its own."""
+        records = [ShardRecord.read(self._folder.record_path(shard)) for shard in self.finished_shards]
+        digests = "".join(record.sha256 for record in records if record is not None)
+        return hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+
+class _ShardStats(Mapping[int, Stats]):
+    """Reads a shard's file whenever it is asked for: a run may have many thousands."""
+
+    def __init__(self, folder: RunFolder, shards: tuple[int, ...]) -> None:
+        self._folder = folder
+        self._shards = dict.fromkeys(shards)
+
+    def __getitem__(self, shard: int) -> Stats:
+        if shard not in self._shards:
+            raise KeyError(shard)
+        return Stats.from_json(self._folder.read_stats(shard))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+
+def _is_finished(folder: RunFolder, shard: int) -> bool:
+    """Raises UserError where a shard was finished, and has lost something since."""
+    if folder.is_complete(shard):
+        return True
+    if ShardRecord.read(folder.record_path(shard)) is None:
+        return False
+    raise damaged(folder.paths(shard))

@@ -1,0 +1,368 @@
+"""The job's options: one flat dataclass, one YAML file, and the command line, which wins."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import yaml
+
+from specdist.config.arguments import option, parse_arguments
+from specdist.policies.options import (
+    HEAD_KINDS,
+    HEAD_POLICIES,
+    POLICY_OPTIONS,
+    check_ranges,
+    most_draft_tokens,
+    needs_costs,
+    resolve_policy_options,
+)
+from specdist.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+TRUST_HELP = "run the code that a model's folder brings along (auto_map); without it such a model is refused"
+PICKLE_HELP = "take the tensors of pickled *.bin weights where a model has no safetensors"
+RANK_TIMEOUT_HELP = (
+    "seconds after which a replica ends because a rank gives no sign of life, or because none of its ranks "
+    "has got anything done: no tensor read, no pass run, no round ended"
+)
+AFFINITY_HELP = (
+    "numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of them"
+)
+BYTES_PER_UNIT = {
+    "": 1,
+    "B": 1,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+
+
+@dataclass(kw_only=True)
+class GenerateConfig:
+    """Every option of ``jobs/generate.py``. Raises :class:`UserError` for a value out of its range."""
+
+    # What goes in and out
+    prompts: str = option(help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL")
+    output: str = option(help="folder of the run: shards/, stats/, manifest.json, ...")
+    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
+    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
+    split_special_tokens: bool = option(
+        False,
+        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
+    )
+    limit: int | None = option(None, help="take only the first N rows")
+    rows_per_shard: int = option(512, help="input rows per output file")
+    trace: bool = option(False, help="write what became of every drafted token beside the statistics")
+    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
+    overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
+
+    # Models
+    target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
+    draft: str | None = option(None, help="hub id or folder of the small model; none = target only")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+    tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
+    trust_remote_code: bool = option(False, help=TRUST_HELP)
+    allow_pickle: bool = option(False, help=PICKLE_HELP)
+
+    # Speculation
+    policy: Literal[
+        "fixed",
+        "hf_heuristic",
+        "confidence",
+        "svip",
+        "adaedl",
+        "gammatune",
+        "gammatune_plus",
+        "specdecpp",
+        "sprinter",
+        "goodput",
+        "none",
+    ] = option("fixed", help="how many tokens to draft; none = target only")
+    num_draft_tokens: int | None = option(
+        None,
+        help="draft tokens per round; hf_heuristic, gammatune(_plus): of the first round (default 5)",
+    )
+    max_draft_tokens: int | None = option(None, help="most draft tokens per round, but of fixed (default 20)")
+    min_draft_tokens: int | None = option(None, help="gammatune(_plus): fewest (gamma_min, default 1)")
+    stop_probability: float | None = option(
+        None,
+        help="stop after a token with less: confidence: of the drawn token; gammatune_plus: of the "
+        "likeliest one (tau) (default 0.4)",
+    )
+    stop_root_entropy: float | None = option(
+        None, help="svip: stop after a token with a larger sqrt(entropy in nats) (h, default 0.3)"
+    )
+    head: str | None = option(
+        None,
+        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has "
+        "trained for the draft",
+    )
+    stop_threshold: float | None = option(
+        None, help="specdecpp: stop where a rejection in the block is likelier than this (h, default 0.7)"
+    )
+    verifier_threshold: float | None = option(
+        None, help="sprinter: stop after a token of which the verifier is less sure (tau, default 0.5)"
+    )
+    verify: Literal["doubted", "all"] | None = option(
+        None,
+        help="sprinter: what the target verifies: doubted = the last token of a block, the others are taken on "
+        "trust, which is NOT exact; all = every token, which is (default doubted)",
+    )
+    stop_bound: float | None = option(
+        None, help="adaedl: first threshold of 1 - sqrt(entropy_factor * entropy) (lambda, default 0.4)"
+    )
+    stop_bound_step: float | None = option(
+        None, help="adaedl: its step after a round (epsilon, default 0.01)"
+    )
+    stop_bound_momentum: float | None = option(None, help="adaedl: its inertia (beta2, default 0.9)")
+    entropy_factor: float | None = option(None, help="adaedl: in the bound (gamma, default 0.2)")
+    target_acceptance: float | None = option(None, help="adaedl: acceptance to keep (alpha, default 0.9)")
+    acceptance_momentum: float | None = option(
+        None, help="adaedl: weight of earlier rounds in the acceptance (beta1, default 0.5)"
+    )
+    length_bonus: float | None = option(
+        None, help="gammatune(_plus): added to what a whole accepted round counts (delta, default 2)"
+    )
+    length_rate: float | None = option(
+        None, help="gammatune(_plus): weight of the last round (eta, default 0.5)"
+    )
+    acceptance: Literal["rejection", "gumbel"] = option(
+        "rejection",
+        help="rejection accepts most; gumbel emits the tokens of the target alone, whatever the draft",
+    )
+    overlap: Literal["none", "ahead"] = option(
+        "none", help="ahead = on a rank of its own the draft drafts on while the target verifies"
+    )
+    num_branches: int | None = option(
+        None,
+        help="likely misses that --overlap ahead prepares per row, 0 = none (default: from measured times)",
+    )
+
+    # Sampling
+    temperature: float = option(1.0, help="0 = greedy")
+    top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
+    top_p: float = option(1.0, help="keep the smallest set of tokens with this probability; 1 = all")
+    max_new_tokens: int = option(256, help="longest completion, in tokens")
+    stop: list[str] | None = option(
+        None, help="strings that end a completion; they are not part of it", action="extend"
+    )
+    num_samples: int = option(1, help="completions per prompt")
+    seed: int = option(0, help="the same seed gives the same completions")
+
+    # Capacity
+    max_num_seqs: int = option(32, help="most rows generated at a time; free cache pages decide below it")
+    max_num_batched_tokens: int = option(
+        2048, help="most tokens of one target pass (prompts are cut into chunks)"
+    )
+    max_seq_len: int | None = option(
+        None, help="longest prompt plus completion (default: what the models allow)"
+    )
+    claim_timeout: float = option(
+        60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
+    )
+    rank_timeout: float = option(600.0, help=RANK_TIMEOUT_HELP)
+    cpu_affinity: Literal["numa", "none"] = option("numa", help=AFFINITY_HELP)
+    cache_memory: str | None = option(
+        None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
+    )
+
+    def __post_init__(self) -> None:
+        self.draft = None if self.draft in (None, "none", "") else self.draft
+        self.stop = list(self.stop or [])
+        for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
+                     "max_num_batched_tokens"):  # fmt: skip
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("limit", "max_seq_len"):
+            self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
+        self._require(
+            "num_branches",
+            self.num_branches is None or self.num_branches >= 0,
+            "must not be negative; 0 prepares none",
+        )
+        self._require(
+            "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
+        )
+        self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
+        self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
+        self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
+        self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
+        self._require("seed", 0 <= self.seed < 2**63, "must be in [0, 2**63)")
+        self._require("stop", all(self.stop), "must not contain an empty string; leave it out instead")
+        if self.prompt_column and self.messages_column:
+            raise UserError(
+                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
+                "each other: name the column of plain prompts or the column of chat messages"
+            )
+        if self.messages_column is None:
+            self.prompt_column = self.prompt_column or "prompt"
+        self._resolve_policy()
+        if self.max_num_batched_tokens < self.block_tokens:
+            longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
+            lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"
+            raise UserError(
+                f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one row's verification block of "
+                f"{self.block_tokens} tokens{lower}"
+            )
+        self.cache_bytes()
+
+    def _resolve_policy(self) -> None:
+        """Fill in the policy's own options, and refuse those of others."""
+        check_ranges(self._given_policy_options())
+        if self.draft is None and self.policy not in ("fixed", "none"):
+            raise UserError(
+                f"--policy {self.policy} says how many tokens to draft, but there is no draft: name one with "
+                "--draft, or use --policy none"
+            )
+        if self.draft is None:
+            self.policy = "none"
+        for name, value in resolve_policy_options(self.policy, self._given_policy_options()).items():
+            setattr(self, name, value)
+        self._resolve_head()
+
+    def _resolve_head(self) -> None:
+        """Which head, and whether its word is final."""
+        if self.policy in HEAD_POLICIES and not self.head:
+            raise UserError(
+                f"--policy {self.policy} reads a trained head, and there is none: name its folder with "
+                "--head, or train one with jobs/collect.py and jobs/train_head.py"
+            )
+        if self.head and self.policy not in HEAD_KINDS and self.uses_draft:
+            raise UserError(
+                f"--head {self.head} has no effect with --policy {self.policy}: leave it out, or choose a "
+                f"policy that reads it ({', '.join(HEAD_KINDS)})"
+            )
+        if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
+            raise UserError(
+                f"--verify {self.verify} has no effect with --policy {self.policy}, which verifies all: "
+                "leave it out, or choose --policy sprinter"
+            )
+        if self.policy == "sprinter":
+            self.verify = self.verify or "doubted"
+
+    def _given_policy_options(self) -> dict[str, float]:
+        values = {name: getattr(self, name) for name in POLICY_OPTIONS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise UserError(f"--{name} {getattr(self, name)!r} {rule}")
+
+    @property
+    def uses_draft(self) -> bool:
+        return self.policy != "none"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the completions follow the target's own distribution; sprinter alone may trust its
+        draft."""
+        return not (self.policy == "sprinter" and self.verify == "doubted")
+
+    @property
+    def is_traced(self) -> bool:
+        return self.uses_draft and self.trace
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the draft works while the target does, which takes a rank of its own."""
+        return self.uses_draft and self.overlap == "ahead"
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether passes are timed before the run, to decide by."""
+        return self.drafts_ahead or needs_costs(self.policy)
+
+    @property
+    def policy_options(self) -> dict[str, float]:
+        """The options of this run's policy, by name; none of a policy that does not draft."""
+        return self._given_policy_options() if self.uses_draft else {}
+
+    @property
+    def block_tokens(self) -> int:
+        """Most tokens that one row can add to a target pass after its prompt: the candidates and one more."""
+        return most_draft_tokens(self.policy_options) + 1
+
+    @property
+    def num_world_ranks(self) -> int:
+        """Ranks of the separate placement: the target's, and one for the draft where there is a draft."""
+        return self.tp_size + int(self.uses_draft)
+
+    def cache_bytes(self) -> int | None:
+        """``--cache_memory`` in bytes; None where the device decides."""
+        if self.cache_memory is None:
+            return None
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", self.cache_memory)
+        if not match or match[2].upper() not in BYTES_PER_UNIT:
+            raise UserError(f"--cache_memory {self.cache_memory!r} is not a size: write it like 8GiB")
+        return int(float(match[1]) * BYTES_PER_UNIT[match[2].upper()])
+
+    def warnings(self) -> list[str]:
+        """Options that were set and have no effect in this run, one sentence each."""
+        found = []
+        if self.draft is not None and not self.uses_draft:
+            found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
+        if not self.uses_draft:
+            found += [
+                f"--{name} {value} has no effect without a draft, or with --policy none"
+                for name, value in self._given_policy_options().items()
+            ]
+        if not self.uses_draft:
+            found += [
+                f"--{name} {value} has no effect without a draft, or with --policy none"
+                for name, value in (("head", self.head), ("verify", self.verify))
+                if value
+            ]
+        if self.overlap == "ahead" and not self.uses_draft:
+            found.append("--overlap ahead has no effect without a draft")
+        if self.trace and not self.uses_draft:
+            found.append("--trace has no effect without a draft, or with --policy none: nothing is drafted")
+        if self.num_branches is not None and not self.drafts_ahead:
+            found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            found.append(
+                "--top_k and --top_p have no effect with --temperature 0: it takes the likeliest token"
+            )
+        if self.temperature == 0 and self.num_samples > 1:
+            found.append(f"--num_samples {self.num_samples} with --temperature 0 gives identical completions")
+        return found
+
+    def check_world(self, world_size: int) -> None:
+        """Refuse a number of ranks that is neither 1 nor the target's ranks plus the draft's."""
+        if world_size == 1 and self.tp_size == 1:
+            if self.drafts_ahead:
+                raise UserError(
+                    "--overlap ahead needs a rank for the draft, but 1 rank was launched: launch with "
+                    f"--num_processes {self.num_world_ranks}, or use --overlap none"
+                )
+            return
+        if world_size != self.num_world_ranks:
+            draft_ranks = "1 rank for the draft" if self.uses_draft else "none for a draft"
+            lone = (
+                ", or 1 to hold both models in one process" if self.uses_draft and self.tp_size == 1 else ""
+            )
+            launched = "1 rank was" if world_size == 1 else f"{world_size} ranks were"
+            raise UserError(
+                f"{launched} launched, but --tp_size {self.tp_size} needs "
+                f"{self.num_world_ranks}: {self.tp_size} for the target and {draft_ranks}. "
+                f"Launch with --num_processes {self.num_world_ranks}{lone}"
+            )
+
+
+def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateConfig:
+    """The options of ``jobs/generate.py``."""
+    return parse_arguments(GenerateConfig, arguments)
+
+
+def resolved_yaml(config: DataclassInstance) -> str:
+    """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
+    return yaml.safe_dump({**dataclasses.asdict(config), "overwrite": False}, sort_keys=False)

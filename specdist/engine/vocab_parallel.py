@@ -1,0 +1,154 @@
+"""VerifyOutput of a target whose ranks hold a slice of the vocabulary each: [N, V] is nowhere built or sent.
+
+What crosses between the ranks in a pass, beside the announcement of the pass itself:
+
+- greedy, and coupled draws: the best token of every slice and its height, 2 numbers per asked token;
+- rejection: one log-normaliser per slice and asked token, one score per slice and candidate; and once rank 0
+  has counted what it accepts, the places of the next tokens (an int per asked token) and the logits there;
+- with top-k first the k largest scores of every slice, of which every rank finds the same threshold;
+- with top-p the whole rows, at rank 0 alone: where the nucleus ends, among equal scores too, depends on the
+  order of all ids.
+
+Only rank 0 decides anything, so the ranks cannot disagree.
+
+N asked tokens, v ids of this rank's slice, w of the widest, V of all, S slices, K of top-k, C candidates,
+W places that are decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.engine.collectives import Collectives
+from specdist.engine.verify import FullDistributions, VerifyInput, VerifyOutput
+from specdist.sampling.distributions import (
+    Distributions,
+    SamplingSettings,
+    distributions_from_logits,
+    tempered,
+)
+from specdist.sampling.vocab_parallel import (
+    candidate_probabilities,
+    likeliest,
+    log_normalisers,
+    merge_winners,
+    own_scores,
+    race_winners,
+    top_scores,
+    vocab_ranges,
+    without_the_rest,
+)
+
+NO_NEXT_TOKEN = -1
+
+
+class VocabParallelVerifier:
+    """One rank's part in verifying: rank 0's gives verify outputs, the others' give rank 0 what it needs."""
+
+    def __init__(self, collectives: Collectives, *, settings: SamplingSettings, vocab_size: int) -> None:
+        self._collectives = collectives
+        self._settings = settings
+        self._slices = vocab_ranges(vocab_size, collectives.size)
+        self._ids = self._slices[collectives.rank]
+        self._vocab_size = vocab_size
+
+    @property
+    def _fetches_distributions(self) -> bool:
+        """Rank 0 does not have the next tokens' distributions yet when it has the candidates'
+        probabilities."""
+        return self._settings.is_random and self._settings.top_p == 1
+
+    def verify(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
+        """Rank 0's verify outputs on a pass; None on the other ranks: :meth:`serve_next_distributions` comes
+        next."""
+        settings = self._settings
+        if not len(logits_Nv):
+            # Nothing is asked, and nothing exchanged.
+            return FullDistributions.of(logits_Nv.new_empty(0, self._vocab_size), settings, verify_input)
+        if self._fetches_distributions:
+            return self._verify_by_rejection(logits_Nv, verify_input)
+        if settings.top_p < 1 and not settings.is_greedy:
+            logits_NV = self._gather_rows(logits_Nv)
+            return None if logits_NV is None else FullDistributions.of(logits_NV, settings, verify_input)
+        packed_S2N = self._collectives.gather(self._winners(logits_Nv, verify_input))
+        return None if packed_S2N is None else FullDistributions(merge_winners(packed_S2N), verify_input)
+
+    def next_distributions(self, logits_Nv: Tensor, index_W: np.ndarray) -> Distributions:
+        """The distributions at these of the N places, at rank 0, while the others
+        :meth:`serve_next_distributions`.
+
+        They are made of the whole logits, so that they are those of an unsharded model bit by bit.
+        """
+        index_N = torch.full((len(logits_Nv),), NO_NEXT_TOKEN, dtype=torch.int32)
+        index_N[: len(index_W)] = torch.from_numpy(index_W)
+        self._collectives.from_rank0(index_N)
+        logits_WV = self._gather_rows(logits_Nv[torch.from_numpy(index_W).to(logits_Nv.device)])
+        assert logits_WV is not None
+        return distributions_from_logits(logits_WV, self._settings)
+
+    def serve_next_distributions(self, logits_Nv: Tensor) -> None:
+        """Give rank 0 the rows that it decides about, where it does not have them."""
+        if not len(logits_Nv) or not self._fetches_distributions:
+            return
+        index_N = self._collectives.from_rank0(torch.empty(len(logits_Nv), dtype=torch.int32))
+        self._gather_rows(logits_Nv[index_N[index_N != NO_NEXT_TOKEN].to(logits_Nv.device)])
+
+    def _gather_rows(self, rows_Wv: Tensor) -> Tensor | None:
+        """Whole rows [W, V] at rank 0, in the logits' own precision."""
+        widest = len(self._slices[0])
+        padded_Ww = torch.nn.functional.pad(rows_Wv, (0, widest - len(self._ids)))
+        gathered_SWw = self._collectives.gather(padded_Ww)
+        if gathered_SWw is None:
+            return None
+        parts = [rows_Ww[:, : len(ids)] for rows_Ww, ids in zip(gathered_SWw, self._slices, strict=True)]
+        return torch.cat(parts, dim=1)
+
+    def _winners(self, logits_Nv: Tensor, verify_input: VerifyInput) -> Tensor:
+        if self._settings.is_greedy:
+            return likeliest(logits_Nv, self._ids).packed()
+        return race_winners(
+            self._scores(logits_Nv),
+            self._ids,
+            torch.from_numpy(verify_input.stream_keys_N),
+            torch.from_numpy(verify_input.positions_N),
+        ).packed()
+
+    def _scores(self, logits_Nv: Tensor) -> Tensor:
+        """After temperature and top-k."""
+        scores_Nv = tempered(logits_Nv, self._settings)
+        top_k = self._settings.top_k
+        if not 0 < top_k < self._vocab_size:
+            return scores_Nv
+        return without_the_rest(scores_Nv, self._collectives.gather_everywhere(top_scores(scores_Nv, top_k)))
+
+    def _verify_by_rejection(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
+        scores_Nv = self._scores(logits_Nv)
+        target_logits_indices_C = torch.from_numpy(verify_input.target_logits_indices_C).to(scores_Nv.device)
+        candidate_ids_C = torch.from_numpy(verify_input.candidate_ids_C).to(scores_Nv.device)
+        own_C = own_scores(scores_Nv, self._ids, target_logits_indices_C, candidate_ids_C)
+        gathered = self._collectives.gather(torch.cat([log_normalisers(scores_Nv), own_C]))
+        if gathered is None:
+            return None
+        normalisers_SN, scores_SC = gathered.split([len(logits_Nv), len(target_logits_indices_C)], dim=1)
+        return _RejectionOutput(
+            candidate_probabilities(normalisers_SN, scores_SC, target_logits_indices_C).cpu(), self, logits_Nv
+        )
+
+
+@dataclass(frozen=True)
+class _RejectionOutput:
+    """The candidates' probabilities are known; the next tokens' rows are fetched when their places are."""
+
+    probabilities_C: Tensor
+    vocabulary: VocabParallelVerifier
+    logits_Nv: Tensor
+
+    def candidate_probabilities(self) -> Tensor:
+        return self.probabilities_C
+
+    def next_distributions(self, index_W: np.ndarray) -> Distributions:
+        return self.vocabulary.next_distributions(self.logits_Nv, index_W)

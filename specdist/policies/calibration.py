@@ -1,0 +1,79 @@
+"""How likely a drafted token is to be accepted, learned while the run goes on.
+
+Every verified token is an observation that costs nothing. A logistic regression over what the draft knows of
+a token starts from a prior that small distilled pairs gave, and takes one Newton step per round: so it holds
+the Laplace approximation of its posterior (an extended Kalman filter without forgetting). Pooled over all
+rows. No tensors.
+
+N tokens, F features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# What the prior is worth: about this many observations of an undecided token.
+PRIOR_PRECISION = 16.0
+# On: 1, logit of the top probability, square root of the entropy, log of drawn over top probability, log of
+# the depth. Of a draw that target and draft make alike (greedy, gumbel), and of one that is verified.
+PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
+NUM_FEATURES = 5
+# On the same and, after them, the logit of a trained head's estimate: it is taken at its word, but for what
+# it says too low, as heads do that were trained with unequal weights.
+PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
+SMALLEST = 1e-4
+MOST_CERTAIN = 30.0
+
+
+def token_features(
+    entropies_N: np.ndarray,
+    probabilities_N: np.ndarray,
+    top_probabilities_N: np.ndarray,
+    depths_N: np.ndarray,
+) -> np.ndarray:
+    """[N, F] of drafted tokens; depths count from 0."""
+    top_N = np.minimum(np.maximum(top_probabilities_N, SMALLEST), 1 - SMALLEST)
+    drawn_N = np.maximum(probabilities_N, SMALLEST)
+    features_NF = np.empty((len(top_N), NUM_FEATURES))
+    features_NF[:, 0] = 1.0
+    features_NF[:, 1] = np.log(top_N) - np.log1p(-top_N)
+    features_NF[:, 2] = np.sqrt(np.maximum(entropies_N, 0))
+    features_NF[:, 3] = np.log(drawn_N / np.maximum(top_N, drawn_N))
+    features_NF[:, 4] = np.log1p(depths_N)
+    return features_NF
+
+
+def with_head(features_NF: np.ndarray, estimates_N: np.ndarray) -> np.ndarray:
+    """[N, F + 1]: the same with the head's estimates."""
+    estimates_N = np.minimum(np.maximum(estimates_N, SMALLEST), 1 - SMALLEST)
+    logits_N = np.log(estimates_N) - np.log1p(-estimates_N)
+    return np.concatenate([features_NF, logits_N[:, None]], axis=1)
+
+
+class AcceptanceModel:
+    """P(accepted | features)."""
+
+    def __init__(self, *, is_coupled: bool, has_head: bool = False) -> None:
+        """``is_coupled``: target and draft draw with the same noise, or none (greedy). ``has_head``: of
+        tokens whose estimate is known, on the features of :func:`with_head`."""
+        self._weights = np.array(PRIOR_WEIGHTS_WITH_HEAD if has_head else PRIOR_WEIGHTS[is_coupled])
+        self._precision = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
+        self.num_observed = 0
+
+    def predict(self, features_NF: np.ndarray) -> np.ndarray:
+        """[N] probabilities in (0, 1)."""
+        heights_N = features_NF @ self._weights
+        heights_N = np.minimum(np.maximum(heights_N, -MOST_CERTAIN), MOST_CERTAIN)
+        return 1 / (1 + np.exp(-heights_N))
+
+    def observe(self, features_NF: np.ndarray, is_accepted_N: np.ndarray) -> None:
+        """Learn from one round's verified tokens: those accepted, and the first that was not, of every
+        row."""
+        if not len(features_NF):
+            return
+        predicted_N = self.predict(features_NF)
+        curvature_N = np.maximum(predicted_N * (1 - predicted_N), SMALLEST)
+        self._precision += (features_NF * curvature_N[:, None]).T @ features_NF
+        gradient_F = features_NF.T @ (is_accepted_N - predicted_N)
+        self._weights = self._weights + np.linalg.solve(self._precision, gradient_F)
+        self.num_observed += len(features_NF)

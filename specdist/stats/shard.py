@@ -1,0 +1,354 @@
+"""Where the tokens and the time went. Integers only, so that shards add up exactly and survive JSON.
+
+Names follow vLLM's speculative decoding metrics. Times are nanoseconds of wall clock: each role's own add up
+to the wall time of the rounds that it served. :mod:`specdist.data.schema` says what each count means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from specdist.stats.regression import NS_PER_S, CostSums
+from specdist.utils.json_values import from_fields
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass
+class TargetTimes:
+    """Nanoseconds of the target's side: waiting for the draft is idle, everything on the host is ``host``."""
+
+    prefill: int = 0
+    verify: int = 0
+    transfer: int = 0
+    idle: int = 0
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.verify + self.transfer + self.idle + self.host
+
+
+@dataclass
+class DraftTimes:
+    """Nanoseconds of the draft's side: waiting for the target is idle."""
+
+    prefill: int = 0
+    draft: int = 0
+    transfer: int = 0
+    idle: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.draft + self.transfer + self.idle
+
+
+@dataclass
+class PeakMemory:
+    """Most bytes held by one rank of a role; merges as a maximum."""
+
+    target: int = 0
+    draft: int = 0
+
+
+@dataclass
+class WorkSpan:
+    """When a shard was worked on, in nanoseconds of Unix time by the clock of the replica; both 0 if unknown.
+
+    The only field that says when and not how long; it merges to the span of all.
+    """
+
+    begin_unix_ns: int = 0
+    end_unix_ns: int = 0
+
+    def extend(self, begin_unix_ns: int, end_unix_ns: int) -> None:
+        """Include this span too; one that is unknown changes nothing."""
+        if not end_unix_ns:
+            return
+        self.begin_unix_ns = min(self.begin_unix_ns or begin_unix_ns, begin_unix_ns)
+        self.end_unix_ns = max(self.end_unix_ns, end_unix_ns)
+
+
+@dataclass(frozen=True)
+class AheadOutcome:
+    """What a row had prepared for a next token, and what became of it.
+
+    Attributes:
+        num_tokens: drafted ahead; ``is_hit``: the first was the next token, and the others are candidates.
+        num_branches: prepared for a miss; ``branch_rank``: the rank of the alternative, from 1, whose branch
+            has become the candidates, or 0.
+        num_lost_branch_tokens: drafted in the other branches.
+    """
+
+    num_tokens: int
+    is_hit: bool
+    num_branches: int
+    num_lost_branch_tokens: int
+    branch_rank: int
+
+
+@dataclass
+class Stats:
+    """Statistics of a shard, or the sum of several.
+
+    ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
+    position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
+    accepted ones were committed without the target's judgement. ``num_head_tokens`` is how many tokens a
+    trained head has estimated. With draft-ahead, chains are row-rounds with tokens drafted ahead of the
+    candidates, verified those whose candidates were all accepted, hits those whose first token ahead was the
+    decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
+    Misses are next tokens that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
+    by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
+    ``num_out_of_memory`` rounds have not gone through, and were repeated with a smaller batch.
+    Messages travel between the target's lead and the draft, target messages among the target's ranks.
+
+    Passes and their times are also counted by size: the tokens that they run, prompts' too. A draft step has
+    a token per row, and those that the cache lacks before it.
+
+    The regressions of time on passes have the time that both models spent drafting and verifying, prompts
+    aside: an observation of ``cost_sums`` is a completion, from its first round to its last, and one of
+    ``shard_cost_sums`` a shard. ``work_span`` goes from a shard's first request to its last completion,
+    through restarts.
+    """
+
+    num_rows: int = 0
+    num_completions: int = 0
+    num_error_rows: int = 0
+    num_cut_completions: int = 0
+    num_prompt_tokens: int = 0
+    num_shared_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_target_passes: int = 0
+    num_draft_passes: int = 0
+    num_target_passes_per_size: dict[int, int] = field(default_factory=dict)
+    target_pass_ns_per_size: dict[int, int] = field(default_factory=dict)
+    num_draft_passes_per_size: dict[int, int] = field(default_factory=dict)
+    num_row_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_trusted_tokens: int = 0
+    num_head_tokens: int = 0
+    num_preemptions: int = 0
+    num_out_of_memory: int = 0
+    num_rounds: int = 0
+    num_messages: int = 0
+    num_message_bytes: int = 0
+    num_target_messages: int = 0
+    num_target_message_bytes: int = 0
+    num_ahead_chains: int = 0
+    num_ahead_verified: int = 0
+    num_ahead_hits: int = 0
+    num_ahead_tokens: int = 0
+    num_misses: int = 0
+    num_branches: int = 0
+    num_branch_tokens: int = 0
+    num_branch_hits_per_rank: list[int] = field(default_factory=list)
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    draft_length_histogram: list[int] = field(default_factory=list)
+    accepted_length_histogram: list[int] = field(default_factory=list)
+    wall_ns: int = 0
+    target_ns: TargetTimes = field(default_factory=TargetTimes)
+    draft_ns: DraftTimes = field(default_factory=DraftTimes)
+    cost_sums: CostSums = field(default_factory=CostSums)
+    shard_cost_sums: CostSums = field(default_factory=CostSums)
+    peak_memory_bytes: PeakMemory = field(default_factory=PeakMemory)
+    work_span: WorkSpan = field(default_factory=WorkSpan)
+
+    def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
+        """A row's tokens drafted ahead have met their decision; those that become candidates count as such.
+
+        ``is_reached``: all candidates before them were accepted, so the first of them was verified.
+        ``is_miss``: the next token has dropped a chain.
+        """
+        self.num_misses += is_miss
+        self.num_branches += outcome.num_branches
+        self.num_branch_tokens += outcome.num_lost_branch_tokens
+        if outcome.branch_rank:
+            _add_to(self.num_branch_hits_per_rank, outcome.branch_rank - 1, 1)
+        if outcome.num_tokens == 0:
+            return
+        self.num_ahead_chains += 1
+        self.num_ahead_verified += is_reached
+        self.num_ahead_hits += outcome.is_hit
+        self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens
+
+    def observe_block(self, *, num_drafted: int, num_accepted: int, num_trusted: int = 0) -> None:
+        """One row's block that the target has seen; ``num_trusted`` of the accepted ones it did not
+        verify."""
+        self.num_row_steps += 1
+        if num_drafted == 0:
+            return
+        self.num_drafts += 1
+        self.num_trusted_tokens += num_trusted
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        _add_to(self.draft_length_histogram, num_drafted, 1)
+        _add_to(self.accepted_length_histogram, num_accepted, 1)
+        for position in range(num_accepted):
+            _add_to(self.num_accepted_tokens_per_pos, position, 1)
+
+    def observe_target_pass(self, *, num_tokens: int, time_ns: int = 0) -> None:
+        """The target has run a pass; ``time_ns`` is what is known of its time already."""
+        self.num_target_passes += 1
+        _count(self.num_target_passes_per_size, num_tokens, 1)
+        self.add_pass_time(num_tokens=num_tokens, time_ns=time_ns)
+
+    def add_pass_time(self, *, num_tokens: int, time_ns: int) -> None:
+        """The time of a pass that was counted before: a device's is known a little later."""
+        _count(self.target_pass_ns_per_size, num_tokens, time_ns)
+
+    def observe_draft_passes(self, sizes: Iterable[int]) -> None:
+        """The draft has run steps of so many tokens each."""
+        for num_tokens in sizes:
+            self.num_draft_passes += 1
+            _count(self.num_draft_passes_per_size, num_tokens, 1)
+
+    def close_shard(self) -> None:
+        """A shard is whole: it is one observation of the regression over shards."""
+        self.shard_cost_sums = CostSums()
+        self.shard_cost_sums.observe(
+            time_ns=self.target_ns.verify + self.draft_ns.draft,
+            num_draft_passes=self.num_draft_passes,
+            num_target_passes=self.num_target_passes,
+        )
+
+    @property
+    def verified_acceptance_rate(self) -> float | None:
+        """The chance that a verified token is accepted, candidates and first tokens ahead alike.
+
+        Judging ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
+        after it as not accepted.) What a lossy run commits without the target's judgement is not verified.
+        """
+        num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
+        return _ratio(num_accepted, num_accepted + self.num_misses)
+
+    @property
+    def discard_rate(self) -> float | None:
+        """Draft tokens that came to nothing, candidates or not, per token of the completions (SpecDec++)."""
+        num_discarded = (
+            self.num_draft_tokens
+            - self.num_accepted_tokens
+            + self.num_ahead_tokens
+            - self.num_ahead_hits
+            + self.num_branch_tokens
+        )
+        return _ratio(num_discarded, self.num_completion_tokens)
+
+    @property
+    def verification_rate(self) -> float | None:
+        """Target passes of a row per token of its completion (SpecDec++)."""
+        return _ratio(self.num_row_steps, self.num_completion_tokens)
+
+    @property
+    def num_block_candidates(self) -> int:
+        """Candidates that the target has run; one that a next token left behind is drafted, but not run."""
+        return sum(length * count for length, count in enumerate(self.draft_length_histogram))
+
+    @property
+    def works_ahead(self) -> bool:
+        """The draft worked while the target did."""
+        return self.num_ahead_chains > 0
+
+    def add(self, other: Stats) -> None:
+        """Merge another shard's into this one."""
+        _merge(self, other)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Stats:
+        """Names that are no statistics are left out. Raises ValueError for values of the wrong type."""
+        known = {item.name for item in dataclasses.fields(Stats)}
+        return from_fields(Stats, {name: value for name, value in values.items() if name in known})
+
+    def summary(self, num_devices: int = 1) -> dict[str, Any]:
+        """The figures that people read, derived from the counts; a ratio of nothing is None."""
+        wall_s = self.wall_ns / NS_PER_S
+        tokens_per_s = _ratio(self.num_completion_tokens, wall_s)
+        return {
+            "num_rows": self.num_rows,
+            "num_completions": self.num_completions,
+            "num_error_rows": self.num_error_rows,
+            "num_cut_completions": self.num_cut_completions,
+            "num_out_of_memory": self.num_out_of_memory,
+            "num_completion_tokens": self.num_completion_tokens,
+            "wall_s": wall_s,
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
+            "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
+            "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),
+            "num_trusted_tokens": self.num_trusted_tokens,
+            "discard_rate": self.discard_rate,
+            "messages_per_round": _ratio(self.num_messages, self.num_rounds),
+            "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
+            "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
+            "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
+            "ready_rate": _ratio(self.num_drafts, self.num_row_steps),
+            "verification_rate": self.verification_rate,
+            "target_s": _seconds(self.target_ns),
+            "draft_s": _seconds(self.draft_ns),
+            "costs": self.costs(),
+            "peak_memory_bytes": dataclasses.asdict(self.peak_memory_bytes),
+        }
+
+    def costs(self) -> dict[str, Any]:
+        """Time per pass, measured directly and by regression, over completions and over shards."""
+        t_draft = _ratio(self.draft_ns.draft, self.num_draft_passes) or 0.0
+        t_target = _ratio(self.target_ns.verify, self.num_target_passes) or 0.0
+        return {
+            "measured": self.cost_sums.explained_by(t_draft, t_target),
+            "fitted": self.cost_sums.fit(),
+            "fitted_over_shards": self.shard_cost_sums.fit(),
+        }
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def _seconds(times: TargetTimes | DraftTimes) -> dict[str, float]:
+    return {name: value / NS_PER_S for name, value in dataclasses.asdict(times).items()}
+
+
+def _add_to(counts: list[int], index: int, amount: int) -> None:
+    counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += amount
+
+
+def _count(counts: dict[int, int], key: int, amount: int) -> None:
+    counts[key] = counts.get(key, 0) + amount
+
+
+def _merge(into: Any, other: Any) -> None:
+    for item in dataclasses.fields(into):
+        mine, theirs = getattr(into, item.name), getattr(other, item.name)
+        if isinstance(mine, PeakMemory):
+            mine.target, mine.draft = max(mine.target, theirs.target), max(mine.draft, theirs.draft)
+        elif isinstance(mine, WorkSpan):
+            mine.extend(theirs.begin_unix_ns, theirs.end_unix_ns)
+        elif isinstance(mine, int):
+            setattr(into, item.name, mine + theirs)
+        elif isinstance(mine, list):
+            for index, amount in enumerate(theirs):
+                _add_to(mine, index, amount)
+        elif isinstance(mine, dict):
+            for key, amount in theirs.items():
+                _count(mine, key, amount)
+        else:
+            _merge(mine, theirs)
+
+
+def split_proportionally(amount: int, weights: Mapping[Key, int]) -> dict[Key, int]:
+    """Split an integer over keys in proportion to positive weights; the parts add up to it exactly."""
+    total, before, given = sum(weights.values()), 0, 0
+    parts: dict[Key, int] = {}
+    for key, weight in weights.items():
+        before += weight
+        upto = amount * before // total
+        parts[key], given = upto - given, upto
+    return parts

@@ -1,0 +1,122 @@
+"""The papers' formulas: what speculation should give for an acceptance rate and the costs of passes.
+
+Tokens are accepted independently with probability a; K tokens are drafted; c is the time of a draft step over
+that of a target pass. None of this is used to decide what is emitted.
+"""
+
+from __future__ import annotations
+
+
+def tokens_per_call(acceptance: float, num_draft_tokens: int) -> float:
+    """Expected tokens of a target pass, (1 - a^(K+1)) / (1 - a) (Leviathan et al. 2023, Eq. 1)."""
+    return sum(acceptance**depth for depth in range(num_draft_tokens + 1))
+
+
+def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float) -> float:
+    """Expected speed-up over plain decoding, (1 - a^(K+1)) / ((1 - a)(K c + 1)) (Leviathan et al. 2023,
+    Theorem 3.8)."""
+    return round_factor(tokens_per_call(acceptance, num_draft_tokens), num_draft_tokens * cost_ratio)
+
+
+def round_factor(tokens_per_pass: float, drafting: float, *, works_ahead: bool = False) -> float:
+    """Expected speed-up over plain decoding of rounds that give so many tokens per target pass.
+
+    ``drafting`` is the time of a round's draft steps over that of its target pass. In turns a round takes
+    both; a draft that works ahead makes it as long as the slower of the two.
+    """
+    return tokens_per_pass / (max(1.0, drafting) if works_ahead else 1.0 + drafting)
+
+
+def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> int:
+    """The number of tokens to draft with the largest :func:`wall_time_factor`; 0 if none helps."""
+    return max(
+        range(max_draft_tokens + 1), key=lambda length: wall_time_factor(acceptance, length, cost_ratio)
+    )
+
+
+def stopping_threshold(t_draft: float, t_target: float, delta: float) -> float:
+    """Stop drafting once the probability that some drafted token is rejected reaches this: (c2 + Δ) /
+    (c1 + c2 + Δ) with c1 = t_draft, c2 = t_target - t_draft (SpecDec++, Theorem 3.2 of Huang et al. 2024).
+
+    Args:
+        delta: what another round is worth more than going on, in the unit of the times.
+    """
+    return (t_target - t_draft + delta) / (t_target + delta)
+
+
+def ready_share(acceptance: float, num_candidates: float, caught: float) -> float:
+    """The share of row-rounds that find candidates ready when the draft works ahead.
+
+    ``caught`` is the share of misses for which a branch was prepared. A row is *ready* when it has its n
+    candidates, else it has none:
+
+        P(ready | ready) = a^(n+1) + (1 - a^(n+1)) c        P(ready | not) = a + (1 - a) c
+    """
+    hit = acceptance ** (num_candidates + 1)
+    stays = hit + (1 - hit) * caught
+    comes = acceptance + (1 - acceptance) * caught
+    return comes / (1 - stays + comes)
+
+
+def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float) -> float:
+    """Expected tokens of a row per target pass when the draft works ahead, as :func:`ready_share` has it."""
+    if num_candidates == 0:
+        return 1.0
+    ready = ready_share(acceptance, num_candidates, caught)
+    return ready * tokens_per_call(acceptance, num_candidates) + 1 - ready
+
+
+def caught_share(num_branches: int) -> float:
+    """The share of misses that so many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
+
+    So it was for greedy and coupled draws of a distilled draft; a plain one catches less, and random draws
+    about half of it.
+    """
+    return 1.0 - (1 + num_branches) ** -0.5
+
+
+def branches_for(caught: float) -> int:
+    """The fewest branches per row with at least this :func:`caught_share`."""
+    num_branches = 0
+    while caught_share(num_branches) < caught:
+        num_branches += 1
+    return num_branches
+
+
+def sprinter_run_length(*, num_acceptable: int, true_positive: float, false_positive: float) -> float:
+    """Expected tokens in a row that the verifier lets pass, (t - t^r)/(1 - t) + t^r/(1 - f) (SPRINTER,
+    Theorem 2).
+
+    The next r = ``num_acceptable`` tokens of the draft are acceptable (Q <= P), those after them are not.
+    The verifier lets an acceptable one pass with probability t and another one with f, independently.
+    """
+    t, f, r = true_positive, false_positive, num_acceptable
+    return (t - t**r) / (1 - t) + t**r / (1 - f)
+
+
+def sprinter_stopping_time(
+    *, num_acceptable: int, true_positive: float, false_positive: float, t_draft: float
+) -> float:
+    """Expected time of the draft's steps up to the verifier's first doubt, that token's included:
+    t_draft ((1 - t^r)/(1 - t) + t^r/(1 - f)) (SPRINTER, Theorem 3), as :func:`sprinter_run_length` has it."""
+    t, f, r = true_positive, false_positive, num_acceptable
+    return t_draft * ((1 - t**r) / (1 - t) + t**r / (1 - f))
+
+
+def sprinter_acceptance(false_positive: float, distance: float) -> float:
+    """The share of draft tokens that are kept, 1 - (1 - f) TV(P, Q) (SPRINTER, Theorem 7)."""
+    return 1 - (1 - false_positive) * distance
+
+
+def flops_verifying_all(num_draft_tokens: float, *, draft: float, target: float) -> float:
+    """Of a round of speculative decoding as SPRINTER counts it, γ F_d + γ F_t (Equation 5)."""
+    return num_draft_tokens * (draft + target)
+
+
+def flops_verifying_one(num_draft_tokens: float, *, draft: float, target: float, verifier: float) -> float:
+    """Of a round of SPRINTER as its authors count it, γ F_d + F_t + F_v (Equation 6).
+
+    The paper counts one token of the target. To verify it the target must have run the others as well, or it
+    could not remember them: what is executed is more.
+    """
+    return num_draft_tokens * draft + target + verifier

@@ -1,0 +1,97 @@
+"""A verifier at work: how often it was right in a traced run, and what follows for the target's calls.
+
+A token x is acceptable if Q(x)/P(x) is at most λ, for which the verifier was trained; an acceptable one
+passes with probability t, another one with f. SPRINTER's theorems take r acceptable tokens in a row as given.
+Here a token is acceptable with the share that was seen, and every token stands for itself, so that blocks are
+geometric; how far that is from the run is for the reader to see.
+
+N drafted tokens that have an estimate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.stats.shard import Stats
+from specdist.theory.formulas import tokens_per_call
+from specdist.theory.predictions import Comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierRates:
+    """Shares of drafted tokens.
+
+    Attributes:
+        acceptable: Q/P is at most λ.
+        true_positive, false_positive: of the acceptable ones, and of the others, those let pass (t and f).
+        acceptance: mean of min(1, P/Q), which is 1 - TV(P, Q).
+        doubted_acceptance: the same of the tokens that were not let pass.
+    """
+
+    acceptable: float
+    true_positive: float
+    false_positive: float
+    acceptance: float
+    doubted_acceptance: float
+
+    @property
+    def pass_rate(self) -> float:
+        """Of all tokens, those let pass."""
+        return self.acceptable * self.true_positive + (1 - self.acceptable) * self.false_positive
+
+
+def verifier_rates(
+    acceptances_N: np.ndarray, estimates_N: np.ndarray, *, max_ratio: float, threshold: float
+) -> VerifierRates | None:
+    """None where a share would be one of nothing.
+
+    Args:
+        acceptances_N: min(1, P/Q). Of a ``max_ratio`` λ below 1 they cannot tell what is acceptable: those
+            with Q <= P count.
+        estimates_N: the verifier's; at least ``threshold`` lets a token pass.
+    """
+    # The trace has single precision.
+    is_acceptable_N = acceptances_N >= 1 / max(1.0, max_ratio) - 1e-6
+    passes_N = estimates_N >= threshold
+    if is_acceptable_N.all() or not is_acceptable_N.any() or passes_N.all():
+        return None
+    return VerifierRates(
+        acceptable=float(is_acceptable_N.mean()),
+        true_positive=float(passes_N[is_acceptable_N].mean()),
+        false_positive=float(passes_N[~is_acceptable_N].mean()),
+        acceptance=float(acceptances_N.mean()),
+        doubted_acceptance=float(acceptances_N[~passes_N].mean()),
+    )
+
+
+def verifier_figures(
+    rates: VerifierRates, stats: Stats, *, max_draft_tokens: int, is_exact: bool
+) -> Mapping[str, Comparison]:
+    """What the rates predict of a run, in turns, beside the run.
+
+    A block goes on after every token that is let pass, so that an i-th one is drafted with chance s^(i-1).
+    With everything verified it is kept if it and all before it are accepted; otherwise all are kept, but for
+    the last one, which is verified. A token of the target follows in both ways.
+    """
+    passes, last = rates.pass_rate, max_draft_tokens - 1
+    passes_and_accepted = rates.acceptance - (1 - passes) * rates.doubted_acceptance
+    verifying = 1 + rates.acceptance * tokens_per_call(passes_and_accepted, last)
+    # The token at the cap ends a block whatever the verifier says of it.
+    at_cap = passes**last
+    judged = (1 - at_cap) * rates.doubted_acceptance + at_cap * rates.acceptance
+    length = tokens_per_call(passes, last)
+    trusting = length + judged
+    figures = {
+        "block_length": Comparison(length, stats.num_block_candidates / stats.num_drafts),
+        "tokens_per_call": Comparison(
+            verifying if is_exact else trusting, 1 + stats.num_accepted_tokens / stats.num_drafts
+        ),
+    }
+    if not is_exact:
+        figures["calls_over_verifying_all"] = Comparison(verifying / trusting, None)
+        # Theorem 1: the distribution is (1 - f) P + f Q.
+        figures["distance"] = Comparison(rates.false_positive * (1 - rates.acceptance), None)
+    return figures

@@ -1,0 +1,158 @@
+"""A run's folder through ``specdist.load_run``: whole, unfinished, damaged, and no run at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pytest
+
+import specdist
+from specdist.utils.errors import UserError
+from tests.finished_runs import NUM_ROWS, NUM_SAMPLES, manifest_with, shard_stats, write_run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Only to be read."""
+    return write_run(tmp_path_factory.mktemp("runs") / "whole").path
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def test_a_complete_run_has_its_rows_in_input_order(whole: Path) -> None:
+    run = specdist.load_run(str(whole))
+    assert run.is_complete and run.exact and run.missing_shards == ()
+    assert isinstance(run.dataset, datasets.Dataset)
+    expected = [(row, sample) for row in range(NUM_ROWS) for sample in range(NUM_SAMPLES)]
+    assert list(zip(run.dataset["row_id"], run.dataset["sample_index"], strict=True)) == expected
+    assert run.dataset[5]["completion"] == "answer 2.1"
+    assert run.dataset[5]["reference"] == "reference 2"
+    assert run.manifest.fingerprint["num_samples"] == NUM_SAMPLES
+    assert run.dataset is run.dataset, "it is opened once"
+
+
+def test_its_rows_stay_in_the_files(whole: Path) -> None:
+    """Mapped: Arrow itself has allocated nothing for them."""
+    before = pa.total_allocated_bytes()
+    run = specdist.load_run(whole)
+    assert run.table.num_rows == len(run.dataset) == NUM_ROWS * NUM_SAMPLES
+    assert pa.total_allocated_bytes() == before
+
+
+def test_what_is_derived_from_its_rows_is_known_again(whole: Path, copy: Path) -> None:
+    """`datasets` finds its caches by a digest, which depends on the rows and on nothing else."""
+    digests = {specdist.load_run(path).dataset._fingerprint for path in (whole, copy)}
+    assert len(digests) == 1
+    shutil.rmtree(copy)
+    assert specdist.load_run(write_run(copy, (0, 1)).path).dataset._fingerprint not in digests
+
+
+def test_statistics_are_the_sum_of_the_shards(whole: Path) -> None:
+    run = specdist.load_run(whole)
+    assert list(run.shards) == [0, 1, 2] and len(run.shards) == 3
+    assert run.shards[2] == shard_stats(2)
+    assert 3 not in run.shards
+    assert run.stats.num_rows == 6 and run.stats.num_target_passes_per_size == {4: 1, 5: 1, 6: 1}
+    found = run.statistics
+    assert (found["output"], found["exact"], found["complete"]) == (str(whole), True, True)
+    assert found["tokens_per_s"] == 5 and found["tokens_per_s_per_device"] == 5 / 3
+    assert found["predictions"]["theory"]["tokens_per_row_pass"]["measured"] == 2
+    assert found == json.loads(json.dumps(found))
+
+
+def test_a_shards_statistics_are_read_when_they_are_asked_for(copy: Path) -> None:
+    """Of a hundred thousand shards none is opened to say how many there are."""
+    path = copy / "stats" / "shard-00001.json"
+    path.write_text("{")
+    run = specdist.load_run(copy)
+    assert len(run.shards) == 3 and run.shards[0] == shard_stats(0)
+    with pytest.raises(UserError, match=r"shard-00001.json is damaged .*: delete it, and start"):
+        run.shards[1]
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"shard-00001.json is damaged .*not an object"):
+        _ = run.statistics
+
+
+def test_an_unfinished_run_says_what_is_missing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_run(tmp_path / "run", (0, 2)).path
+    with caplog.at_level(logging.WARNING):
+        run = specdist.load_run(path)
+    assert "not complete: 1 of 3 shards are missing (1); start the run's command again" in caplog.text
+    assert not run.is_complete and run.missing_shards == (1,)
+    assert sorted(set(run.dataset["row_id"])) == [0, 1, 2, 6]
+    assert run.statistics["complete"] is False
+    assert run.stats.num_completion_tokens == 20
+
+    write_run(path, (1,))
+    assert run.stats.num_completion_tokens == 20, "a Run is what the folder was when it was loaded"
+    assert specdist.load_run(path).is_complete
+
+
+def test_a_run_without_a_finished_shard_has_no_rows_to_read(tmp_path: Path) -> None:
+    run = specdist.load_run(write_run(tmp_path / "run", ()).path)
+    assert run.missing_shards == (0, 1, 2) and dict(run.shards) == {}
+    assert run.statistics["tokens_per_s"] is None
+    with pytest.raises(UserError, match=r"no finished shard to read yet: .* jobs/status.py"):
+        _ = run.dataset
+
+
+def test_a_lossy_run_says_so(tmp_path: Path) -> None:
+    manifest = manifest_with(info={"exact": False})
+    assert not specdist.load_run(write_run(tmp_path / "run", manifest=manifest).path).exact
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path: Path) -> None:
+    """A bit in the middle: Arrow does not see it."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def wipe(path: Path) -> None:
+    """As large as before."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("harm", [truncate, wipe, Path.unlink])
+def test_a_damaged_shard_is_refused_by_name(copy: Path, harm: Any) -> None:
+    harm(copy / "shards" / "shard-00001.arrow")
+    with pytest.raises(UserError, match=r"shard-00001.arrow is not the file that was recorded .* delete .*"):
+        _ = specdist.load_run(copy).dataset
+
+
+def test_a_changed_bit_is_found_where_it_is_looked_for(copy: Path) -> None:
+    specdist.load_run(copy, verify=True)
+    flip(copy / "shards" / "shard-00002.arrow")
+    assert len(specdist.load_run(copy).dataset) == NUM_ROWS * NUM_SAMPLES
+    with pytest.raises(UserError, match=r"shard-00002.arrow is not the file that was recorded"):
+        specdist.load_run(copy, verify=True)
+
+
+def test_statistics_that_are_gone_are_damage(copy: Path) -> None:
+    (copy / "stats" / "shard-00000.json").unlink()
+    with pytest.raises(UserError, match=r"shard-00000.arrow is not the file that was recorded"):
+        specdist.load_run(copy)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere is not the folder of a run: it has no manifest.json"):
+        specdist.load_run(tmp_path / "nowhere")
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"manifest.json cannot be read as the manifest of a run"):
+        specdist.load_run(tmp_path)
+    manifest_with(kind="acceptance").write(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match=r"of jobs/collect.py, the run is responses/ in it"):
+        specdist.load_run(tmp_path)

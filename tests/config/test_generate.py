@@ -1,0 +1,368 @@
+"""The options: one parser for file and command line, ranges checked, nothing ignored in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import yaml
+
+from specdist.config.generate import GenerateConfig, parse_generate_config, resolved_yaml
+from specdist.policies.options import HEAD_POLICIES, POLICY_OPTIONS
+from specdist.utils.errors import UserError
+
+NEEDED = {"prompts": "prompts.arrow", "output": "run", "target": "large"}
+# Written out, billions of values.
+ALIAS_BOMB = (
+    "seed: ["
+    + "".join(f"&a{level} [" for level in range(12))
+    + "x"
+    + "".join(
+        f", {', '.join([f'*a{level + 1}'] * 9) if level < 11 else 'x'}]" for level in reversed(range(12))
+    )
+    + "]"
+)
+COMMAND_LINE = [f"--{name}={value}" for name, value in NEEDED.items()]
+
+
+def config(**options: Any) -> GenerateConfig:
+    return GenerateConfig(**(NEEDED | options))
+
+
+def parsed(*arguments: str) -> GenerateConfig:
+    return parse_generate_config([*COMMAND_LINE, *arguments])
+
+
+def from_file(folder: Path, values: Any, *arguments: str) -> GenerateConfig:
+    path = folder / "config.yaml"
+    path.write_text(values if isinstance(values, str) else yaml.safe_dump(values))
+    return parse_generate_config(["--config", str(path), *arguments])
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    """Wherever --config stands among the arguments, and for every spelling of an option."""
+    values = NEEDED | {"seed": 5, "top_k": 7, "temperature": 0.25, "draft": "small"}
+    found = from_file(tmp_path, values, "--seed", "6", "--temperature=0")
+    assert (found.seed, found.top_k, found.temperature, found.draft) == (6, 7, 0.0, "small")
+    path = str(tmp_path / "config.yaml")
+    assert parse_generate_config(["--seed", "6", "--config", path, "--top-k", "8"]).seed == 6
+    assert parse_generate_config(["--seed", "6", f"--config={path}", "--top-k", "8"]).top_k == 8
+
+
+def test_the_file_has_the_types_of_the_command_line(tmp_path: Path) -> None:
+    """One parser for both: YAML's own idea of a type does not matter."""
+    values = "\n".join(
+        [*(f"{name}: {value}" for name, value in NEEDED.items()),
+         "top_p: 1", "temperature: 1e-1", "overwrite: yes", "limit: null", "cache_memory: 1000000"]
+    )  # fmt: skip
+    found = from_file(tmp_path, values)
+    assert found == parsed("--top_p=1", "--temperature=0.1", "--overwrite", "--cache_memory", "1000000")
+    assert (found.overwrite, found.limit, found.cache_bytes()) == (True, None, 1_000_000)
+
+
+def test_lists_come_from_both_and_are_replaced_not_joined(tmp_path: Path) -> None:
+    """Stop strings may hold anything, and those of the file must not stay when others are asked for."""
+    strings = ["\n\n", "--end", " ", "é", "a: b"]
+    assert from_file(tmp_path, NEEDED | {"stop": strings}).stop == strings
+    assert from_file(tmp_path, NEEDED | {"stop": "one"}).stop == ["one"]
+    assert from_file(tmp_path, NEEDED | {"stop": strings}, "--stop", "x", "y").stop == ["x", "y"]
+    assert parsed("--stop", "x", "--stop", "y").stop == ["x", "y"]
+    assert parsed().stop == []
+
+
+@pytest.mark.parametrize(
+    ("values", "fragment"),
+    [
+        (NEEDED | {"top_q": 1}, "--top_q=1"),
+        (NEEDED | {"seed": "x"}, "--seed: invalid int value: 'x'"),
+        (NEEDED | {"rows_per_shard": 1.5}, "invalid int value: '1.5'"),
+        (NEEDED | {"dtype": "float64"}, "--dtype: invalid choice: 'float64'"),
+        ({"prompts": "p", "output": "o"}, "required: --target"),
+    ],
+)
+def test_the_file_is_checked_like_the_command_line(
+    tmp_path: Path, values: Any, fragment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown key is a typing error that would otherwise change the run in silence."""
+    with pytest.raises(SystemExit) as end:
+        from_file(tmp_path, values)
+    assert end.value.code == 2
+    # Python 3.14 writes choices without quotes.
+    assert fragment.replace("'", "") in capsys.readouterr().err.replace("'", "")
+
+
+@pytest.mark.parametrize(
+    ("values", "fragment"),
+    [
+        ("- a\n- b", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("a: [", "cannot be read"),
+        (NEEDED | {"seed": {"value": 1}}, "seed must be one plain value"),
+        (NEEDED | {"target": ["a", "b"]}, "target must be one plain value"),
+        (NEEDED | {"config": "other.yaml"}, "cannot name another one"),
+        ("seed: 2026-13-45", "cannot be read"),
+        ("seed: !!python/object/apply:os.getcwd []", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        (ALIAS_BOMB, "seed must be one plain value"),
+        (ALIAS_BOMB.replace("seed: [", "stop: [a, "), "stop must be one plain value"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, values: Any, fragment: str) -> None:
+    """With the file's name; a second file or a second value would be ignored."""
+    with pytest.raises(UserError, match=fragment) as error:
+        from_file(tmp_path, values)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_file_that_is_no_text_or_missing_is_refused(tmp_path: Path) -> None:
+    """--config is a path that somebody typed."""
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
+    for name in ("config.yaml", "missing.yaml"):
+        with pytest.raises(UserError, match=f"{name} cannot be read"):
+            parse_generate_config(["--config", str(tmp_path / name)])
+
+
+def test_abbreviations_are_refused() -> None:
+    """--max_new would become another option when one with that beginning is added."""
+    with pytest.raises(SystemExit):
+        parsed("--max_new", "3")
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        *[(name, 0, 1) for name in ("rows_per_shard", "tp_size", "num_draft_tokens", "max_new_tokens",
+                                    "num_samples", "max_num_seqs", "max_num_batched_tokens", "limit",
+                                    "max_seq_len")],
+        ("temperature", -0.1, 0.0),
+        ("temperature", float("nan"), 5.0),
+        ("temperature", float("inf"), 1e-3),
+        ("top_k", -1, 0),
+        ("top_p", 0.0, 1e-6),
+        ("top_p", 1.01, 1.0),
+        ("seed", -1, 0),
+        ("seed", 2**63, 2**63 - 1),
+        ("stop", ["a", ""], ["a"]),
+        ("max_draft_tokens", 0, 1),
+        ("min_draft_tokens", 0, 1),
+        ("stop_probability", 1.1, 1.0),
+        ("stop_root_entropy", -0.1, 0.0),
+        ("entropy_factor", float("inf"), 0.2),
+        ("target_acceptance", float("nan"), 0.0),
+        ("length_bonus", -1.0, 0.0),
+        ("length_rate", 2.0, 1.0),
+        ("cache_memory", "8 gigabytes", "8 GiB"),
+        ("cache_memory", "-1GiB", "0.5gib"),
+        ("cache_memory", "GiB", "8"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(name: str, bad: Any, good: Any) -> None:
+    """The message names the option and the value; the value at the range's edge is taken."""
+    with pytest.raises(UserError) as error:
+        config(**{name: bad})
+    assert f"--{name} {bad!r} " in str(error.value)
+    assert getattr(config(**{name: good}), name) == good
+
+
+def test_a_pass_must_hold_a_block() -> None:
+    """Else no row could ever be verified; without a draft a block is one token."""
+    with pytest.raises(UserError, match=r"--max_num_batched_tokens 5 is less than .* 6 tokens"):
+        config(draft="small", max_num_batched_tokens=5)
+    assert config(draft="small", max_num_batched_tokens=6).block_tokens == 6
+    assert config(max_num_batched_tokens=1).block_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("123", 123), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("8gib", 2**33), ("3B", 3), ("1GB", 10**9)],
+)
+def test_sizes_are_read_as_written(text: str, num_bytes: int) -> None:
+    """A GB is no GiB."""
+    assert config(cache_memory=text).cache_bytes() == num_bytes
+
+
+def test_the_prompt_column_is_the_default_of_two_that_exclude_each_other() -> None:
+    """A job that took the wrong one of two columns would run to its end."""
+    assert config().prompt_column == "prompt"
+    assert config(messages_column="chat").prompt_column is None
+    with pytest.raises(UserError, match="--prompt_column text and --messages_column chat exclude"):
+        config(prompt_column="text", messages_column="chat")
+
+
+@pytest.mark.parametrize("draft", [None, "none", ""])
+def test_without_a_draft_nothing_is_drafted(draft: str | None) -> None:
+    """All spellings of no draft are the same run, with the same fingerprint."""
+    assert config(draft=draft) == config()
+    assert not config(draft=draft).uses_draft
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        ({}, []),
+        ({"draft": "small"}, []),
+        ({"draft": "small", "policy": "none"}, ["--draft small"]),
+        ({"draft": "small", "trace": True}, []),
+        ({"trace": True}, ["--trace"]),
+        ({"num_draft_tokens": 4}, ["--num_draft_tokens 4"]),
+        ({"draft": "small", "policy": "none", "stop_bound": 0.5}, ["--draft small", "--stop_bound 0.5"]),
+        ({"temperature": 0, "top_k": 5}, ["--top_k"]),
+        ({"temperature": 0, "top_p": 0.5}, ["--top_p"]),
+        ({"temperature": 0, "num_samples": 4}, ["--num_samples 4"]),
+        ({"temperature": 0.5, "num_samples": 4, "top_k": 5, "top_p": 0.5}, []),
+    ],
+)
+def test_options_without_effect_are_warned_of(options: dict[str, Any], fragments: list[str]) -> None:
+    """One sentence each, and none where there is nothing to say."""
+    warnings = config(**options).warnings()
+    assert len(warnings) == len(fragments)
+    for warning, fragment in zip(warnings, fragments, strict=True):
+        assert fragment in warning and ("no effect" in warning or "identical" in warning)
+
+
+@pytest.mark.parametrize(
+    ("options", "fitting"),
+    [
+        ({}, {1}),
+        ({"draft": "small"}, {1, 2}),
+        ({"tp_size": 2}, {2}),
+        ({"tp_size": 2, "draft": "small"}, {3}),
+        ({"tp_size": 4, "draft": "small", "policy": "none"}, {4}),
+    ],
+)
+def test_the_number_of_ranks_must_fit(options: dict[str, Any], fitting: set[int]) -> None:
+    """The target's ranks and one for the draft, or all in one process where the target is whole."""
+    for world_size in range(1, 7):
+        if world_size in fitting:
+            config(**options).check_world(world_size)
+            continue
+        with pytest.raises(UserError) as error:
+            config(**options).check_world(world_size)
+        message = str(error.value)
+        assert message.startswith(f"{world_size} rank")
+        assert f"--num_processes {max(fitting)}" in message
+        assert ("or 1 to hold both" in message) == (1 in fitting and len(fitting) > 1)
+
+
+def test_the_resolved_file_gives_the_same_run(tmp_path: Path) -> None:
+    """It is the record of what was run; only --overwrite is not repeated, which would delete that run."""
+    options = config(
+        draft="small", stop=["\n", "--x", "é"], temperature=0.1, messages_column="chat", limit=3,
+        cache_memory="1.5GiB", overwrite=True,
+    )  # fmt: skip
+    again = from_file(tmp_path, resolved_yaml(options))
+    assert again == dataclasses.replace(options, overwrite=False)
+    assert resolved_yaml(again) == resolved_yaml(options)
+
+
+ADAPTIVE = sorted(set(get_args(get_type_hints(GenerateConfig)["policy"])) - {"none", "fixed"})
+
+
+def head_of(policy: str) -> dict[str, str]:
+    return {"head": "h"} if policy in HEAD_POLICIES else {}
+
+
+def test_a_policy_has_its_own_defaults_and_no_others() -> None:
+    """What is not the policy's stays empty, in the record of the run and where two runs are compared."""
+    svip = config(draft="small", policy="svip")
+    assert svip.policy_options == {"max_draft_tokens": 20, "stop_root_entropy": 0.3}
+    assert (svip.num_draft_tokens, svip.stop_probability, svip.block_tokens) == (None, None, 21)
+    assert config(draft="small").policy_options == {"num_draft_tokens": 5}
+    assert config(draft="small", policy="none", num_draft_tokens=3).policy_options == {}
+    plus = config(draft="small", policy="gammatune_plus", stop_probability=0.25, max_draft_tokens=9)
+    assert plus.policy_options == {
+        "num_draft_tokens": 5, "max_draft_tokens": 9, "min_draft_tokens": 1, "stop_probability": 0.25,
+        "length_bonus": 2.0, "length_rate": 0.5,
+    }  # fmt: skip
+    assert plus.block_tokens == 10
+
+
+@pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
+def test_an_option_of_another_policy_is_refused(policy: str) -> None:
+    """It would be ignored, and the run taken for another one."""
+    own = config(draft="small", policy=policy, **head_of(policy)).policy_options
+    assert own
+    for name, owners in ((name, entry.defaults) for name, entry in POLICY_OPTIONS.items()):
+        if name in own:
+            assert policy in owners
+            continue
+        value = next(iter(owners.values()))
+        with pytest.raises(UserError) as error:
+            config(draft="small", policy=policy, **{name: value})
+        assert str(error.value).startswith(f"--{name} {value} has no effect with --policy {policy}: ")
+        assert all(owner in str(error.value) for owner in owners)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragment"),
+    [
+        ({"num_draft_tokens": 21}, "--num_draft_tokens 21 is more than --max_draft_tokens 20"),
+        ({"min_draft_tokens": 21}, "--min_draft_tokens 21 is more than --max_draft_tokens 20"),
+        ({"min_draft_tokens": 4, "num_draft_tokens": 3}, "--min_draft_tokens 4 is more than --num_draft"),
+    ],
+)
+def test_lengths_that_exclude_each_other_are_refused(options: dict[str, int], fragment: str) -> None:
+    """A default that the given limits exclude is moved instead."""
+    with pytest.raises(UserError, match=fragment):
+        config(draft="small", policy="gammatune", **options)
+    assert config(draft="small", policy="gammatune", max_draft_tokens=3).num_draft_tokens == 3
+    assert config(draft="small", policy="gammatune", min_draft_tokens=8).num_draft_tokens == 8
+
+
+@pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
+def test_the_resolved_file_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
+    """Filled-in defaults come back as given options, which the policy takes."""
+    options = config(draft="small", policy=policy, **head_of(policy))
+    assert from_file(tmp_path, resolved_yaml(options)) == options
+
+
+def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
+    for policy in HEAD_POLICIES:
+        with pytest.raises(UserError, match=rf"--policy {policy} reads a trained head.*--head"):
+            config(draft="small", policy=policy)
+    with pytest.raises(
+        UserError, match=r"--head h has no effect with --policy fixed: .*specdecpp, .*goodput"
+    ):
+        config(draft="small", head="h")
+    assert config(draft="small", policy="goodput").head is None
+    assert config(draft="small", policy="goodput", head="h").head == "h"
+    with pytest.raises(UserError, match="--verify doubted has no effect with --policy specdecpp"):
+        config(draft="small", policy="specdecpp", head="h", verify="doubted")
+    warnings = config(draft="small", policy="none", head="h", verify="all").warnings()
+    assert [name in " ".join(warnings) for name in ("--head h", "--verify all")] == [True, True]
+
+
+def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
+    """And it does by default: that is the paper's method."""
+    sprinter = {"draft": "small", "policy": "sprinter", "head": "h"}
+    assert (config(**sprinter).verify, config(**sprinter).is_exact) == ("doubted", False)
+    assert config(**sprinter, verify="all").is_exact
+    for policy in ("fixed", "specdecpp", *ADAPTIVE):
+        if policy != "sprinter":
+            assert config(draft="small", policy=policy, **head_of(policy)).is_exact
+    assert config().is_exact
+
+
+def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:
+    """Its cap decides, however short its blocks may be."""
+    with pytest.raises(UserError, match=r"--policy svip .* there is no draft: .*--draft"):
+        config(policy="svip")
+    message = r"--max_num_batched_tokens 20 is less than .* 21 tokens \(--max_draft_tokens \+ 1\): .*--max_draft_tokens$"
+    with pytest.raises(UserError, match=message):
+        config(draft="small", policy="svip", max_num_batched_tokens=20)
+    assert (
+        config(draft="small", policy="svip", max_num_batched_tokens=20, max_draft_tokens=19).block_tokens
+        == 20
+    )
+
+
+def test_drafting_ahead_takes_a_rank_of_its_own() -> None:
+    """In one process the two models cannot work at the same time."""
+    ahead = config(draft="d", overlap="ahead")
+    ahead.check_world(2)
+    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 1 rank .*--num_processes 2"):
+        ahead.check_world(1)
+    assert not config(draft=None, overlap="ahead").drafts_ahead
+    assert any("--overlap ahead" in warning for warning in config(draft=None, overlap="ahead").warnings())

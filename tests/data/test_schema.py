@@ -1,0 +1,69 @@
+"""Everything that a run's folder holds has a meaning that is written down, and nothing else has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specdist.data.rows import OUTPUT_COLUMNS
+from specdist.data.schema import COLUMNS, SECTIONS, STATISTICS, TOTALS, TRACE_COLUMNS, markdown_table
+from specdist.data.traces import TRACE_SCHEMA
+from specdist.stats.shard import Stats
+from tests.ranks import REPOSITORY
+
+
+def dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Names of a JSON document's values; those of the second regression are those of the first."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value and name != "shard_cost_sums":
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def test_columns_are_described() -> None:
+    assert list(COLUMNS) == list(OUTPUT_COLUMNS)
+    assert list(TRACE_COLUMNS) == TRACE_SCHEMA.names
+
+
+def test_statistics_are_described() -> None:
+    """Whoever counts something new says here what it is."""
+    assert list(STATISTICS) == ["exact", "replica", *dotted(Stats().to_json())]
+
+
+def test_totals_are_described() -> None:
+    written = ["output", "exact", "complete", *Stats().summary(), "predictions", "operations", "verifier"]
+    assert list(TOTALS) == written
+
+
+def test_types_are_those_of_what_is_written() -> None:
+    types = {field.name: field.type for field in SECTIONS["columns"][1]()}
+    assert types["completion_ids"] == "list<int32>" and types["mean_acceptance_length"] == "float64"
+    types = {field.name: field.type for field in SECTIONS["statistics"][1]()}
+    assert types["target_pass_ns_per_size"] == "object of int" and types["exact"] == "bool"
+    assert types["draft_ns.idle"] == "int" and types["shard_cost_sums"] == "object"
+    types = {field.name: field.type for field in SECTIONS["totals"][1]()}
+    assert types["wall_s"] == "float" and types["ready_rate"] == "float or null"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_meaning_is_a_line_of_prose(section: str) -> None:
+    _, fields = SECTIONS[section]
+    for field in fields():
+        assert len(field.meaning) > 5 and field.meaning == field.meaning.strip() and "\n" not in field.meaning
+    rows = markdown_table(section).splitlines()
+    assert len(rows) == 2 + len(fields()) and {row.count(" | ") for row in rows if "---" not in row} == {2}
+
+
+def test_the_job_shows_all_of_it() -> None:
+    job = REPOSITORY / "jobs" / "show.py"
+    ended = subprocess.run([sys.executable, str(job), "--schema"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    for name in (*COLUMNS, *TRACE_COLUMNS, *STATISTICS, *TOTALS):
+        assert f"  {name} (" in ended.stdout
+    ended = subprocess.run([sys.executable, str(job)], capture_output=True, text=True)
+    assert ended.returncode == 2 and "--schema" in ended.stderr

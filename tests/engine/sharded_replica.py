@@ -1,0 +1,82 @@
+"""A rank of the sharded engine's test: ranks 0 and 1 share the target, and the draft runs on rank 0.
+
+The folder holds the target. That a target in slices follows its distribution is tested in
+``test_distribution.py``, in one process.
+"""
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from specdist.engine.targets import ShardedTarget, Target, target_worker_loop
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.loading import load_sharded
+from specdist.models.runner import ModelRunner
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import PAGE_SIZE, Harness, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
+from tests.ranks import join, leave
+
+IDENTITY = [
+    SamplingSettings(temperature=0.0),
+    SamplingSettings(temperature=0.9),
+    SamplingSettings(temperature=0.9, top_k=20),
+    SamplingSettings(temperature=0.9, top_k=20, top_p=0.95),
+    SamplingSettings(temperature=0.9, is_coupled=True),
+    SamplingSettings(temperature=0.9, top_k=20, is_coupled=True),
+    SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True),
+]
+NARROW = VOCAB_SIZE - 5
+
+
+class ShardedReplica(Harness):
+    """Both ranks construct it, and rank 0 generates while rank 1 follows."""
+
+    def __init__(self, folder: str, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> None:
+        super().__init__(target, draft, **options)
+        sliced = load_sharded(
+            open_checkpoint("--target", folder),
+            dtype=torch.float32,
+            device=topology.device,
+            group=group,
+            vocab_size=self.vocab_size,
+        )
+        self.sliced = ModelRunner(sliced, topology.device)
+        self.sliced.allocate(
+            num_pages=self.num_pages,
+            page_size=PAGE_SIZE,
+            num_slots=self.scheduling.num_slots,
+            max_seq_len=self.max_seq_len,
+        )
+
+    def target(self) -> Target:
+        return ShardedTarget(self.sliced, group, settings=self.settings, vocab_size=self.vocab_size)
+
+    def follow(self) -> None:
+        target_worker_loop(self.sliced, group, settings=self.settings, vocab_size=self.vocab_size)
+
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+[folder] = sys.argv[1:]
+
+target = tiny_model("llama", seed=3)
+# The second has fewer ids, so that the target's last ones are padding.
+drafts = [noisy_copy(target), tiny_model("llama", seed=4, vocab_size=NARROW)]
+prompts = [[token % NARROW for token in prompt] for prompt in prompts_of_lengths(5, 23, 40, 2, 11, 17)]
+requests = requests_for(prompts, num_samples=2)
+for draft in drafts:
+    for settings in IDENTITY:
+        options = {"settings": settings, "eos": [7], "max_new_tokens": 24}
+        replica = ShardedReplica(folder, target, draft, **options)
+        if topology.is_rank0:
+            expected = Harness(target, draft, **options).generate(requests)
+            assert [c.token_ids for c in replica.generate(requests)] == [c.token_ids for c in expected]
+            assert all(max(c.token_ids) < replica.vocab_size for c in expected)
+        else:
+            replica.follow()
+leave()

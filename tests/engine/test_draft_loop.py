@@ -1,0 +1,88 @@
+"""A policy is asked after every drafted token, with what the draft knows of it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.policies import DraftedRows, WithoutHistory
+from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
+from tests.engine.harness import Harness, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.models.families import noisy_copy, tiny_model
+
+NUM_DRAFT_TOKENS = 4
+
+
+@dataclass
+class Spy(WithoutHistory):
+    """Stops after a token whose probability is low, and remembers what it was told."""
+
+    threshold: float = 0.0
+    max_draft_tokens: int = NUM_DRAFT_TOKENS
+    uses_features: bool = True
+    asked: list[DraftedRows] = field(default_factory=list)
+
+    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+        self.asked.append(rows)
+        wants = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
+        if rows.features is not None:
+            wants &= rows.features.probabilities_R >= self.threshold
+        return wants
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+def test_features_are_those_of_the_distribution_behind_each_token(temperature: float) -> None:
+    target = tiny_model("llama", seed=3)
+    settings = SamplingSettings(temperature=temperature)
+    replica = Harness(target, target, settings=settings, num_draft_tokens=NUM_DRAFT_TOKENS, max_new_tokens=12)
+    replica.policy = spy = Spy()
+    [prompt] = prompts_of_lengths(9)
+    [completion] = replica.generate(requests_for([prompt]))
+    told = [rows.features for rows in spy.asked if rows.features is not None]
+    # A draft that is the target drafts the completion itself, but for one bonus token per block.
+    with torch.inference_mode():
+        logits = target(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1]
+    distribution = distributions_from_logits(logits, SamplingSettings(temperature=temperature or 1.0))
+    assert isinstance(distribution, Dense)
+    expected = [
+        (
+            float(torch.special.entr(row.double()).sum()),
+            float(row[token]),
+            float(row.max()),
+        )
+        for index, (row, token) in enumerate(
+            zip(distribution.probabilities_NV, completion.token_ids, strict=True)
+        )
+        # After the last token of a full block there is nothing to ask.
+        if 0 < index % (NUM_DRAFT_TOKENS + 1) < NUM_DRAFT_TOKENS
+    ]
+    found = [
+        (float(f.entropies_R[0]), float(f.probabilities_R[0]), float(f.top_probabilities_R[0])) for f in told
+    ]
+    # The last token of all cannot be a candidate.
+    np.testing.assert_allclose(found, expected[: 2 * (NUM_DRAFT_TOKENS - 1)], atol=1e-5)
+
+
+@pytest.mark.parametrize("num_branches", [0, 2])
+def test_rows_and_their_branches_stop_each_where_its_policy_says(num_branches: int) -> None:
+    target = tiny_model("llama", seed=3)
+    lengths = []
+    for threshold in (0.0, 2.0):
+        replica = Harness(
+            target,
+            noisy_copy(target),
+            num_draft_tokens=NUM_DRAFT_TOKENS,
+            num_ahead_tokens=NUM_DRAFT_TOKENS + 1,
+            num_branches=num_branches,
+        )
+        replica.policy = spy = Spy(threshold)
+        replica.generate(requests_for(prompts_of_lengths(5, 23, 12)))
+        stats = replica.stats_recorder.close_shard(0)
+        lengths.append(np.flatnonzero(stats.draft_length_histogram).max())
+        chains = np.concatenate([rows.draft_rows_R for rows in spy.asked])
+        slots = np.concatenate([rows.slots_R for rows in spy.asked])
+        assert ((chains != slots).any()) == (num_branches > 0)
+        assert set(slots.tolist()) == {0, 1, 2}
+    assert lengths == [NUM_DRAFT_TOKENS, 1]

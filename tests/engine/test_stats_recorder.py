@@ -1,0 +1,169 @@
+"""The books of a run: they agree with its completions, and no nanosecond is counted twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdist.cache.pages import PageUpdates
+from specdist.engine import engine as engine_module
+from specdist.engine.device_clock import DeviceClock
+from specdist.engine.proposals import ProposalReply, RoleTimes, Traffic
+from specdist.engine.scheduler import RoundPlan
+from specdist.engine.sequence import Request, Sequence
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.timeline import PhaseTime
+from specdist.sampling.distributions import SamplingSettings
+from specdist.stats.shard import Stats, TargetTimes
+from tests.engine.harness import Harness
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.models.families import noisy_copy, tiny_model
+
+
+def test_two_shards_that_share_passes_add_up_to_the_run() -> None:
+    target = tiny_model("llama", seed=3)
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=prompt, shard=row // 4)
+        for row, prompt in enumerate(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
+    ]
+    replica = Harness(
+        target,
+        noisy_copy(target, scale=0.06),
+        settings=SamplingSettings(temperature=1.0),
+        eos=[7],
+        max_num_seqs=6,
+    )
+    completions = replica.generate(requests)
+    shards = [replica.stats_recorder.close_shard(shard) for shard in range(2)]
+    total = Stats()
+    for shard in shards:
+        total.add(shard)
+
+    for shard, stats in enumerate(shards):
+        mine = [c for c in completions if c.request.shard == shard]
+        assert stats.num_completions == len(mine) == 4
+        assert stats.num_prompt_tokens == sum(len(c.request.prompt_ids) for c in mine)
+        assert stats.num_completion_tokens == sum(len(c.token_ids) for c in mine)
+        assert stats.num_drafts == sum(c.num_spec_steps for c in mine)
+        assert stats.num_draft_tokens == sum(c.num_draft_tokens for c in mine)
+        assert stats.num_accepted_tokens == sum(c.num_accepted_draft_tokens for c in mine)
+        assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+        assert stats.cost_sums.num == 4
+    # Rows of both shards shared passes: together they needed fewer than one after the other.
+    assert 0 < total.num_target_passes < sum(c.num_spec_steps + 1 for c in completions)
+    assert sum(dataclasses.astuple(total.target_ns)) == total.wall_ns
+    assert min(dataclasses.astuple(total.target_ns)) >= 0
+    # The draft works while the target waits for it, and in one process for nothing else.
+    assert 0 < total.draft_ns.draft + total.draft_ns.prefill <= total.target_ns.idle
+
+
+class SlowEvent:
+    """A device's event that is never complete when it is first asked about."""
+
+    def __init__(self) -> None:
+        self.time_ns = 0
+        self.num_queries = 0
+
+    def record(self) -> None:
+        self.time_ns = time.perf_counter_ns()
+
+    def query(self) -> bool:
+        self.num_queries += 1
+        return self.num_queries > 1
+
+    def elapsed_time(self, end_event: SlowEvent) -> float:
+        return (end_event.time_ns - self.time_ns) / 1e6
+
+
+def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mark per round is read in vain, so a round's time is known one mark or more later than its end."""
+    clocks: list[Any] = []
+
+    def slow_clock(device: object) -> DeviceClock:
+        del device
+        clocks.append(DeviceClock(SlowEvent))
+        return clocks[-1]
+
+    monkeypatch.setattr(engine_module, "clock_of", slow_clock)
+    target = tiny_model("llama", seed=3)
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=prompt)
+        for row, prompt in enumerate(prompts_of_lengths(5, 23, 40, 2))
+    ]
+    replica = Harness(target, None, max_num_seqs=2)
+    before_ns = time.perf_counter_ns()
+    replica.generate(requests)
+    passed_ns = time.perf_counter_ns() - before_ns
+    stats = replica.stats_recorder.close_shard(0)
+    assert clocks, "the engine has asked for no clock"
+    assert stats.num_target_passes == sum(stats.num_target_passes_per_size.values()) > 30
+    assert sum(dataclasses.astuple(stats.target_ns)) == stats.wall_ns
+    # A pass's time is that of its phase, and what was not known yet when the run ended is missing in both.
+    timed_ns = sum(stats.target_pass_ns_per_size.values())
+    assert 0 < timed_ns == stats.target_ns.prefill + stats.target_ns.verify < stats.wall_ns <= passed_ns
+    assert stats.target_pass_ns_per_size.keys() == stats.num_target_passes_per_size.keys()
+
+
+def round_of(sequences: list[Sequence], opened: list[Sequence]) -> RoundPlan:
+    return RoundPlan(
+        decoding=sequences,
+        draft_limits=[0] * len(sequences),
+        chunks=[],
+        opened=opened,
+        suspended_slots=[],
+        page_updates=PageUpdates.from_entries([]),
+    )
+
+
+def reply_of(num_passes: int, draft_ns: int) -> ProposalReply:
+    nothing = np.zeros(0, np.int64)
+    return ProposalReply(
+        next_token_ids_R=nothing, num_drafted_R=nothing, candidate_ids_C=nothing,
+        draft_probabilities_C=nothing, num_ahead_R=nothing, is_hit_R=nothing, num_branches_R=nothing,
+        num_branch_tokens_R=nothing, branch_ranks_R=nothing, draft_pass_sizes_P=np.ones(num_passes, np.int64),
+        times=RoleTimes(draft=draft_ns, prefill=5, transfer=3, idle=11),
+    )  # fmt: skip
+
+
+def test_the_fit_finds_what_each_pass_has_cost() -> None:
+    """Rows that begin and end in different rounds; a row's time and passes are those of its own rounds."""
+    t_target, t_draft = 1000, 70
+    stats_recorder = StatsRecorder()
+    rows = [
+        Sequence(
+            request=Request(row_id=order, sample_index=0, prompt_ids=[1]), order=order, stream_key=order,
+            max_length=9, token_ids=[1],
+        )
+        for order in range(5)
+    ]  # fmt: skip
+    first_and_last = [(0, 3), (2, 4), (2, 9), (5, 10), (6, 12)]
+    for number in range(13):
+        running = [row for row, (first, last) in zip(rows, first_and_last, strict=True)
+                   if first <= number <= last]  # fmt: skip
+        opened = [row for row, (first, _) in zip(rows, first_and_last, strict=True) if first == number]
+        # Some rounds end before their target pass.
+        num_passes, has_target = 1 + number**2 % 5, number % 4 != 3
+        stats_recorder.begin_round(round_of(running, opened))
+        stats_recorder.record_round(
+            round_of(running, opened),
+            target=TargetTimes(verify=t_target * has_target, prefill=13, idle=500, host=7),
+            reply=reply_of(num_passes, t_draft * num_passes),
+            num_pass_tokens=4 if has_target else 0,
+            pass_time=PhaseTime(t_target, is_known=True) if has_target else None,
+            target_traffic=Traffic(),
+            target_peak_bytes=0,
+        )
+        for row, (_, last) in zip(rows, first_and_last, strict=True):
+            if last == number:
+                stats_recorder.record_completion(row)
+    stats = stats_recorder.close_shard(0)
+    assert stats.num_target_passes == 10 and stats.num_draft_passes == sum(1 + n**2 % 5 for n in range(13))
+    fit = stats.cost_sums.fit()
+    assert fit is not None and stats.cost_sums.num == 5
+    assert fit["t_target_s"] == pytest.approx(t_target * 1e-9)
+    assert fit["t_draft_s"] == pytest.approx(t_draft * 1e-9)
+    assert fit["r_squared"] == pytest.approx(1)

@@ -1,0 +1,110 @@
+"""A rank of the verify outputs' test: all ranks know the whole logits, and each verifies by its slice
+alone."""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from specdist.engine.collectives import Collectives
+from specdist.engine.verify import FullDistributions, VerifyInput, VerifyOutput
+from specdist.engine.vocab_parallel import VocabParallelVerifier
+from specdist.models.flat import FlatBatch
+from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
+from specdist.sampling.keys import stream_key
+from specdist.sampling.vocab_parallel import vocab_ranges
+from tests.ranks import join, leave
+
+NUM_ROWS, BLOCK = 6, 6
+SETTINGS = [
+    SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p, is_coupled=is_coupled)
+    for temperature in (0.0, 0.7)
+    for top_k in (0, 7, 1000)
+    for top_p in (1.0, 0.9)
+    for is_coupled in (False, True)
+]
+
+
+def verify_input_about(token_ids_T: np.ndarray) -> VerifyInput:
+    """Blocks of one decision and five candidates."""
+    places = np.arange(NUM_ROWS * BLOCK)
+    batch = FlatBatch(token_ids_T, places // BLOCK, places % BLOCK + 20)
+    keys = np.array([stream_key(3, row, 0) for row in range(NUM_ROWS)])
+    judges = places[places % BLOCK < BLOCK - 1]
+    return VerifyInput.about(
+        batch, index_N=places, stream_keys_N=keys[batch.slots_T], target_logits_indices_C=judges
+    )
+
+
+def whole_logits(vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (3 * torch.randn(NUM_ROWS * BLOCK, vocab_size, generator=generator)).to(dtype)
+
+
+def verify_outputs_on(
+    logits: torch.Tensor, settings: SamplingSettings, verify_input: VerifyInput
+) -> VerifyOutput | None:
+    """Rank 0's; the others have taken their part up to the next tokens."""
+    collectives = Collectives(group)
+    ids = vocab_ranges(logits.shape[1], collectives.size)[collectives.rank]
+    vocabulary = VocabParallelVerifier(collectives, settings=settings, vocab_size=logits.shape[1])
+    own = logits[:, ids.start : ids.stop]
+    verify_output = vocabulary.verify(own, verify_input)
+    if verify_output is None:
+        vocabulary.serve_next_distributions(own)
+    counted.append(collectives)
+    return verify_output
+
+
+topology = join(tp_size=3)
+group = dist.new_group([0, 1, 2])
+counted: list[Collectives] = []
+index = np.array([3, 0, 35, 17, 8])
+for vocab_size, dtype in ((50, torch.float32), (50, torch.bfloat16), (96, torch.float32)):
+    logits = whole_logits(vocab_size, dtype)
+    verify_input = verify_input_about(np.random.default_rng(2).integers(0, vocab_size, NUM_ROWS * BLOCK))
+    for settings in SETTINGS:
+        verify_output = verify_outputs_on(logits, settings, verify_input)
+        if verify_output is None:
+            continue
+        expected = FullDistributions.of(logits, settings, verify_input)
+        torch.testing.assert_close(
+            verify_output.candidate_probabilities(), expected.candidate_probabilities(), atol=1e-6, rtol=0
+        )
+        distribution, expected_distribution = (
+            verify_output.next_distributions(index),
+            expected.next_distributions(index),
+        )
+        if isinstance(expected_distribution, OneHot):
+            assert isinstance(distribution, OneHot) and torch.equal(
+                distribution.token_ids_N, expected_distribution.token_ids_N
+            )
+        else:
+            # Of the same logits in the same order: bit by bit.
+            assert isinstance(distribution, Dense) and torch.equal(
+                distribution.probabilities_NV, expected_distribution.probabilities_NV
+            )
+
+# Nothing asked, nothing exchanged.
+nothing = np.zeros(0, np.int64)
+empty = VerifyInput(nothing, nothing, nothing, nothing, nothing)
+verify_outputs_on(torch.zeros(0, 50), SamplingSettings(), empty)
+assert counted[-1].num_calls == 0
+
+# What crosses in a pass with a real vocabulary: an all-reduce of the logits would move 18.4 MB.
+logits = whole_logits(32_000, torch.float32)
+verify_input = verify_input_about(np.zeros(NUM_ROWS * BLOCK, np.int64))
+first_places = np.arange(NUM_ROWS) * BLOCK
+for settings, num_calls, num_bytes in (
+    (SamplingSettings(temperature=0.0), 1, 36 * 16),
+    (SamplingSettings(is_coupled=True), 1, 36 * 16),
+    # A log-normaliser each, a score for each of the 30 candidates, the places, and 6 rows of a third.
+    (SamplingSettings(), 3, (36 + 30) * 8 + 36 * 4 + 6 * 10_667 * 4),
+    # Besides, the 50 largest of all go to both others.
+    (SamplingSettings(top_k=50), 4, (36 + 30) * 8 + 36 * 4 + 6 * 10_667 * 4 + 3 * 36 * 50 * 4),
+    (SamplingSettings(top_p=0.9), 1, 36 * 10_667 * 4),
+):
+    verify_output = verify_outputs_on(logits, settings, verify_input)
+    if verify_output is not None:
+        verify_output.next_distributions(first_places)
+    assert (counted[-1].num_calls, counted[-1].num_bytes) == (num_calls, 2 * num_bytes), settings
+leave()

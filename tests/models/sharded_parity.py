@@ -1,0 +1,56 @@
+"""A rank of the sharded parity test: ranks 0 and 1 share each model, rank 2 stands by like a draft.
+
+Each computes the logits of its part of the vocabulary, one more of them on rank 0; of padding none does.
+"""
+
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from specdist.cache.pages import PageTable
+from specdist.models.checkpoint import check_family, open_checkpoint
+from specdist.models.flat import FlatBatch
+from specdist.models.loading import join_sharding, load_sharded
+from specdist.models.runner import Acceleration, ModelRunner
+from specdist.sampling.vocab_parallel import vocab_ranges
+from tests.models.families import VOCAB_SIZE
+from tests.ranks import join, leave
+
+TOLERANCE = 5e-5  # float32 sums in another order
+NUM_IDS = VOCAB_SIZE - 5
+CHUNKS = ({0: (0, 20), 1: (0, 3)}, {1: (3, 30), 0: (20, 25)}, {0: (25, 26), 1: (30, 36)})
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+for folder in sys.argv[1:]:
+    checkpoint = open_checkpoint("--target", folder)
+    check_family(checkpoint, tp_size=2)
+    if not topology.holds_target:
+        join_sharding()
+        continue
+    model = load_sharded(
+        checkpoint, dtype=torch.float32, device=topology.device, group=group, vocab_size=NUM_IDS
+    )
+    ids = vocab_ranges(NUM_IDS, 2)[topology.rank]
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=(2, 40))
+    with torch.inference_mode():
+        expected = plain(torch.from_numpy(rows)).logits[:, :, ids.start : ids.stop]
+    for is_static in (False, True):
+        runner = ModelRunner(model, topology.device, Acceleration(is_static=is_static))
+        runner.allocate(num_pages=32, page_size=4, num_slots=2, max_seq_len=40)
+        pages = PageTable(num_pages=32, page_size=4, num_slots=2)
+        for slot in range(2):
+            pages.open(slot, rows[slot].tolist())
+            assert pages.extend(slot, 40)
+        runner.update_pages(pages.drain_updates())
+        for chunk in CHUNKS:
+            slots = np.concatenate([np.full(end - begin, slot) for slot, (begin, end) in chunk.items()])
+            positions = np.concatenate([np.arange(begin, end) for begin, end in chunk.values()])
+            batch = FlatBatch(rows[slots, positions], slots, positions)
+            logits = runner.forward(batch, np.arange(len(slots)))
+            torch.testing.assert_close(logits, expected[slots, positions], atol=TOLERANCE, rtol=TOLERANCE)
+leave()

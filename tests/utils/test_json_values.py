@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from specdist.utils.json_values import from_fields, parse_json, parse_object
+
+
+@dataclass(frozen=True)
+class Inner:
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    count: int
+    share: float = 0.5
+    kind: Literal["a", "b"] = "a"
+    name: str | None = None
+    inner: Inner = Inner([1])
+    per_size: dict[int, int] = field(default_factory=dict)
+    free: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", "{}".encode("utf-16-le")[:3], b"[" * 200_000, b'{"a":' * 200_000]
+)
+def test_whatever_is_no_json_is_one_kind_of_error(content):
+    with pytest.raises(ValueError):
+        parse_json(content)
+
+
+def test_an_object_is_asked_for():
+    assert parse_object(b'{"a": [1]}') == {"a": [1]}
+    for content in (b"[]", b"3", b"null", b'"text"'):
+        with pytest.raises(ValueError, match="not an object"):
+            parse_object(content)
+
+
+def test_fields_come_back_with_their_types():
+    values = {
+        "count": 3, "share": 1, "kind": "b", "name": None, "inner": {"sizes": [1, 2]}, "per_size": {"8": 1},
+        "free": {"x": [None]},
+    }  # fmt: skip
+    expected = Outer(count=3, share=1, kind="b", inner=Inner([1, 2]), per_size={8: 1}, free={"x": [None]})
+    assert from_fields(Outer, values) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"count": "3"}, "count is '3', which has the wrong type"),
+        ({"count": True}, "count is True"),
+        ({"count": 3.0}, "count is 3.0"),
+        ({"count": None}, "count is None"),
+        ({"share": "much"}, "share is 'much'"),
+        ({"kind": "c"}, "kind 'c' is not one of a, b"),
+        ({"kind": ["a"]}, "kind a list is not one of a, b"),
+        ({"name": 3}, "name is 3"),
+        ({"inner": {"sizes": [1, "2"]}}, "sizes is a list"),
+        ({"inner": {}}, "Inner lacks the field 'sizes'"),
+        ({"inner": 3}, "3 is no Inner"),
+        ({"per_size": {"x": 1}}, "invalid literal"),
+        ({"free": []}, "free is a list"),
+        ({"more": 1}, "Outer has no field 'more'"),
+        ({"name": "x" * 1000}, None),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(changes, message):
+    if message is None:
+        assert from_fields(Outer, {"count": 1, **changes}).name == "x" * 1000
+        return
+    with pytest.raises(ValueError, match=message):
+        from_fields(Outer, {"count": 1, **changes})
+
+
+def test_a_message_does_not_hold_a_file():
+    with pytest.raises(ValueError) as raised:
+        from_fields(Outer, {"count": "x" * 10**6})
+    assert len(str(raised.value)) < 200
