@@ -1,9 +1,24 @@
 """What the engine emits follows the target's distribution: chi-square tests on a Markov pair.
 
 Per run 48,000 tokens: 2,400 completions of 20 tokens, in half a second or a second. ``sampled.py`` says what
-is tested of them.
+is tested of them; the first p-value, of transitions, is the one that sees most. Seen with the seeds of these
+tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults of ``tests/mutants`` planted:
 
-FIGURES
+    recovered token drawn with the number that rejected its candidate, in turns         0 (below 1e-300)
+    candidate verified with the number that drew it, in turns                             0
+    candidate verified with the number of the recovered token, in turns                   0
+    token drafted ahead verified with the number that drew it, ahead                      1e-257
+    all rows verified with one stream's numbers, in turns                                 1e-41
+    recovered token from the target's whole distribution, or another row's residual     0
+    residual filtered again (the three largest stay), in turns                          0
+    draft's probability from before temperature and filters, filtered                   2e-58
+    draft's scores from before temperature and filters, filtered                        9e-62
+    adopted branch with the probabilities of the lost chain, or with its scores         3e-19, 5e-18
+    bonus token drawn one position early, in turns                                      0
+    one noise for all positions under coupling                                          0 (buckets too: 2e-45)
+    slices of the vocabulary that forget the temperature, 1.2                           4e-9
+
+An earlier version, 6,000 completions of 6 tokens by a transformer, gave the first of them p = 0.03 to 0.57.
 """
 
 from typing import Any

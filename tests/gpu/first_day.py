@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="show the plan, run nothing")
     parser.add_argument("--pretend", action="store_true", help="on a CPU, the steps that need no GPU")
     options = parser.parse_args(arguments)
+    # The commands run in the repository, wherever this was started.
+    options.output, options.pair = options.output.absolute(), options.pair and options.pair.absolute()
     num_gpus = count_gpus()
     steps = plan(options.output, options.pair, device="cpu" if options.pretend else "cuda")
     unknown = sorted(set(options.only or ()) - {step.name for step in steps})

@@ -22,12 +22,13 @@ from tests.ranks import REPOSITORY
 
 SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "tp_size": 2}
 SOON_S = 30
-# A process that starts {rank} from a thread, which ends, and stays; it tells the process's number.
+# A process that starts {rank} from a thread, which ends when it is told to; it tells the rank's number.
 LAUNCHER = """
 import subprocess, sys, threading, time
 def start():
     process = subprocess.Popen([sys.executable, "-c", {rank!r}])
     print(process.pid, flush=True)
+    sys.stdin.readline()
 thread = threading.Thread(target=start)
 thread.start()
 thread.join()
@@ -67,16 +68,19 @@ def launched(
     with words.open("w") as stderr:
         launcher = subprocess.Popen(
             [sys.executable, "-c", script],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
             cwd=REPOSITORY,
             env=environment,
         )
-    assert launcher.stdout is not None
+    assert launcher.stdin is not None and launcher.stdout is not None
     told = sorted(launcher.stdout.readline().strip() for _ in range(2))
     rank = psutil.Process(int(told[0]))
     assert told[1] == "ready"
+    launcher.stdin.write("\n")
+    launcher.stdin.flush()
     try:
         yield launcher, rank, words
     finally:

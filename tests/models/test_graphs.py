@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.models.adapters import use_paged_attention
-from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs
+from specdist.models.graphs import NUM_WARMUPS, Capturer, CheckedGraphs, WarmUpError
 from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import STEPS, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
@@ -50,6 +50,12 @@ class RaisingCapturer(FakeCapturer):
     def capture(self, function: Function) -> Function:
         super().capture(function)
         raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class FailingWarmUp(FakeCapturer):
+    def capture(self, function: Function) -> Function:
+        function()
+        raise WarmUpError from torch.OutOfMemoryError("CUDA out of memory.")
 
 
 class Counted:
@@ -145,3 +151,11 @@ def test_passes_are_right_without_replays() -> None:
     runner = static_runner(plain, FakeCapturer(lambda result: result + 1))
     for found, wanted in GrowingRows(plain, STEPS, page_size=4).run(runner):
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_pass_that_fails_while_it_warms_up_is_not_made_up_for() -> None:
+    """Ranks that share the model are in the middle of the same run: another one would meet with its rest."""
+    function = Counted()
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        CheckedGraphs(FailingWarmUp()).run("key", function)
+    assert function.num_runs == 2  # the pass itself, and the run that failed

@@ -149,6 +149,6 @@ def test_prompts_longer_than_the_usual_one_are_not_refused(folder: Path) -> None
     room = document["recommended"]["most_rows"] * (512 + 256)
     assert document["options"]["max_seq_len"] == room // 2 > 768
     # Where there is room for one row and no more, it is that row's length.
-    _, document = planned(*cramped, "--prompt_tokens", "12000", "--output_tokens", "2000")
+    _, document = planned(*cramped, "--prompt_tokens", "40000", "--output_tokens", "2000")
     assert document["recommended"]["most_rows"] == 1
-    assert document["options"]["max_seq_len"] == 14000
+    assert document["options"]["max_seq_len"] == 42000
