@@ -1,0 +1,105 @@
+"""Generation from Python: the job's tokens, in the order of the prompts, for every form of prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specdist
+from specdist import SamplingOptions, SpeculativeLLM
+from specdist.utils.errors import UserError
+from tests.job.launching import read_output, run_here
+from tests.job.pair import Pair, build_pair
+
+GREEDY = SamplingOptions(temperature=0, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return build_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def llm(pair: Pair) -> Iterator[SpeculativeLLM]:
+    yield SpeculativeLLM(str(pair.target), str(pair.draft), device="cpu", max_num_seqs=4)
+
+
+def job(pair: Pair, output: Path, **options: Any) -> dict[str, list[Any]]:
+    shared = {"prompts": pair.prompts, "target": pair.target, "device": "cpu", "limit": 6}
+    assert run_here(**shared, **options, output=output).code == 0
+    found: dict[str, list[Any]] = read_output(output).to_pydict()
+    return found
+
+
+def test_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_path: Path) -> None:
+    """Of the target alone, with greedy and with the same random numbers: draft and policy change none."""
+    greedy = job(pair, tmp_path / "greedy", temperature=0, max_new_tokens=12)
+    found = llm.generate(greedy["prompt"], GREEDY, use_tqdm=False)
+    assert [result.token_ids for result in found] == greedy["completion_ids"]
+    assert [result.text for result in found] == greedy["completion"]
+    assert [result.finish_reason for result in found] == greedy["finish_reason"]
+    coupled = SpeculativeLLM(
+        str(pair.target),
+        str(pair.draft),
+        policy="fixed",
+        num_draft_tokens=3,
+        acceptance="gumbel",
+        device="cpu",
+    )
+    sampling = SamplingOptions(temperature=0.8, max_new_tokens=9, seed=5, num_samples=2)
+    results = coupled.generate(greedy["prompt"], sampling, use_tqdm=False)
+    options = {"temperature": 0.8, "max_new_tokens": 9, "seed": 5, "num_samples": 2}
+    expected = job(pair, tmp_path / "gumbel", acceptance="gumbel", **options)
+    assert [result.token_ids for result in results] == expected["completion_ids"]
+    assert [(result.prompt_index, result.sample_index) for result in results] == [
+        (row, sample) for row in range(6) for sample in range(2)
+    ]
+    assert sum(result.num_accepted_draft_tokens for result in results) > 0
+    assert coupled.statistics["num_completions"] == 12
+
+
+def test_prompts_are_texts_ids_or_messages(llm: SpeculativeLLM) -> None:
+    (text,) = llm.generate("a b", GREEDY, use_tqdm=False)
+    (ids,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
+    again, shorter = llm.generate(["a b", "a"], GREEDY, use_tqdm=False)
+    assert text.token_ids == again.token_ids and text.num_prompt_tokens > shorter.num_prompt_tokens
+    assert ids.num_prompt_tokens == 3 and len(ids.token_ids) <= 12
+    (chat,) = llm.generate([[{"role": "user", "content": "a b"}]], GREEDY, use_tqdm=False)
+    # The template's own text is around the message.
+    assert chat.error is None and chat.num_prompt_tokens > text.num_prompt_tokens
+
+
+def test_a_prompt_that_cannot_be_used_is_a_result_with_its_reason(llm: SpeculativeLLM) -> None:
+    """It ends no call, and the others keep their places."""
+    good, empty, unknown, long = llm.generate(["a", [], [10**6], [5] * 10**5], GREEDY, use_tqdm=False)
+    assert good.error is None and good.finish_reason in ("stop", "length")
+    assert [result.finish_reason for result in (empty, unknown, long)] == ["error"] * 3
+    assert "empty" in str(empty.error) and "token id" in str(unknown.error) and "room" in str(long.error)
+
+
+def test_sampling_changes_from_call_to_call(llm: SpeculativeLLM) -> None:
+    """A seed gives the same again, whatever was generated in between."""
+    sampled = SamplingOptions(temperature=1.0, max_new_tokens=8, seed=3)
+    first = llm.generate(["a b c"], GREEDY, use_tqdm=False)
+    llm.generate(["a b c"], sampled, use_tqdm=False)
+    assert llm.generate(["a b c"], GREEDY, use_tqdm=False) == first
+
+
+def test_what_the_job_would_refuse_is_refused(pair: Pair, llm: SpeculativeLLM) -> None:
+    target, draft = str(pair.target), str(pair.draft)
+    with pytest.raises(UserError, match="temperature is an option of generate"):
+        SpeculativeLLM(target, temperature=0)
+    with pytest.raises(UserError, match="num_drafts is not an option"):
+        SpeculativeLLM(target, num_drafts=3)
+    with pytest.raises(UserError, match="--num_draft_tokens 4 has no effect with --policy svip"):
+        SpeculativeLLM(target, draft, policy="svip", num_draft_tokens=4)
+    with pytest.raises(UserError, match="--temperature -1"):
+        llm.generate(["a"], SamplingOptions(temperature=-1), use_tqdm=False)
+
+
+def test_public_names_are_there() -> None:
+    for name in specdist.__all__:
+        assert getattr(specdist, name).__doc__

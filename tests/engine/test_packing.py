@@ -1,0 +1,66 @@
+"""Messages come out as they went in, by the types that their fields declare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+import pytest
+
+from specdist.engine.packing import BoolArray, Float32Array, Int64Array, Packed, not_sent, pack, unpack
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: int
+    ids_R: np.ndarray
+
+
+@dataclass(frozen=True)
+class Message:
+    ids_R: np.ndarray
+    keys_R: Int64Array
+    chances_R: Float32Array
+    flags_R: BoolArray
+    table_2R: Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=2)]
+    inner: Inner
+    extra: Inner | None = None
+    local: list[int] = not_sent(None)
+    name: str = field(default="", metadata={"not_sent": True})
+
+
+def message(extra: Inner | None) -> Message:
+    return Message(
+        ids_R=np.array([-1, 2**31 - 1]),
+        keys_R=np.array([-(2**63), 2**63 - 1]),
+        chances_R=np.array([0.25, np.float32(0.1)]),
+        flags_R=np.array([True, False]),
+        table_2R=np.arange(6.0).reshape(2, 3),
+        inner=Inner(2**40, np.zeros(0, np.int64)),
+        extra=extra,
+        local=[1],
+        name="here",
+    )
+
+
+@pytest.mark.parametrize("extra", [None, Inner(7, np.array([1, 2, 3]))], ids=["without", "with"])
+def test_a_message_survives(extra: Inner | None) -> None:
+    sent = message(extra)
+    arrays = pack(sent)
+    assert all(array.dtype == np.int32 and array.ndim == 1 for array in arrays)
+    found = unpack(Message, arrays)
+    for name in ("ids_R", "keys_R", "chances_R", "flags_R", "table_2R"):
+        mine, theirs = getattr(sent, name), getattr(found, name)
+        assert np.array_equal(mine, theirs) and mine.dtype == theirs.dtype, name
+    assert found.inner.count == 2**40 and len(found.inner.ids_R) == 0
+    assert (found.extra is None) == (extra is None)
+    if extra is not None and found.extra is not None:
+        assert found.extra.count == 7 and found.extra.ids_R.tolist() == [1, 2, 3]
+    # What is not sent has its default at the receiver.
+    assert found.local is None and found.name == ""
+
+
+def test_parts_of_another_message_are_noticed() -> None:
+    with pytest.raises(ValueError, match="more parts than Inner has"):
+        unpack(Inner, pack(message(None)))
