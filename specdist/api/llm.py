@@ -6,8 +6,9 @@
     for result in llm.generate(["The capital of France is"], SamplingOptions(max_new_tokens=32)):
         print(result.text)
 
-It is the job's own assembly (:class:`specdist.job.replica.Replica`) with one rank, so that the same prompts, options
-and seed give the tokens of ``jobs/generate.py``. For several ranks, many rows and restarts use the job.
+It is the job's own assembly (:class:`specdist.job.replica.Replica`) with one rank, so that the same prompts,
+options and seed give the tokens of ``jobs/generate.py``. For several ranks, many rows and restarts use the
+job.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class SpeculativeLLM:
         target: hub id or folder of the model whose distribution the output follows.
         draft: of the model that proposes tokens; None generates with the target alone.
         policy: how many tokens to draft; by default ``goodput``, which measures what pays.
-        options: any other option of ``jobs/generate.py`` that concerns models, speculation, batch or memory, by its
-            name there: ``dtype``, ``device``, ``acceptance``, ``num_draft_tokens``, ``max_num_seqs``,
+        options: any other option of ``jobs/generate.py`` that concerns models, speculation, batch or memory,
+            by its name there: ``dtype``, ``device``, ``acceptance``, ``num_draft_tokens``, ``max_num_seqs``,
             ``max_seq_len``, ``cache_memory``, ...
 
     Raises :class:`specdist.utils.errors.UserError` (a ValueError) for what the job would refuse.

@@ -102,7 +102,8 @@ def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
     if not takes(policy, name):
         known = [name for name in OPTIONS[policy] if name != "max_draft_tokens"]
         raise UserError(
-            f"--policies {entry}: {name!r} is not an option of {policy}, which takes {', '.join(known) or 'none'}"
+            f"--policies {entry}: {name!r} is not an option of {policy}, which takes "
+            f"{', '.join(known) or 'none'}"
         )
     kind = type(OPTIONS[policy][name].default)
     try:

@@ -1,8 +1,8 @@
 """Options from one YAML file and the command line, which wins.
 
-A configuration is a dataclass. The dataclasses that it inherits from are its groups: ``--help`` prints each under
-the title that the class has as ``_argument_group_name``. The YAML file is turned into arguments placed before the
-command line's, so one parser checks the types and choices of both.
+A configuration is a dataclass. The dataclasses that it inherits from are its groups: ``--help`` prints each
+under the title that the class has as ``_argument_group_name``. The YAML file is turned into arguments placed
+before the command line's, so one parser checks the types and choices of both.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
 import re
 import reprlib
 import sys
@@ -178,11 +179,7 @@ def groups_of(config_class: type[DataclassInstance]) -> Iterator[type]:
     for group in config_class.__mro__:
         if not dataclasses.is_dataclass(group):
             continue
-        own = [
-            item
-            for item in dataclasses.fields(group)
-            if item.name in group.__dict__.get("__annotations__", {})
-        ]
+        own = [item for item in dataclasses.fields(group) if item.name in inspect.get_annotations(group)]
         own = [item for item in own if item.name not in redefined]
         redefined |= {item.name for item in own}
         if own:

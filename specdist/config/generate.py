@@ -54,12 +54,13 @@ class SpeculationOptions:
     )
     num_branches: int | None = option(
         None,
-        help="likely misses that --overlap ahead prepares per sequence, 0 = none (default: from measured times)",
+        help="likely misses that --overlap ahead prepares per sequence, 0 = none (default: from measured "
+        "times)",
     )
     head: str | None = option(
         None,
-        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has trained "
-        "for the draft",
+        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has "
+        "trained for the draft",
     )
     verify: Literal["doubted", "all"] | None = option(
         None,
@@ -137,8 +138,8 @@ class GenerateConfig(
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
             lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"
             raise UserError(
-                f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one row's verification block of "
-                f"{self.block_tokens} tokens{lower}"
+                f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one row's verification "
+                f"block of {self.block_tokens} tokens{lower}"
             )
         self.cache_bytes()
 

@@ -1,6 +1,7 @@
 """Options that several jobs share, each group declared once.
 
-A job's configuration inherits from the groups that it has, and declares again what means something else to it.
+A job's configuration inherits from the groups that it has, and declares again what means something else to
+it.
 """
 
 from __future__ import annotations
@@ -99,12 +100,13 @@ class RankOptions(TrustOptions):
     )
     rank_timeout: float = option(
         600.0,
-        help="seconds after which a replica ends because a rank gives no sign of life, or because none of its "
-        "ranks has got anything done: no tensor read, no pass run, no round ended",
+        help="seconds after which a replica ends because a rank gives no sign of life, or because none of "
+        "its ranks has got anything done: no tensor read, no pass run, no round ended",
     )
     cpu_affinity: Literal["numa", "none"] = option(
         "numa",
-        help="numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of them",
+        help="numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of "
+        "them",
     )
 
 

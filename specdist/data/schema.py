@@ -46,7 +46,7 @@ TRACE_COLUMNS = {
     "draft_probability": "the draft's, of the token; with temperature 0, of the softmax",
     "top_probability": "the draft's, of the likeliest token there",
     "acceptance_probability": "min(1, P/Q) after the tokens before it; null where the row had ended first",
-    "is_verified": "all before it were accepted, so the target's verification counted; not what a lossy run trusts",
+    "is_verified": "all before it were accepted, so that the target verified it; not what a lossy run trusts",
     "is_accepted": "it is a token of the completion",
     "head_probability": "a trained head's estimate; null without one, or where no pass has given it",
 }

@@ -4,7 +4,7 @@ What travels, and in what type, is said once, where the field is declared:
 
     slots_R: np.ndarray                       integers: int32 on the wire, int64 in memory
     stream_keys: Int64Array                   integers that need 64 bits
-    draft_probabilities_C: Float32Array       float32 on the wire (exact where it came from float32), float64 in memory
+    draft_probabilities_C: Float32Array       float32 on the wire, float64 in memory
     is_hit_R: BoolArray
     features_4C: Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=4)]
     times: RoleTimes                          a dataclass, or a dataclass or None; an int

@@ -38,8 +38,8 @@ EXACT = "The completions are exact: they follow the target's own distribution, a
 REPRODUCIBILITY = {
     "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
     "shards or a restart.",
-    "distribution": "The same options and seed give the same distribution; tokens may differ, because block lengths "
-    "depend on the rest of the batch.",
+    "distribution": "The same options and seed give the same distribution; tokens may differ, because block "
+    "lengths depend on the rest of the batch.",
 }
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop", "num_samples", "max_seq_len")
 READING = """```python

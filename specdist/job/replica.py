@@ -187,7 +187,8 @@ class Replica:
         )
 
     def _assembly(self, stop_rules: StopRules | None = None) -> Assembly:
-        """What this rank's models are put together by. ``stop_rules``: by default the target's stop tokens."""
+        """What this rank's models are put together by. ``stop_rules``: by default the target's stop
+        tokens."""
         return Assembly(
             settings=self.settings,
             vocab_size=self._models.vocab_size,

@@ -1,8 +1,8 @@
 """Draft & Verify (Zhang et al. 2023, section 3.3): a confidence threshold that follows the acceptance rate.
 
-Drafting stops after a token that the draft gave less than γ; the token is kept. After every block γ moves by the
-rule that AdaEDL took over (:mod:`specdist.policies.adaedl`): up while too little is accepted, which drafts less.
-The paper drafts with a part of the target's layers; the rule works with any draft.
+Drafting stops after a token that the draft gave less than γ; the token is kept. After every block γ moves by
+the rule that AdaEDL took over (:mod:`specdist.policies.adaedl`): up while too little is accepted, which
+drafts less. The paper drafts with a part of the target's layers; the rule works with any draft.
 """
 
 from __future__ import annotations

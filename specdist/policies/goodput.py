@@ -63,8 +63,8 @@ class Goodput(RegisteredPolicy):
 
     name: ClassVar[str] = "goodput"
     drafts: ClassVar[str] = (
-        "what pays for the whole batch: measured costs of passes against learned chances of acceptance; nothing "
-        "where nothing pays"
+        "what pays for the whole batch: measured costs of passes against learned chances of acceptance; "
+        "nothing where nothing pays"
     )
     papers: ClassVar[tuple[Reference, ...]] = (LIU_2024,)
     own_options: ClassVar[Mapping[str, OptionInfo]] = {"max_draft_tokens": MAX_DRAFT_TOKENS}

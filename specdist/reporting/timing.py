@@ -154,9 +154,9 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
         content.append(
             paragraph(
                 "The verifier's figures follow from how often it let acceptable and other tokens pass, as "
-                "the trace has it. The distance of a lossy run's distribution from the target's is f TV(P, Q): the "
-                "chance that a token which should not have passed did, times how far the two models are "
-                "apart."
+                "the trace has it. The distance of a lossy run's distribution from the target's is f TV(P, "
+                "Q): the chance that a token which should not have passed did, times how far the two models "
+                "are apart."
             )
         )
     return Panel(

@@ -41,8 +41,8 @@ class RandomKeys:
     Attributes:
         stream_keys_N: int64, of each sequence; see :func:`specdist.sampling.keys.stream_key`.
         positions_N: int64 position in the sequence of the token that the number decides, below 2**32.
-        num_misses_N: int64, how often what the sequence had drafted was dropped before, below 2**30: a position
-            that is drafted again gets fresh numbers.
+        num_misses_N: int64, how often what the sequence had drafted was dropped before, below 2**30: a
+            position that is drafted again gets fresh numbers.
     """
 
     stream_keys_N: np.ndarray

@@ -64,9 +64,9 @@ class TrainConfig:
     )
     features: Literal["draft", "none"] | None = option(
         None,
-        help="draft = the head also reads, of the distribution that the token was drawn from, the entropy, the "
-        "token's probability and the largest one (default for acceptance); none = the hidden state alone, as "
-        "the papers' heads (default for verifier)",
+        help="draft = the head also reads, of the distribution that the token was drawn from, the entropy, "
+        "the token's probability and the largest one (default for acceptance); none = the hidden state "
+        "alone, as the papers' heads (default for verifier)",
     )
 
     # The training

@@ -1,5 +1,5 @@
-"""Which policies are tried, with which hyperparameters: the grids that they declare, which are the papers' and go
-beyond them where they end at a border."""
+"""Which policies are tried, with which hyperparameters: the grids that they declare, which are the papers'
+and go beyond them where they end at a border."""
 
 from __future__ import annotations
 
