@@ -45,15 +45,6 @@ logger = logging.getLogger(__name__)
 CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 
-def nobody() -> str | None:
-    """No other replica is at work."""
-    return None
-
-
-def yes() -> bool:
-    return True
-
-
 class RunFolder:
     """A run's files. :meth:`open` creates or resumes a run; ``RunFolder(path)`` changes nothing by itself."""
 
@@ -66,7 +57,7 @@ class RunFolder:
         manifest: Manifest,
         config_yaml: str,
         overwrite: bool,
-        find_another: Callable[[], str | None] = nobody,
+        find_another: Callable[[], str | None] | None = None,
     ) -> RunFolder:
         """Create the folder, or resume the run that it holds if it has the same manifest.
 
@@ -180,7 +171,7 @@ class RunFolder:
         table: pa.Table,
         stats: dict[str, Any],
         trace: pa.Table | None = None,
-        is_held: Callable[[], bool] = yes,
+        is_held: Callable[[], bool] | None = None,
     ) -> bool:
         """Write a shard's output, statistics and trace, record that it is complete, and drop its part logs.
 
@@ -201,11 +192,11 @@ class RunFolder:
         table: pa.Table,
         stats: dict[str, Any],
         trace: pa.Table | None,
-        is_held: Callable[[], bool],
+        is_held: Callable[[], bool] | None,
     ) -> bool:
         is_written = attempt.write(table, stats, trace)
         # Asked after the writing: who deletes this run deletes these files too, or is noticed here.
-        if not is_written or not is_held():
+        if not is_written or (is_held is not None and not is_held()):
             attempt.discard()
             return False
         if not attempt.publish_data():
@@ -277,7 +268,9 @@ class RunFolder:
                 path.unlink(missing_ok=True)
         fsync_folder(self.path / "parts")
 
-    def _claim(self, manifest: Manifest, overwrite: bool, find_another: Callable[[], str | None]) -> None:
+    def _claim(
+        self, manifest: Manifest, overwrite: bool, find_another: Callable[[], str | None] | None
+    ) -> None:
         """Make the folder that of a run with this manifest, or refuse."""
         self.path.mkdir(parents=True, exist_ok=True)
         has_run = self.manifest_path.exists()
@@ -286,7 +279,8 @@ class RunFolder:
             # Refused before its first row, perhaps for the size of its cache: nothing would be lost.
             has_no_rows = not self._shard_files()
             is_other = old.fingerprint != manifest.fingerprint
-            other = find_another() if overwrite or (has_no_rows and is_other) else None
+            is_replaced = overwrite or (has_no_rows and is_other)
+            other = find_another() if is_replaced and find_another is not None else None
             if overwrite and other is not None:
                 raise UserError(
                     f"--overwrite would delete what {other} is writing into --output {self.path}: wait until "

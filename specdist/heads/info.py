@@ -103,8 +103,6 @@ def read_head_info(path: str | Path) -> HeadInfo:
     try:
         values = parse_object(file.read_bytes())
         version = values["format_version"]
-        if type(version) is not int:
-            raise TypeError(f"format_version is {version!r}, not a number")
         if version > FORMAT_VERSION:
             raise UserError(
                 f"--head {path} has format version {version}, written by a newer specdist; this one knows up "

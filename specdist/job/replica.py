@@ -44,11 +44,6 @@ from specdist.utils.errors import UserError
 TARGET_GROUP = 0
 
 
-def _own_costs(costs: CostModel) -> CostModel:
-    """There is nobody to agree with."""
-    return costs
-
-
 class Replica:
     """This rank's part of a replica. All ranks construct it at the same time."""
 
@@ -58,7 +53,7 @@ class Replica:
         models: ModelPlan,
         topology: Topology,
         frozen_costs: CostModel | None = None,
-        agree: Callable[[CostModel], CostModel] = _own_costs,
+        agree: Callable[[CostModel], CostModel] | None = None,
         *,
         num_context_tokens: int = 0,
         num_spare_branches: int = 0,
@@ -68,7 +63,8 @@ class Replica:
         """
         Args:
             frozen_costs: those of the run that is resumed, the same on every rank.
-            agree: told, on rank 0, what was measured; answers which costs the replica is to decide by.
+            agree: on rank 0, from what was measured to the costs that the replica is to decide by; None takes
+                those measured.
             num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
                 of passes depend; the same on every rank.
             num_halvings: of the batch, since memory did not suffice before.
@@ -372,7 +368,9 @@ class Replica:
             target, draft = curves[RANK_ZERO][0], curves[self._topology.draft_rank][1]
         assert target is not None and draft is not None
         costs = CostModel(target, draft)
-        return broadcast_from_rank0(self._topology, self._agree(costs) if self._topology.is_rank0 else costs)
+        if self._topology.is_rank0 and self._agree is not None:
+            costs = self._agree(costs)
+        return broadcast_from_rank0(self._topology, costs)
 
     def rank0_target(self) -> Target:
         """On rank 0, for passes that the other target ranks follow in :meth:`serve`."""

@@ -58,7 +58,6 @@ class AcceptanceModel:
         tokens whose estimate is known, on the features of :func:`with_head`."""
         self._weights = np.array(PRIOR_WEIGHTS_WITH_HEAD if has_head else PRIOR_WEIGHTS[is_coupled])
         self._precision = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
-        self.num_observed = 0
 
     def predict(self, features_NF: np.ndarray) -> np.ndarray:
         """[N] probabilities in (0, 1)."""
@@ -76,4 +75,3 @@ class AcceptanceModel:
         self._precision += (features_NF * curvature_N[:, None]).T @ features_NF
         gradient_F = features_NF.T @ (is_accepted_N - predicted_N)
         self._weights = self._weights + np.linalg.solve(self._precision, gradient_F)
-        self.num_observed += len(features_NF)

@@ -34,16 +34,6 @@ def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> 
     )
 
 
-def stopping_threshold(t_draft: float, t_target: float, delta: float) -> float:
-    """Stop drafting once the probability that some drafted token is rejected reaches this: (c2 + Δ) /
-    (c1 + c2 + Δ) with c1 = t_draft, c2 = t_target - t_draft (SpecDec++, Theorem 3.2 of Huang et al. 2024).
-
-    Args:
-        delta: what another round is worth more than going on, in the unit of the times.
-    """
-    return (t_target - t_draft + delta) / (t_target + delta)
-
-
 def ready_share(acceptance: float, num_candidates: float, caught: float) -> float:
     """The share of row-rounds that find candidates ready when the draft works ahead.
 
@@ -81,31 +71,6 @@ def branches_for(caught: float) -> int:
     while caught_share(num_branches) < caught:
         num_branches += 1
     return num_branches
-
-
-def sprinter_run_length(*, num_acceptable: int, true_positive: float, false_positive: float) -> float:
-    """Expected tokens in a row that the verifier lets pass, (t - t^r)/(1 - t) + t^r/(1 - f) (SPRINTER,
-    Theorem 2).
-
-    The next r = ``num_acceptable`` tokens of the draft are acceptable (Q <= P), those after them are not.
-    The verifier lets an acceptable one pass with probability t and another one with f, independently.
-    """
-    t, f, r = true_positive, false_positive, num_acceptable
-    return (t - t**r) / (1 - t) + t**r / (1 - f)
-
-
-def sprinter_stopping_time(
-    *, num_acceptable: int, true_positive: float, false_positive: float, t_draft: float
-) -> float:
-    """Expected time of the draft's steps up to the verifier's first doubt, that token's included:
-    t_draft ((1 - t^r)/(1 - t) + t^r/(1 - f)) (SPRINTER, Theorem 3), as :func:`sprinter_run_length` has it."""
-    t, f, r = true_positive, false_positive, num_acceptable
-    return t_draft * ((1 - t**r) / (1 - t) + t**r / (1 - f))
-
-
-def sprinter_acceptance(false_positive: float, distance: float) -> float:
-    """The share of draft tokens that are kept, 1 - (1 - f) TV(P, Q) (SPRINTER, Theorem 7)."""
-    return 1 - (1 - false_positive) * distance
 
 
 def flops_verifying_all(num_draft_tokens: float, *, draft: float, target: float) -> float:

@@ -9,7 +9,6 @@ import torch
 
 from specdist.policies import Sprinter
 from specdist.sampling.distributions import SamplingSettings
-from specdist.theory.formulas import sprinter_run_length, sprinter_stopping_time
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import NoiseHead, constant_head, random_head
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
@@ -23,6 +22,7 @@ from tests.engine.test_coupling import COUPLED
 from tests.engine.test_greedy import MODES, prompts_of_lengths
 from tests.engine.test_policies import num_lengths
 from tests.models.families import noisy_copy, tiny_model
+from tests.theory.sprinter_formulas import sprinter_run_length, sprinter_stopping_time
 
 CAP = 3
 THRESHOLD = 0.5

@@ -138,7 +138,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     document = json.loads((folder / "head.json").read_text())
     for changes, message in (
         ({"format_version": 2}, "written by a newer specdist"),
-        ({"kind": "value"}, "'value' is not one of acceptance, verifier"),
+        ({"kind": "value"}, "kind is 'value', but it should be 'acceptance' or 'verifier'"),
         ({"draft": {"name": "small"}}, "is not a head"),
     ):
         (folder / "head.json").write_text(json.dumps(document | changes))

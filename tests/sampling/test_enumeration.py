@@ -19,7 +19,7 @@ from specdist.sampling.rejection_sampler import (
     known_next_tokens,
     recovered_distributions,
 )
-from specdist.theory.formulas import sprinter_acceptance
+from tests.theory.sprinter_formulas import sprinter_acceptance
 
 VOCAB_SIZE = 7
 SETTINGS = [

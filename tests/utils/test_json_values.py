@@ -52,20 +52,22 @@ def test_fields_come_back_with_their_types():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"count": "3"}, "count is '3', which has the wrong type"),
+        ({"count": "3"}, "count is '3', but it should be a valid integer"),
         ({"count": True}, "count is True"),
         ({"count": 3.0}, "count is 3.0"),
         ({"count": None}, "count is None"),
         ({"share": "much"}, "share is 'much'"),
-        ({"kind": "c"}, "kind 'c' is not one of a, b"),
-        ({"kind": ["a"]}, "kind a list is not one of a, b"),
+        ({"kind": "c"}, "kind is 'c', but it should be 'a' or 'b'"),
+        ({"kind": ["a"]}, "kind is a list, but it should be 'a' or 'b'"),
         ({"name": 3}, "name is 3"),
-        ({"inner": {"sizes": [1, "2"]}}, "sizes is a list"),
-        ({"inner": {}}, "Inner lacks the field 'sizes'"),
-        ({"inner": 3}, "3 is no Inner"),
-        ({"per_size": {"x": 1}}, "invalid literal"),
+        ({"inner": {"sizes": [1, "2"]}}, r"inner\.sizes\.1 is '2'"),
+        ({"inner": {}}, r"inner\.sizes is missing"),
+        ({"inner": 3}, "inner is 3, but it should be an object"),
+        ({"per_size": {"x": 1}}, r"per_size\.x.* is 'x'"),
         ({"free": []}, "free is a list"),
-        ({"more": 1}, "Outer has no field 'more'"),
+        ({"free": {"x": "\ud800"}}, "Outer holds text that is not Unicode"),
+        ({"more": 1}, "more is not a field"),
+        ({"inner": {"sizes": [], "more": 1}}, r"inner\.more is not a field"),
         ({"name": "x" * 1000}, None),
     ],
 )
@@ -75,6 +77,12 @@ def test_a_field_that_does_not_fit_is_named(changes, message):
         return
     with pytest.raises(ValueError, match=message):
         from_fields(Outer, {"count": 1, **changes})
+
+
+@pytest.mark.parametrize("values", [3, None, [], "text", [{"count": 1}]])
+def test_only_an_object_has_fields(values):
+    with pytest.raises(ValueError, match=r"Outer is .*, but it should be an object"):
+        from_fields(Outer, values)
 
 
 def test_a_message_does_not_hold_a_file():
