@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from specdist.reporting.formats import NOTHING, count, number, percent
-from specdist.reporting.markup import Html, table
-from specdist.reporting.panel import Panel, left_out, names, paragraph, table_by_run
+from specdist.reporting.markup import left_out, paragraph, table
+from specdist.reporting.panel import Panel, names, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import (
     BLUE,
@@ -96,7 +97,7 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
     )
 
 
-def _positions(runs: Sequence[ReportedRun]) -> Html:
+def _positions(runs: Sequence[ReportedRun]) -> Markup:
     """Of a single run also how many tokens were drafted at each place."""
     drafted = [drafted_per_position(run.total) for run in runs]
     shares = [accepted_share_per_position(run.total) for run in runs]
@@ -233,7 +234,7 @@ def _entropy_figure(shares_by_run: Mapping[str, Sequence[Share]]) -> Figure:
     return figure
 
 
-def _entropies(shares_by_run: Mapping[str, Sequence[Share]]) -> Html:
+def _entropies(shares_by_run: Mapping[str, Sequence[Share]]) -> Markup:
     """Of a single run also how many tokens there were."""
     [first, *_] = shares_by_run.values()
     intervals = [f"{share.low:.2f} to {share.high:.2f}" for share in first[:-1]]
@@ -241,7 +242,7 @@ def _entropies(shares_by_run: Mapping[str, Sequence[Share]]) -> Html:
     columns = [[_accepted(share) for share in shares] for shares in shares_by_run.values()]
     header = ["entropy, nats", *(f"{label}, accepted" for label in shares_by_run)]
     if len(shares_by_run) == 1:
-        header = ["entropy, nats", "judged tokens", "accepted"]
+        header = ["entropy, nats", "verified tokens", "accepted"]
         columns.insert(0, [count(share.num_tokens) for share in first])
     return table(header, zip(intervals, *columns, strict=True))
 

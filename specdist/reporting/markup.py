@@ -1,35 +1,70 @@
-"""HTML that is escaped where it is put together: prompts, errors and options may hold anything."""
+"""HTML from the templates beside this file; whatever is not markup already is escaped there."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
 
-VOID_TAGS = ("img", "meta", "br")
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-
-class Html(str):
-    """Markup that is ready; any other string is text, and is escaped where it is put into some."""
-
-
-# A text, or markup.
+# A text, or markup that is ready.
 Content = str
 
 
-def tag(name: str, /, *children: Content, **attributes: str | int) -> Html:
-    """An element. ``class_`` stands for ``class``, which Python keeps for itself."""
-    shown = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
-        for key, value in attributes.items()
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("specdist.reporting", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    if name in VOID_TAGS:
-        return Html(f"<{name}{shown}>")
-    return Html(f"<{name}{shown}>{join(children)}</{name}>")
 
 
-def join(children: Iterable[Content]) -> Html:
-    """One piece of markup of several, texts escaped."""
-    return Html("".join(child if isinstance(child, Html) else html.escape(child) for child in children))
+def render(template: str, **values: Any) -> str:
+    """A whole file."""
+    return _environment().get_template(template).render(values)
+
+
+def _part(macro: str, *values: Any) -> Markup:
+    """By a macro of ``parts.html``."""
+    part: Markup = getattr(_environment().get_template("parts.html").module, macro)(*values)
+    return part
+
+
+def paragraph(text: Content) -> Markup:
+    return _part("paragraph", text)
+
+
+def left_out(reason: str) -> Markup:
+    """Instead of what there is nothing to show of: why, and how to get it."""
+    return _part("paragraph", reason, "missing")
+
+
+def noted(text: Content, note: Content) -> Markup:
+    """A cell of two lines, the second one small."""
+    return _part("noted", text, note)
+
+
+def box(content: Sequence[Markup], class_: str = "") -> Markup:
+    return _part("box", content, class_)
+
+
+def details(summary: str, content: Sequence[Markup]) -> Markup:
+    """Closed until it is clicked at."""
+    return _part("details", summary, content)
+
+
+def banner(title: str, text: str, *, class_: str, role: str) -> Markup:
+    return _part("banner", title, text, class_, role)
+
+
+def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
+    """Of labels, values and notes."""
+    return _part("tiles", figures)
 
 
 def table(
@@ -39,17 +74,8 @@ def table(
     num_texts: int = 1,
     caption: str = "",
     class_: str = "",
-) -> Html:
-    """Columns after the first ``num_texts`` hold numbers, and are aligned to the right.
-
-    A table that is wider than the page scrolls in a box of its own.
-    """
-    alignments = ["text" if index < num_texts else "number" for index in range(len(header))]
-    head = [tag("th", cell, class_=kind, scope="col") for cell, kind in zip(header, alignments, strict=True)]
-    body = [
-        tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, alignments, strict=True)))
-        for row in rows
-    ]
-    parts = [tag("caption", caption)] if caption else []
-    parts += [tag("thead", tag("tr", *head)), tag("tbody", *body)]
-    return tag("div", tag("table", *parts), class_=f"table {class_}".strip(), tabindex=0)
+) -> Markup:
+    """Columns after the first ``num_texts`` hold numbers, and are aligned to the right."""
+    kinds = ["text" if index < num_texts else "number" for index in range(len(header))]
+    head, *body = [list(zip(cells, kinds, strict=True)) for cells in (header, *rows)]
+    return _part("table", head, body, caption, f"table {class_}".strip())

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
 from specdist.policies.registry import OPTIONS
 from specdist.reporting.formats import NOTHING, count, duration, number, percent, speed
-from specdist.reporting.markup import Html, join, table, tag
-from specdist.reporting.panel import Panel, paragraph, table_by_run
+from specdist.reporting.markup import banner, box, details, paragraph, table, tiles
+from specdist.reporting.panel import Panel, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.stats.regression import NS_PER_S
 
@@ -27,41 +29,31 @@ GROUPS = {
 NOT_COMPARED = ("output", "overwrite")
 
 
-def banners(runs: Sequence[ReportedRun]) -> Html:
+def banners(runs: Sequence[ReportedRun]) -> list[Markup]:
     """What nobody may overlook: runs that are not exact, or not finished."""
     found = []
     for run in runs:
         if not run.is_exact:
-            found.append(
-                tag(
-                    "div",
-                    tag("b", f"{run.label} is NOT exact. "),
-                    "Its policy sprinter commits tokens that its verifier does not doubt without asking "
-                    f"the target: {count(run.total.num_trusted_tokens)} tokens were taken on trust, and "
-                    "the completions do not follow the target's distribution. (“exact: false” in the "
-                    "manifest.)",
-                    class_="banner lossy",
-                    role="alert",
-                )
+            told = (
+                "Its policy sprinter commits tokens that its verifier does not doubt without asking "
+                f"the target: {count(run.total.num_trusted_tokens)} tokens were taken on trust, and "
+                "the completions do not follow the target's distribution. (“exact: false” in the "
+                "manifest.)"
             )
+            found.append(banner(f"{run.label} is NOT exact.", told, class_="lossy", role="alert"))
         if run.status is not None:
             status = run.status
-            found.append(
-                tag(
-                    "div",
-                    tag("b", f"{run.label} is not finished. "),
-                    f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
-                    f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are "
-                    f"running, {len(status.failed)} failed, {status.num_waiting} wait. All figures below "
-                    "are of finished shards. Start the run's command again to go on.",
-                    class_="banner unfinished",
-                    role="status",
-                )
+            told = (
+                f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
+                f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are "
+                f"running, {len(status.failed)} failed, {status.num_waiting} wait. All figures below "
+                "are of finished shards. Start the run's command again to go on."
             )
-    return join(found)
+            found.append(banner(f"{run.label} is not finished.", told, class_="unfinished", role="status"))
+    return found
 
 
-def tiles(run: ReportedRun) -> Html:
+def summary_tiles(run: ReportedRun) -> Markup:
     """The figures of a single run that are read first, each with what it means."""
     figures, total = run.summary, run.total
     found = [
@@ -105,20 +97,7 @@ def tiles(run: ReportedRun) -> Html:
             f"in {count(len(run.shards))} shards, all replicas together",
         ),
     ]
-    return tag(
-        "div",
-        *(
-            tag(
-                "div",
-                tag("div", label, class_="label"),
-                tag("div", value, class_="value"),
-                tag("div", note, class_="note"),
-                class_="tile",
-            )
-            for label, value, note in found
-        ),
-        class_="tiles",
-    )
+    return tiles(found)
 
 
 def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
@@ -168,14 +147,14 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
         differing = [name for name in options if len({_shown(run.config, name) for run in runs}) > 1]
         content.insert(0, _options(runs, differing, "Options that differ"))
     else:
-        content = [tag("div", *content, *_option_groups(runs[0]), class_="columns")]
+        content = [box([*content, *_option_groups(runs[0])], "columns")]
     content.append(paragraph(_reproducibility(runs)))
     everything = [
         table(["option", "value"], [[name, _shown(run.config, name)] for name in run.config], num_texts=2,
               class_="free", caption=run.label if len(runs) > 1 else "")
         for run in runs
     ]  # fmt: skip
-    content.append(tag("details", tag("summary", "All options"), *everything))
+    content.append(details("All options", everything))
     return Panel(
         name="configuration",
         title="Configuration and exactness",
@@ -184,7 +163,7 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
     )
 
 
-def _option_groups(run: ReportedRun) -> list[Html]:
+def _option_groups(run: ReportedRun) -> list[Markup]:
     """What was set, or has a default that decides something."""
     found = []
     for title, names in GROUPS.items():
@@ -208,7 +187,7 @@ def _reproducibility(runs: Sequence[ReportedRun]) -> str:
     return " ".join(told)
 
 
-def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) -> Html:
+def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) -> Markup:
     if not names:
         return paragraph("All options are the same.")
     header = ["option", *([run.label for run in runs] if len(runs) > 1 else ["value"])]

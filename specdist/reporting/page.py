@@ -6,13 +6,14 @@ import base64
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
-from importlib.resources import files
+
+from markupsafe import Markup
 
 from specdist.reporting.acceptance import by_entropy, by_position, lengths
 from specdist.reporting.formats import count
-from specdist.reporting.markup import Html, join, table, tag
-from specdist.reporting.overview import banners, configuration, side_by_side, tiles
-from specdist.reporting.panel import Panel, left_out, names, paragraph
+from specdist.reporting.markup import left_out, paragraph, render, table
+from specdist.reporting.overview import banners, configuration, side_by_side, summary_tiles
+from specdist.reporting.panel import Panel, names
 from specdist.reporting.rates import Tuned
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.speed import speed_by_shard, speed_over_time
@@ -20,27 +21,6 @@ from specdist.reporting.style import png, report_style
 from specdist.reporting.timing import predicted_time, theory
 from specdist.reporting.waste import rates
 from specdist.reporting.work import time_per_role
-
-WORDS = (
-    (
-        "draft, target",
-        "the small model that proposes tokens, and the large one whose distribution the output has",
-    ),
-    ("block", "the tokens that the draft proposes for a row at a time; K is how many"),
-    ("pass", "one forward computation of a model over new tokens of many rows"),
-    (
-        "judged",
-        "the target has compared a drafted token with its own distribution: all before it were accepted",
-    ),
-    ("α", "the chance that a verified token is accepted"),
-    ("discarded", "drafted, but no part of a completion"),
-    (
-        "entropy",
-        "how undecided the draft was of a token, in nats: 0 is certain, 0.69 a coin, 2.3 a die of ten",
-    ),
-    ("R²", "the share of the differences in time that the fit explains; 1 is all of it"),
-    ("replica", "one launch of the job: the target's ranks and the draft's; several may share a run"),
-)
 
 
 def make_panels(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[Panel]:
@@ -76,7 +56,7 @@ def _without_draft(runs: Sequence[ReportedRun], num_runs: int) -> Panel:
 
 def error_rows(runs: Sequence[ReportedRun]) -> Panel:
     """Which rows have no completion, and why."""
-    content: list[Html] = []
+    content: list[Markup] = []
     for run in runs:
         errors = run.errors
         label = run.label if len(runs) > 1 else "This run"
@@ -108,49 +88,22 @@ def error_rows(runs: Sequence[ReportedRun]) -> Panel:
 
 def make_page(runs: Sequence[ReportedRun], panels: Sequence[Panel], pictures: Mapping[str, bytes]) -> str:
     """The whole file. ``pictures`` are PNGs by the panels' names."""
-    title = f"specdist report: {names(runs)}"
-    css = (files("specdist.reporting") / "page.css").read_text(encoding="utf-8")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("title", title),
-        tag("link", rel="icon", href="data:,"),
-        tag("style", Html(css)),
+    return render(
+        "page.html",
+        title=names(runs),
+        subtitle=_subtitle(runs),
+        banners=banners(runs),
+        panels=panels,
+        pictures={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
+        tiles=summary_tiles(runs[0]) if len(runs) == 1 else "",
+        origin=_origin(runs),
     )
-    body = tag(
-        "body",
-        tag("header", tag("h1", names(runs)), paragraph(_subtitle(runs)), banners(runs)),
-        tag("nav", *(tag("a", panel.title, href=f"#{panel.name}") for panel in panels)),
-        tag("main", *([tiles(runs[0])] if len(runs) == 1 else []), *(_section(p, pictures) for p in panels)),
-        tag("footer", tag("h2", "Words"), _words(), paragraph(_origin(runs))),
-    )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def draw(panels: Sequence[Panel]) -> dict[str, bytes]:
     """The PNG of every panel that has a picture, by its name."""
     with report_style():
         return {panel.name: png(panel.figure) for panel in panels if panel.figure is not None}
-
-
-def _section(panel: Panel, pictures: Mapping[str, bytes]) -> Html:
-    parts: list[Html] = []
-    if panel.name in pictures:
-        source = "data:image/png;base64," + base64.b64encode(pictures[panel.name]).decode()
-        parts.append(tag("figure", tag("img", src=source, alt=panel.alt)))
-    parts.append(tag("div", *panel.content, class_="numbers"))
-    return tag(
-        "section",
-        tag("h2", panel.title),
-        tag("p", panel.help, class_="help"),
-        tag("div", *parts, class_="panel" if panel.name in pictures else "panel wide"),
-        id=panel.name,
-    )
-
-
-def _words() -> Html:
-    return tag("dl", join(join([tag("dt", word), tag("dd", meaning)]) for word, meaning in WORDS))
 
 
 def _subtitle(runs: Sequence[ReportedRun]) -> str:

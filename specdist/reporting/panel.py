@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from specdist.reporting.markup import Content, Html, table, tag
+from specdist.reporting.markup import Content, table
 from specdist.reporting.runs import ReportedRun
 
 
@@ -26,21 +27,12 @@ class Panel:
     help: str
     figure: Figure | None = None
     alt: str = ""
-    content: Sequence[Html] = ()
-
-
-def paragraph(*children: Content) -> Html:
-    return tag("p", *children)
-
-
-def left_out(reason: str) -> Html:
-    """Instead of what there is nothing to show of: why, and how to get it."""
-    return tag("p", reason, class_="missing")
+    content: Sequence[Markup] = ()
 
 
 def table_by_run(
     first: str, runs: Sequence[ReportedRun], rows: Sequence[tuple[Content, Callable[[ReportedRun], str]]]
-) -> Html:
+) -> Markup:
     """A column per run; alone, a run needs no name."""
     header = [first, *([run.label for run in runs] if len(runs) > 1 else [""])]
     return table(header, [[label, *(figure(run) for run in runs)] for label, figure in rows])

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from specdist.reporting.formats import count, duration, number, speed
-from specdist.reporting.markup import Html, table, tag
-from specdist.reporting.panel import Panel, left_out, names, table_by_run
+from specdist.reporting.markup import left_out, noted, table
+from specdist.reporting.panel import Panel, names, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import (
     BLUE,
@@ -78,7 +79,7 @@ def _is_inside(times: np.ndarray, span_s: tuple[float, float]) -> np.ndarray:
 
 def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
     timed = [run for run in runs if run.span_s]
-    content: list[Html] = []
+    content: list[Markup] = []
     if timed:
         rows = [
             ("first request to last row", lambda run: duration(run.span_s)),
@@ -177,7 +178,7 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
     )
 
 
-def _slowest(run: ReportedRun, *, is_alone: bool) -> Html:
+def _slowest(run: ReportedRun, *, is_alone: bool) -> Markup:
     num_shown = MAX_SLOWEST if is_alone else MAX_SLOWEST_OF_SEVERAL
     ordered = sorted(run.shards.items(), key=lambda item: _tokens_per_s(item[1]))[:num_shown]
     rows = [
@@ -198,9 +199,8 @@ def _slowest(run: ReportedRun, *, is_alone: bool) -> Html:
     return table(header, rows, caption=title)
 
 
-def _tokens(stats: Stats) -> Html:
-    prompts = tag("small", f"prompts {count(stats.num_prompt_tokens)}")
-    return tag("span", count(stats.num_completion_tokens), prompts)
+def _tokens(stats: Stats) -> Markup:
+    return noted(count(stats.num_completion_tokens), f"prompts {count(stats.num_prompt_tokens)}")
 
 
 def _per_pass(stats: Stats) -> float | None:

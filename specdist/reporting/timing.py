@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from specdist.job.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY, VERIFIER
 from specdist.reporting.formats import NOTHING, duration, number, percent, words
-from specdist.reporting.markup import Html, table, tag
-from specdist.reporting.panel import Panel, left_out, names, paragraph
+from specdist.reporting.markup import box, left_out, paragraph, table
+from specdist.reporting.panel import Panel, names
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
 from specdist.stats.regression import NS_PER_S
@@ -96,7 +97,7 @@ def _scatter(runs: Sequence[ReportedRun]) -> Figure:
     return figure
 
 
-def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
+def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Markup:
     rows = []
     for name, label in REGRESSIONS.items():
         fit = run.summary["costs"][name]
@@ -117,11 +118,11 @@ def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Html:
                 "everywhere (as with a fixed length), which leaves their two times open."
             )
         )
-    return tag("div", *parts)
+    return box(parts)
 
 
 def theory(runs: Sequence[ReportedRun]) -> Panel:
-    content: list[Html] = []
+    content: list[Markup] = []
     for run in runs:
         groups = (
             ("The papers' formulas", run.predictions.theory, THEORY),
@@ -136,10 +137,10 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
         if run.predictions.best_num_draft_tokens is not None:
             content.append(
                 paragraph(
-                    f"{run.label}: " if len(runs) > 1 else "",
-                    f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
+                    (f"{run.label}: " if len(runs) > 1 else "")
+                    + f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
                     f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed "
-                    f"length, drafting in turns, is {run.predictions.best_num_draft_tokens}.",
+                    f"length, drafting in turns, is {run.predictions.best_num_draft_tokens}."
                 )
             )
     if any(run.operations for run in runs):
@@ -172,7 +173,7 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
 
 def _comparisons(
     caption: str, figures: Mapping[str, Comparison], labels: Mapping[str, tuple[str, str]]
-) -> Html:
+) -> Markup:
     rows = []
     for name, figure in figures.items():
         label, style = labels[name]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from specdist.policies.registry import TARGET_ONLY
 from specdist.replay.fronts import pareto_front
 from specdist.reporting.formats import number
-from specdist.reporting.markup import Html, table, tag
-from specdist.reporting.panel import Panel, left_out, paragraph
+from specdist.reporting.markup import left_out, noted, paragraph, table
+from specdist.reporting.panel import Panel
 from specdist.reporting.rates import Setting, Settings, Tuned, formula_settings, oracle_of, replay_blocks
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import BLACK, GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
@@ -65,7 +66,7 @@ def _oracles(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[tuple[str
     ]
 
 
-def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Settings, Html]:
+def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Settings, Markup]:
     """Policies to draw beside the runs, and where they come from."""
     if tuned is not None:
         settings = {name: found for name, found in tuned.settings.items() if name != TARGET_ONLY}
@@ -134,7 +135,7 @@ def _draw_policy(axes: Axes, policy: str, settings: Sequence[Setting], marker: s
     )
 
 
-def _points(runs: Sequence[ReportedRun], oracles: Sequence[tuple[str, Setting]]) -> Html:
+def _points(runs: Sequence[ReportedRun], oracles: Sequence[tuple[str, Setting]]) -> Markup:
     rows = [
         [
             run.label if len(runs) > 1 else "this run",
@@ -150,13 +151,13 @@ def _points(runs: Sequence[ReportedRun], oracles: Sequence[tuple[str, Setting]])
     return table(["", "verification rate", "discard rate"], rows)
 
 
-def _nearest(run: ReportedRun, replayed: Mapping[str, Sequence[Setting]]) -> Html:
+def _nearest(run: ReportedRun, replayed: Mapping[str, Sequence[Setting]]) -> Markup:
     """Of each policy the setting that verifies about as often as the run."""
     rate = run.total.verification_rate or 0.0
     rows = []
     for policy, settings in sorted(replayed.items()):
         nearest = min(settings, key=lambda item: abs(item.verification_rate - rate))
-        shown = tag("span", policy, tag("small", nearest.label if nearest.label != policy else ""))
+        shown = noted(policy, nearest.label if nearest.label != policy else "")
         rows.append([shown, number(nearest.verification_rate, 3), number(nearest.discard_rate, 3)])
     caption = "Of each policy the setting nearest in verification rate"
     return table(["policy", "verification rate", "discard rate"], rows, caption=caption)

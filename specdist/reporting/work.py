@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from specdist.reporting.formats import NOTHING, duration, percent, size
-from specdist.reporting.markup import Content, Html, table, tag
-from specdist.reporting.panel import Panel, paragraph, table_by_run
+from specdist.reporting.markup import Content, noted, paragraph, table
+from specdist.reporting.panel import Panel, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import LIGHT_COLOURS, WORK_COLOURS, new_figure
 from specdist.stats.regression import NS_PER_S
@@ -45,7 +46,7 @@ def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
     kinds = [
         kind for kind in WORK_COLOURS if any(kind in t for run in runs for t in times_by_role(run).values())
     ]
-    content: list[Html] = [_role_table(role, runs, kinds) for role in ROLES if _runs_with(role, runs)]
+    content: list[Markup] = [_role_table(role, runs, kinds) for role in ROLES if _runs_with(role, runs)]
     peaks = [(f"peak memory of a {role} rank", lambda run, role=role: _peak(run, role)) for role in ROLES]
     content.append(table_by_run("memory", runs, peaks))
     if any(run.is_colocated and run.has_drafts for run in runs):
@@ -55,7 +56,7 @@ def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="time-per-role",
         title="Where the time went",
-        help="What the target's lead rank and the draft's rank did, as shares of the time of all shards. "
+        help="What the target's rank 0 and the draft's rank did, as shares of the time of all shards. "
         "Grey is waiting: much of it on the target's side means that drafting takes long.",
         figure=_figure(runs, kinds),
         alt="Shares of each role's time by kind of work",
@@ -95,12 +96,12 @@ def _runs_with(role: str, runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     return [run for run in runs if role in times_by_role(run)]
 
 
-def _role_table(role: str, runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Html:
+def _role_table(role: str, runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Markup:
     """Of every kind of work that the role does, its time and share in each run."""
     shown = _runs_with(role, runs)
     rows = [
         [
-            tag("span", kind, tag("small", MEANINGS[kind])),
+            noted(kind, MEANINGS[kind]),
             *(_cell(times_by_role(run)[role], kind) for run in shown),
         ]
         for kind in kinds
@@ -114,7 +115,7 @@ def _cell(times: Mapping[str, int], kind: str) -> Content:
     spent = times.get(kind, 0)
     if not spent:
         return NOTHING
-    return tag("span", duration(spent / NS_PER_S), tag("small", percent(spent / sum(times.values()))))
+    return noted(duration(spent / NS_PER_S), percent(spent / sum(times.values())))
 
 
 def _peak(run: ReportedRun, role: str) -> str:

@@ -96,7 +96,7 @@ class Stats:
 
     ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
     position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
-    accepted ones were committed without the target's judgement. ``num_head_tokens`` is how many tokens a
+    accepted ones were committed without the target's verification. ``num_head_tokens`` is how many tokens a
     trained head has estimated. With draft-ahead, chains are row-rounds with tokens drafted ahead of the
     candidates, verified those whose candidates were all accepted, hits those whose first token ahead was the
     decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
@@ -220,8 +220,8 @@ class Stats:
     def verified_acceptance_rate(self) -> float | None:
         """The chance that a verified token is accepted, candidates and first tokens ahead alike.
 
-        Judging ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
-        after it as not accepted.) What a lossy run commits without the target's judgement is not verified.
+        Verification ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
+        after it as not accepted.) What a lossy run commits without the target's verification is not verified.
         """
         num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
         return _ratio(num_accepted, num_accepted + self.num_misses)

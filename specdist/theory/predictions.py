@@ -117,9 +117,9 @@ def _theory(stats: Stats, acceptance: float) -> dict[str, Comparison]:
 def _expected_tokens(stats: Stats, acceptance: float) -> float:
     """Of all target passes of rows, by the lengths of their blocks."""
     drafted = sum(
-        count * (length - judged + tokens_per_call(acceptance, judged))
+        count * (length - num_verified + tokens_per_call(acceptance, num_verified))
         for length, count in enumerate(stats.draft_length_histogram)
-        for judged in [int(_num_verified(stats, length))]
+        for num_verified in [int(_num_verified(stats, length))]
     )
     return drafted + stats.num_row_steps - stats.num_drafts
 

@@ -81,9 +81,9 @@ def verifier_figures(
     verifying = 1 + rates.acceptance * tokens_per_call(passes_and_accepted, last)
     # The token at the cap ends a block whatever the verifier says of it.
     at_cap = passes**last
-    judged = (1 - at_cap) * rates.doubted_acceptance + at_cap * rates.acceptance
+    num_verified = (1 - at_cap) * rates.doubted_acceptance + at_cap * rates.acceptance
     length = tokens_per_call(passes, last)
-    trusting = length + judged
+    trusting = length + num_verified
     figures = {
         "block_length": Comparison(length, stats.num_block_candidates / stats.num_drafts),
         "tokens_per_call": Comparison(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -101,7 +102,7 @@ def test_what_a_run_does_not_have_is_left_out_with_a_reason(pages: dict[str, Pat
 
 def test_errors_are_listed_and_nothing_in_them_is_markup(pages: dict[str, Path]) -> None:
     errors = sections(read(pages["lossy"]))["errors"]
-    assert html.escape(BAD_REASON) in errors and html.escape(BAD_PROMPT) in errors
+    assert escape(BAD_REASON) in errors and escape(BAD_PROMPT) in errors
     assert "<b>9000" not in errors and "<script" not in errors
     # Eight rows, which differ in numbers alone, are one kind.
     assert re.search(r"<td[^>]*>the prompt has &lt;b&gt;N&lt;/b&gt; tokens</td><td[^>]*>8</td>", errors)
