@@ -220,7 +220,7 @@ class Stats:
     def verified_acceptance_rate(self) -> float | None:
         """The chance that a verified token is accepted, candidates and first tokens ahead alike.
 
-        Verification ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
+        It ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
         after it as not accepted.) What a lossy run commits without the target's verification is not verified.
         """
         num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
