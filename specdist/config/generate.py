@@ -44,28 +44,32 @@ class SpeculationOptions:
 
     _argument_group_name = "Speculation"
 
-    policy: PolicyName = option("fixed", help="how many tokens to draft; none = target only")
+    policy: PolicyName = option("fixed", help="how many tokens to draft per round; none = target only")
     acceptance: Literal["rejection", "gumbel"] = option(
         "rejection",
-        help="rejection accepts most; gumbel emits the tokens of the target alone, whatever the draft",
+        help="rejection = highest acceptance; gumbel = the tokens that the target alone would sample with "
+        "this seed, whatever the draft",
     )
     overlap: Literal["none", "ahead"] = option(
-        "none", help="ahead = on a rank of its own the draft drafts on while the target verifies"
+        "none",
+        help="ahead = the draft, on a rank of its own, keeps drafting while the target verifies; "
+        "none = they take turns",
     )
     num_branches: int | None = option(
         None,
-        help="likely misses that --overlap ahead prepares per sequence, 0 = none (default: from measured "
-        "times)",
+        help="branches that --overlap ahead prepares per sequence for likely misses; 0 = none (default: "
+        "from measured times)",
     )
     head: str | None = option(
         None,
-        help="specdecpp, sprinter, and goodput if wanted: folder of a head that jobs/train_head.py has "
-        "trained for the draft",
+        help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
+        "jobs/train_head.py",
     )
     verify: Literal["doubted", "all"] | None = option(
         None,
-        help="sprinter: doubted = the target verifies only the last token of a block and trusts the others, "
-        "which is NOT exact; all = it verifies every token, which is (default doubted)",
+        help="sprinter: doubted = the target verifies only the last token of a block and the others are "
+        "accepted unverified, which is NOT exact; all = it verifies every token, which is exact (default "
+        "doubted)",
     )
 
 
@@ -74,9 +78,9 @@ class ReplicaOptions(RankOptions):
     """A replica among others."""
 
     claim_timeout: float = option(
-        60.0, help="seconds without a sign of life after which other replicas take over a replica's shards"
+        60.0, help="seconds without a heartbeat after which other replicas take over a replica's shards"
     )
-    tensorboard: bool = option(False, help="write scalars for TensorBoard into tensorboard/ of the output")
+    tensorboard: bool = option(False, help="write TensorBoard scalars to tensorboard/ in the output folder")
 
 
 @dataclass(kw_only=True)
@@ -94,11 +98,13 @@ class GenerateConfig(
     _argument_group_name = "Run"
 
     output: str = option(help="folder of the run: shards/, stats/, manifest.json, ...")
-    limit: int | None = option(None, help="take only the first N rows")
+    limit: int | None = option(None, help="use only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
-    overwrite: bool = option(False, help="delete what an earlier run left in the output folder")
-    trace: bool = option(False, help="write what became of every drafted token beside the statistics")
-    tp_size: int = option(1, help="ranks that share the target; must divide its heads and key/value heads")
+    overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")
+    trace: bool = option(False, help="write a per-token acceptance trace next to the statistics")
+    tp_size: int = option(
+        1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
+    )
     split_special_tokens: bool = option(
         False,
         help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
@@ -125,7 +131,9 @@ class GenerateConfig(
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
         self._require("seed", 0 <= self.seed < 2**63, "must be in [0, 2**63)")
-        self._require("stop", all(self.stop), "must not contain an empty string; leave it out instead")
+        self._require(
+            "stop", all(self.stop), "must not contain an empty string; leave the option out instead"
+        )
         if self.prompt_column and self.messages_column:
             raise UserError(
                 f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
@@ -138,8 +146,9 @@ class GenerateConfig(
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
             lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"
             raise UserError(
-                f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one row's verification "
-                f"block of {self.block_tokens} tokens{lower}"
+                f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one sequence's "
+                f"verification block of "
+                f"{self.block_tokens} tokens{lower}"
             )
         self.cache_bytes()
 
@@ -148,8 +157,8 @@ class GenerateConfig(
         check_ranges(self._given_policy_options())
         if self.draft is None and self.policy not in ("fixed", "none"):
             raise UserError(
-                f"--policy {self.policy} says how many tokens to draft, but there is no draft: name one with "
-                "--draft, or use --policy none"
+                f"--policy {self.policy} needs a draft model, and none was given: name one with --draft, "
+                f"or use --policy none"
             )
         if self.draft is None:
             self.policy = "none"
@@ -161,18 +170,18 @@ class GenerateConfig(
         """Which head, and whether its word is final."""
         if self.policy in HEAD_POLICIES and not self.head:
             raise UserError(
-                f"--policy {self.policy} reads a trained head, and there is none: name its folder with "
-                "--head, or train one with jobs/collect.py and jobs/train_head.py"
+                f"--policy {self.policy} needs a trained head, and none was given: name its folder with "
+                f"--head, or train one with jobs/collect.py and jobs/train_head.py"
             )
         if self.head and self.policy not in HEAD_KINDS and self.uses_draft:
             raise UserError(
                 f"--head {self.head} has no effect with --policy {self.policy}: leave it out, or choose a "
-                f"policy that reads it ({', '.join(HEAD_KINDS)})"
+                f"policy that uses it ({', '.join(HEAD_KINDS)})"
             )
         if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
             raise UserError(
-                f"--verify {self.verify} has no effect with --policy {self.policy}, which verifies all: "
-                "leave it out, or choose --policy sprinter"
+                f"--verify {self.verify} has no effect with --policy {self.policy}, which always verifies "
+                f"every token: leave it out, or choose --policy sprinter"
             )
         if self.policy == "sprinter":
             self.verify = self.verify or "doubted"
@@ -266,7 +275,8 @@ class GenerateConfig(
             found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             found.append(
-                "--top_k and --top_p have no effect with --temperature 0: it takes the likeliest token"
+                "--top_k and --top_p have no effect with --temperature 0, which always takes the "
+                "likeliest token"
             )
         if self.temperature == 0 and self.num_samples > 1:
             found.append(f"--num_samples {self.num_samples} with --temperature 0 gives identical completions")

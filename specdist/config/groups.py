@@ -21,7 +21,9 @@ class PromptOptions:
 
     prompts: str = option(help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL")
     prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
-    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
+    messages_column: str | None = option(
+        None, help="column of chat messages, formatted with the chat template"
+    )
 
 
 @dataclass(kw_only=True)
@@ -33,7 +35,7 @@ class ModelOptions:
     target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
     draft: str | None = option(None, help="hub id or folder of the small model; none = target only")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
 
 
 @dataclass(kw_only=True)
@@ -44,8 +46,10 @@ class SamplingOptions:
 
     temperature: float = option(1.0, help="0 = greedy")
     top_k: int = option(0, help="keep the k likeliest tokens; 0 = all")
-    top_p: float = option(1.0, help="keep the smallest set of tokens with this probability; 1 = all")
-    max_new_tokens: int = option(256, help="longest completion, in tokens")
+    top_p: float = option(
+        1.0, help="keep the smallest set of likeliest tokens with this total probability; 1 = all"
+    )
+    max_new_tokens: int = option(256, help="maximum length of a completion, in tokens")
     seed: int = option(0, help="the same seed gives the same completions")
 
 
@@ -54,7 +58,7 @@ class CompletionOptions(SamplingOptions):
     """Where completions end, and how many there are."""
 
     stop: list[str] | None = option(
-        None, help="strings that end a completion; they are not part of it", action="extend"
+        None, help="strings that end a completion; they are not included in it", action="extend"
     )
     num_samples: int = option(1, help="completions per prompt")
 
@@ -66,13 +70,13 @@ class BatchOptions:
     _argument_group_name = "Batch"
 
     max_num_seqs: int = option(
-        32, help="most sequences generated at a time; free cache pages decide below it"
+        32, help="maximum number of sequences running at a time; free cache pages may limit it further"
     )
     max_num_batched_tokens: int = option(
-        2048, help="most tokens of one target pass (prompts are cut into chunks)"
+        2048, help="maximum number of tokens per target pass; longer prompts are split into chunks"
     )
     max_seq_len: int | None = option(
-        None, help="longest prompt plus completion (default: what the models allow)"
+        None, help="maximum length of prompt plus completion, in tokens (default: what the models allow)"
     )
 
 
@@ -84,11 +88,9 @@ class TrustOptions:
 
     trust_remote_code: bool = option(
         False,
-        help="run the code that a model's folder brings along (auto_map); without it such a model is refused",
+        help="run custom code from a model's folder (auto_map); without it such a model is refused",
     )
-    allow_pickle: bool = option(
-        False, help="take the tensors of pickled *.bin weights where a model has no safetensors"
-    )
+    allow_pickle: bool = option(False, help="load pickled *.bin weights if a model has no safetensors")
 
 
 @dataclass(kw_only=True)
@@ -96,17 +98,17 @@ class RankOptions(TrustOptions):
     """Limits of the ranks of one replica."""
 
     cache_memory: str | None = option(
-        None, help="bytes for keys and values on each rank, such as 8GiB (default: what the device has left)"
+        None,
+        help="size of the key/value cache on each rank, such as 8GiB (default: the device's free memory)",
     )
     rank_timeout: float = option(
         600.0,
-        help="seconds after which a replica ends because a rank gives no sign of life, or because none of "
-        "its ranks has got anything done: no tensor read, no pass run, no round ended",
+        help="seconds after which a replica ends if one of its ranks gives no sign of life, or if none of "
+        "them makes progress: no tensor read, no pass run, no round finished",
     )
     cpu_affinity: Literal["numa", "none"] = option(
         "numa",
-        help="numa = each rank runs on the CPUs next to its GPU, of those that it may use; none = on all of "
-        "them",
+        help="numa = bind each rank to those of its CPUs that are next to its GPU; none = no binding",
     )
 
 

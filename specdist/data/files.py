@@ -29,8 +29,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written ({error.strerror or error}): make room for it, or make it writable, "
-            "and start the same command again; every row that was finished is kept"
+            f"{path} cannot be written ({error.strerror or error}): free some space or make it writable, "
+            f"and start the same command again; all finished rows are kept"
         ) from error
 
 
@@ -138,7 +138,7 @@ def unsealed(values: dict[str, Any]) -> dict[str, Any]:
     """Without the checksum again. Raises ValueError if the values are not those that were sealed."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     if values.get(SEAL) != _seal_of(rest):
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("its checksum does not match its content")
     return rest
 
 

@@ -177,7 +177,7 @@ class Heartbeat:
             self.beat()
         except OSError as error:
             if not self._is_failing:
-                logger.warning("the heartbeat cannot be written, others may take over: %s", error)
+                logger.warning("the heartbeat cannot be written, so other replicas may take over: %s", error)
             self._is_failing = True
         else:
             self._is_failing = False

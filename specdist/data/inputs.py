@@ -74,7 +74,7 @@ def _kind(path: Path) -> str:
         if path.name.endswith(suffixes):
             return kind
     raise UserError(
-        f"--prompts {path} is of no known type: its name must end in one of {', '.join(SUFFIXES)}"
+        f"--prompts {path} has an unknown file type: its name must end in one of {', '.join(SUFFIXES)}"
     )
 
 
@@ -86,7 +86,7 @@ def _saved_dataset_files(folder: Path) -> list[Path]:
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--prompts {folder}: state.json cannot be read as that of save_to_disk: {error!r}"
+            f"--prompts {folder}: state.json is not one written by save_to_disk: {error!r}"
         ) from error
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise UserError(
@@ -110,7 +110,7 @@ def _folder_files(folder: Path) -> list[Path]:
     # Beside data of another type a .json file is dataset_info.json or the like.
     files = [file for file in files if not file.name.endswith((".json", ".json.gz"))] or files
     if not files:
-        raise UserError(f"--prompts {folder} holds no file that ends in one of {', '.join(SUFFIXES)}")
+        raise UserError(f"--prompts {folder} contains no file that ends in one of {', '.join(SUFFIXES)}")
     num_files = Counter(_kind(file) for file in files)
     if len(num_files) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in num_files.items())
@@ -125,7 +125,7 @@ def _read_binary(path: Path, kind: str) -> pa.Table:
             check_layout(column)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--prompts {path} is not a whole {kind} file (damaged, or cut short?): {error}"
+            f"--prompts {path} is not a complete {kind} file (damaged or truncated?): {error}"
         ) from error
     return table
 
@@ -137,7 +137,7 @@ def _read_arrow(path: Path) -> pa.Table:
     # pyarrow takes a stream that stops between two record batches for a whole one.
     source.seek(max(source.size() - len(END_OF_STREAM), 0), os.SEEK_SET)
     if source.read(len(END_OF_STREAM)) != END_OF_STREAM:
-        raise pa.ArrowInvalid("the stream has no end mark")
+        raise pa.ArrowInvalid("the stream has no end-of-stream marker")
     source.seek(0)
     return pa.ipc.open_stream(source).read_all()
 

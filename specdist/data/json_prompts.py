@@ -54,12 +54,12 @@ class PromptColumn:
     def check(self, path: str) -> None:
         """Raises :class:`UserError` if every value is of a wrong type: then the column is, not the rows."""
         if self.reasons and not self.num_usable:
-            option, other = ("messages_column", "plain text goes into --prompt_column")
+            option, other = ("messages_column", "for plain text use --prompt_column")
             if not self.is_chat:
-                option, other = ("prompt_column", "chat messages go into --messages_column")
+                option, other = ("prompt_column", "for chat messages use --messages_column")
             row, reason = next(iter(self.reasons.items()))
             raise UserError(
-                f"--{option} {self.name} holds nothing in --prompts {path} that can be a prompt: in row "
+                f"--{option} {self.name} has no usable prompt in --prompts {path}: in row "
                 f"{row}, {reason}; {other}"
             )
 
@@ -75,7 +75,8 @@ def why_not_messages(name: str, value: Any) -> str | None:
         return f"{name} is {_described(value)}, not a list of chat messages"
     for index, message in enumerate(value):
         if message is not None and not isinstance(message, Mapping):
-            return f"{name}[{index}] is {_described(message)}, not a message with the texts role and content"
+            return f"{name}[{index}] is {_described(message)}, not a message with the strings role and "
+            "content"
         for key in ("role", "content"):
             text = None if message is None else message.get(key)
             if text is not None and not isinstance(text, str):

@@ -60,7 +60,7 @@ def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
     except pa.ArrowException as error:
-        raise UserError(f"--prompts {files[0]}: rows far apart have no common type: {error}") from error
+        raise UserError(f"--prompts {files[0]}: rows have incompatible types: {error}") from error
 
 
 def _check_same_names(names_of_file: dict[Path, set[str]]) -> None:
@@ -103,12 +103,13 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"--prompts {path}, line {number} is not JSON: {error}; the file must hold one object a line"
+            f"--prompts {path}, line {number} is not valid JSON: {error}; the file must hold one JSON "
+            f"object per line"
         ) from error
     if not isinstance(row, dict):
         raise UserError(
             f"--prompts {path}, line {number} is a JSON {type(row).__name__}, not an object; "
-            "the file must hold one object a line"
+            "the file must hold one JSON object per line"
         )
     return row
 
@@ -150,6 +151,7 @@ def _bad_line(path: Path, chunk: _Chunk, known: pa.Schema, error: Exception) -> 
         except CONVERSION_ERRORS as earlier_error:
             num_bad, error = middle, earlier_error
     return UserError(
-        f"--prompts {path}, line {chunk.lines[num_bad - 1]} does not fit the rows before it: {error}; "
-        "a column must hold one type"
+        f"--prompts {path}, line {chunk.lines[num_bad - 1]} does not match the types of the rows before "
+        f"it: {error}; "
+        "every column must have one type"
     )

@@ -66,8 +66,8 @@ class Manifest:
                 raise TypeError("a field has the wrong type")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} cannot be read as the manifest of a run ({error!r}): use another --output, and if "
-                "rows in this one are needed, copy the new manifest.json over this one and start again here"
+                f"{path} is not a readable manifest of a run ({error!r}): use another --output; to keep "
+                f"the rows in this one, copy the new run's manifest.json over this one and start again here"
             ) from error
         if version > FORMAT_VERSION:
             raise UserError(
@@ -89,7 +89,7 @@ def check_same(old: Manifest, new: Manifest) -> None:
     ]
     if differences:
         raise UserError(
-            "--output holds a run that differs from this one:\n"
+            "--output holds a run with different settings:\n"
             + "\n".join(differences)
             + "\nUse another --output, or --overwrite to delete that run's results and start afresh"
         )

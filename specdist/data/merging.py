@@ -37,7 +37,7 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     tables = [_verified(folder, plan, num_samples, shard) for shard in range(plan.num_shards)]
     for shard, table in enumerate(tables):
         if not table.schema.equals(tables[0].schema):
-            raise UserError(f"{folder.data_path(shard)} has other columns than {folder.data_path(0)}")
+            raise UserError(f"{folder.data_path(shard)} does not have the columns of {folder.data_path(0)}")
     # The file format allows one dictionary per column.
     merged = pa.concat_tables(tables).unify_dictionaries()
     write_atomically(output, lambda file: _write(file, merged, output.suffix))

@@ -49,7 +49,7 @@ def spread_out(paths: Sequence[Path], max_bytes: int) -> Sequence[Path]:
 def damaged(paths: ShardPaths) -> UserError:
     """What to say of a finished shard whose data is not what was recorded, or gone."""
     return UserError(
-        f"{paths.data} is not the file that was recorded (damaged, or changed since?): delete it and "
-        f"{paths.record.name} beside it, and start the run's command again, which does this shard once more; "
-        "or bring the file back from a copy"
+        f"{paths.data} is missing, damaged, or has changed since it was recorded: delete it and "
+        f"{paths.record.name} beside it, and start the run's command again, which generates the shard "
+        f"again; or restore the file from a backup"
     )

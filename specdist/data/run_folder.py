@@ -243,8 +243,8 @@ class RunFolder:
             return unsealed(parse_object(path.read_bytes()))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{path} is damaged ({error}); the rows of the shard are not: delete it, and start the run's "
-                "command again, which does this shard once more, with the same rows"
+                f"{path} is damaged ({error}), but not the rows of the shard: delete it, and start the "
+                f"run's command again, which generates the shard again, with the same rows"
             ) from error
 
     def missing_shards(self) -> list[int]:
@@ -283,8 +283,9 @@ class RunFolder:
             other = find_another() if is_replaced and find_another is not None else None
             if overwrite and other is not None:
                 raise UserError(
-                    f"--overwrite would delete what {other} is writing into --output {self.path}: wait until "
-                    "it has ended, or end it; without --overwrite this replica joins it"
+                    f"--overwrite would delete the results that {other} is writing into --output "
+                    f"{self.path}: wait for it to end, or stop it; without --overwrite this replica joins "
+                    f"that run"
                 )
             if not overwrite and (other is not None or not has_no_rows):
                 check_same(old, manifest)
@@ -307,8 +308,8 @@ class RunFolder:
         if others:
             shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
             raise UserError(
-                f"--output {self.path} is not empty and not the folder of a run (no manifest.json; it holds "
-                f"{shown}): give a new folder. --overwrite deletes only what a run has written"
+                f"--output {self.path} is not empty and is not a run folder (no manifest.json; it contains "
+                f"{shown}): give a new folder. --overwrite deletes only files that a run has written"
             )
 
     def _is_harmless(self, entry: Path) -> bool:
@@ -373,7 +374,8 @@ class RunFolder:
         for shard in shards:
             if shard not in complete | claimed and self.data_path(shard).exists():
                 logger.warning(
-                    "%s is not what was recorded (damaged, or deleted in part?): the shard is done again",
+                    "%s does not match its completion record (damaged, or partly deleted?): generating "
+                    "the shard again",
                     self.data_path(shard),
                 )
         for path, shard in files:

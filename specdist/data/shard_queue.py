@@ -130,4 +130,4 @@ class ShardQueue:
         try:
             check_same(self._folder.manifest, self._manifest)
         except UserError as error:
-            raise UserError(f"another run has taken the folder over. {error}") from error
+            raise UserError(f"the run in this folder has been replaced by another. {error}") from error

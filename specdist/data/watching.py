@@ -55,6 +55,6 @@ def _digest(file: Path) -> bytes:
 
 def _changed(file: Path) -> UserError:
     return UserError(
-        f"--prompts: {file} was deleted or changed since the job opened it: put it back as it was, and start "
-        "the same command again; every row that was finished is kept"
+        f"--prompts: {file} was deleted or changed after the job had opened it: restore it, and start the "
+        f"same command again; all finished rows are kept"
     )

@@ -251,17 +251,17 @@ def refusal(config: GenerateConfig, limits: RowLimits, room: CacheRoom) -> str:
     """What to tell a user whose memory does not hold one row; ``room`` is that of the rank with the least."""
     num_tokens = max(0, room.num_pages) * PAGE_SIZE
     lower = f", or lower --max_seq_len to {num_tokens}" if num_tokens else ""
-    short = f"can hold {num_tokens} tokens, fewer than one row of --max_seq_len {limits.max_seq_len}"
+    short = f"can hold {num_tokens} tokens, fewer than one sequence of --max_seq_len {limits.max_seq_len}"
     if config.cache_memory is not None:
         return f"--cache_memory {config.cache_memory} {short}: raise --cache_memory{lower}"
     if room.needs is None:
         return (
-            f"--cache_memory was not given, and the {room.budget_bytes} bytes that are left {short}: raise "
+            f"--cache_memory was not given, and the {room.budget_bytes} bytes of free memory {short}: raise "
             f"--cache_memory{lower}"
         )
     return (
-        f"what is left of the GPU for keys and values {short}. {room}. Take more ranks (--tp_size), which "
-        "share the weights; lower --max_num_batched_tokens and --max_num_seqs, which the reserve grows with"
+        f"the GPU memory left for keys and values {short}. {room}. Use more ranks (--tp_size), which "
+        f"share the weights; lower --max_num_batched_tokens and --max_num_seqs, with which the reserve grows"
         f"{lower or ', or --max_seq_len'}; or give --cache_memory, which is not checked against the reserve"
     )
 

@@ -41,7 +41,9 @@ def assign_from_rank0(
             return
         if assignment is Assignment.WAIT:
             if not is_waiting:
-                logger.info("every shard that is left is another replica's: waiting for them to be complete")
+                logger.info(
+                    "all remaining shards are held by other replicas: waiting for them to be completed"
+                )
             time.sleep(run.membership.poll_s)
         is_waiting = assignment is Assignment.WAIT
 

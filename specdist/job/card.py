@@ -28,13 +28,13 @@ SIZE_BOUNDS = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100
 LARGEST_SIZE = "n>1M"
 LOSSY = (
     "> **These completions do not follow the target's own distribution.** The lossy policy `sprinter` "
-    "commits what its verifier does not doubt without asking the target."
+    "commits the tokens that its verifier does not doubt without verifying them with the target."
 )
 UNCHECKED = (
     "> **Whether these completions follow the target's own distribution is not known**: the loaded target "
     "could not be compared with an unsharded computation."
 )
-EXACT = "The completions are exact: they follow the target's own distribution, as if it had worked alone."
+EXACT = "The completions are exact: they follow the target's own distribution, as if it had generated alone."
 REPRODUCIBILITY = {
     "tokens": "The same options and seed give the same tokens, up to floating point, whatever the batch, the "
     "shards or a restart.",
@@ -48,7 +48,7 @@ from datasets import load_dataset
 rows = load_dataset("FOLDER", split="train")  # this folder, or the name of its repository
 ```
 
-`specdist.load_run("FOLDER")` gives the rows without a copy of them, and the run's statistics."""
+`specdist.load_run("FOLDER")` gives the rows, memory-mapped, and the run's statistics."""
 
 
 def write_card(folder: RunFolder) -> None:
@@ -77,7 +77,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
         "## Reading it",
         READING,
         "## Columns",
-        fields_table("column", column_fields(schema, "a column of the prompts, unchanged")),
+        fields_table("column", column_fields(schema, "an input column, unchanged")),
         *_references(run),
     ]
     return "\n\n".join(sections) + "\n"
@@ -91,8 +91,8 @@ def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
     ]
     if num_errors := num_rows - total.num_completions:
         sentences.append(
-            f"{num_errors:,} more {'row has' if num_errors == 1 else 'rows have'} an error in place of a "
-            "completion (`finish_reason` is `error`)."
+            f"{num_errors:,} more {'row has' if num_errors == 1 else 'rows have'} an error instead of a "
+            f"completion (`finish_reason` is `error`)."
         )
     if total.num_cut_completions:
         sentences.append(

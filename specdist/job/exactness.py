@@ -27,7 +27,7 @@ def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> b
             folder.freeze(CHECK, check.to_json())
             folder.freeze("exact", config.is_exact and check.is_checked)
     if check.is_checked:
-        logger.info("the target is loaded as its files have it: %s", check)
+        logger.info("the loaded target matches its checkpoint: %s", check)
     return bool(folder.manifest.info["exact"])
 
 
@@ -35,8 +35,8 @@ def log_exactness(config: GenerateConfig, info: Mapping[str, Any]) -> None:
     """``info``: the manifest's."""
     if not config.is_exact:
         logger.warning(
-            "NOT exact: --policy sprinter commits what its verifier does not doubt without asking the "
-            "target; --verify all asks it"
+            "NOT exact: --policy sprinter commits the tokens that its verifier does not doubt without "
+            "verifying them with the target; --verify all verifies every token"
         )
     elif info["exact"]:
         logger.info("exact: the completions follow the target's own distribution")

@@ -23,7 +23,7 @@ class RunLog(logging.FileHandler):
             self._is_failing = True
             with contextlib.suppress(OSError):
                 sys.stderr.write(
-                    f"{self.baseFilename} cannot be written ({error}): the run goes on without\n"
+                    f"{self.baseFilename} cannot be written ({error}): the run continues without it\n"
                 )
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ def add_run_log(path: Path, prefix: str) -> bool:
     try:
         handler = RunLog(path)
     except OSError as error:
-        logger.warning("%s cannot be written (%s): the run goes on without", path, error)
+        logger.warning("%s cannot be written (%s): the run continues without it", path, error)
         return False
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{prefix}] %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)

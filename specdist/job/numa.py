@@ -41,15 +41,13 @@ def bind_near_gpu(
     bus_id = _bus_id(_visible_name(local_rank, environment))
     near = None if bus_id is None else _cpus_near(bus_id, system)
     if near is None:
-        logger.info(
-            "which CPUs are next to GPU %d is not known: the rank may run on all of its own", local_rank
-        )
+        logger.info("the CPUs next to GPU %d are not known: the rank is not bound to any", local_rank)
         return
     allowed = os.sched_getaffinity(0)
     if not near & allowed:
         logger.warning(
-            "the CPUs next to GPU %s are %s, and this rank may only use %s: ask the scheduler for others, or "
-            "for whole nodes",
+            "the CPUs next to GPU %s are %s, but this rank may only use %s: ask the scheduler for those, "
+            "or for whole nodes",
             bus_id,
             ranges(near),
             ranges(allowed),

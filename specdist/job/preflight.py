@@ -76,8 +76,8 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     longest = min(model.max_positions for model in (target, draft) if model is not None)
     if config.max_seq_len is not None and config.max_seq_len > longest:
         raise UserError(
-            f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models were "
-            "made for: lower it"
+            f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models "
+            f"support: lower it"
         )
     return ModelPlan(
         target=target,
@@ -147,8 +147,8 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
     folder.freeze(NUM_HALVINGS, num_halvings)
     limits = batch_limits(config, models, num_halvings)
     logger.warning(
-        "out of memory%s: from here on at most %d rows and %d tokens at a time",
-        "" if row is None else f", with row {row[0]} alone, which ends as an error",
+        "out of memory%s: continuing with at most %d sequences and %d tokens at a time",
+        "" if row is None else f", with row {row[0]} alone, which is recorded as an error",
         limits.num_slots,
         limits.max_num_batched_tokens,
     )
@@ -200,7 +200,7 @@ def _check_overwrite(config: GenerateConfig) -> None:
     if config.overwrite and (is_repeated or is_one_of_many):
         raise UserError(
             "--overwrite in a job that Slurm has requeued, or that starts several replicas, would delete "
-            "what was generated meanwhile: delete the run's folder yourself, and leave --overwrite out"
+            "what has been generated meanwhile: delete the run's folder yourself, and leave --overwrite out"
         )
 
 

@@ -148,7 +148,7 @@ class Recorder:
         self._texts[row_id] = text
         for sample in samples:
             if (row_id, sample) in self._too_large:
-                reason = too_large("it ended a replica that had nothing else to do")
+                reason = too_large("memory ran out in a replica that was generating it alone")
                 self._record(shard, _error_result(row_id, sample, text, reason))
                 continue
             yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=shard)
@@ -170,7 +170,7 @@ class Recorder:
     def _drop(self, open_shard: _OpenShard) -> None:
         """Somebody else does this shard: this replica was silent for too long."""
         shard = open_shard.claimed.shard
-        logger.warning("shard %d has been taken over by another replica: leaving it to that one", shard)
+        logger.warning("shard %d has been taken over by another replica; no longer generated here", shard)
         del self._open[shard]
         open_shard.log.close()
         self._stats_recorder.close_shard(shard)
@@ -210,7 +210,7 @@ class Recorder:
             self._queue.finished(claimed)
             self._scalars.shard_finished(self._progress.counts, shard, stats)
         else:
-            logger.warning("shard %d was finished here too late: another replica has it", shard)
+            logger.warning("shard %d was already completed by another replica; result discarded", shard)
             self._queue.lost(claimed)
         self._forget_texts(shard)
 

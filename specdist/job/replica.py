@@ -258,7 +258,7 @@ class Replica:
         verifies."""
         if self._target is None:
             return
-        self._activity.begin("checking what was loaded")
+        self._activity.begin("checking the loaded models")
         self._loading_check = check_loading(
             self._target.model,
             self._models.target,
@@ -332,7 +332,7 @@ class Replica:
         At the same time they would slow each other down where they share a memory, more than they do in a
         run: the smallest passes are the ones that wait for it.
         """
-        self._activity.begin("measuring what passes cost")
+        self._activity.begin("measuring pass times")
         settings, vocab_size = self.settings, self._models.vocab_size
         num_block_tokens = self._scheduling.max_draft_tokens + 1
         room = max(0, self._models.max_seq_len - num_block_tokens)

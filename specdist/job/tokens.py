@@ -123,7 +123,7 @@ class PromptEncoder:
                 self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             )
         except Exception as error:  # a template can raise anything, and speaks of this row alone
-            raise RowError(f"the chat template refuses the messages: {error}") from error
+            raise RowError(f"the chat template rejects the messages: {error}") from error
         if splitter is None:
             return RenderedPrompt(text, is_chat=True)
         return RenderedPrompt(splitter.shown(text), is_chat=True, hidden=text)

@@ -157,8 +157,8 @@ def meeting_store(topology: Topology, purpose: str) -> dist.Store:
     except dist.DistError as error:
         whose = "the launcher" if _launcher_has_store() else "rank 0"
         raise RuntimeError(
-            f"{whose}, at whose store ({host}:{port}) the ranks meet, has not been reached within "
-            f"{wait_s:.0f} s: it has ended, has never started, or cannot be seen from here ({error})"
+            f"{whose}, which hosts the ranks' rendezvous store ({host}:{port}), was not reached within "
+            f"{wait_s:.0f} s: it has ended, never started, or is unreachable from here ({error})"
         ) from error
     store.set_timeout(topology.collective_timeout)
     return dist.PrefixStore(f"{purpose}/{num_restarts()}", store)

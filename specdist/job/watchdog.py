@@ -270,8 +270,8 @@ class Watchdog:
                 if peer.state.has_left:
                     continue
                 reason = (
-                    f"{peer.state.process} is gone without a word (while {peer.state.phase}): killed, or "
-                    "crashed"
+                    f"{peer.state.process} has disappeared without a message (while {peer.state.phase}): "
+                    f"killed or crashed"
                 )
                 return self._known() or self._report("gone", peer.rank, reason)
         return None
@@ -282,9 +282,9 @@ class Watchdog:
             return None
         who = ", ".join(f"rank {rank} ({self._topology.role_of(rank)})" for rank in missing)
         reason = (
-            f"{who} of {self._topology.world_size} ranks did not come within {self._timeout_s:.0f} s "
-            "(--rank_timeout): not started, ended at once, or hanging before it, such as in an import from "
-            "storage that does not answer"
+            f"{who} of {self._topology.world_size} ranks did not arrive within {self._timeout_s:.0f} s "
+            "(--rank_timeout): not started, ended immediately, or hanging earlier, for example in an "
+            "import from storage that does not respond"
         )
         return self._report("missing", missing[0], reason)
 
@@ -293,7 +293,7 @@ class Watchdog:
             if peer.state is not None and now - peer.beaten_at > self._timeout_s:
                 reason = (
                     f"{peer.state.process} has been silent for {self._timeout_s:.0f} s (--rank_timeout), "
-                    f"while {peer.state.phase}: stopped, or it hangs"
+                    f"while {peer.state.phase}: stopped or hanging"
                 )
                 return self._report("silent", peer.rank, reason)
         return None
@@ -313,8 +313,8 @@ class Watchdog:
             for rank, (phase, idle_s) in sorted(phases.items())
         )
         reason = (
-            f"no rank has got on for {self._timeout_s:.0f} s (--rank_timeout), though all their processes "
-            f"are there: {where}. The log of each rank shows its stacks"
+            f"no rank has made progress for {self._timeout_s:.0f} s (--rank_timeout), although all their "
+            f"processes are running: {where}. The log of each rank shows its stack traces"
         )
         return self._report("stalled", self._topology.rank, reason)
 

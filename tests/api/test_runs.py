@@ -151,7 +151,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere is not the folder of a run: it has no manifest.json"):
         specdist.load_run(tmp_path / "nowhere")
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match=r"manifest.json cannot be read as the manifest of a run"):
+    with pytest.raises(UserError, match=r"manifest.json is not a readable manifest of a run"):
         specdist.load_run(tmp_path)
     manifest_with(kind="acceptance").write(tmp_path / "manifest.json")
     with pytest.raises(UserError, match=r"of jobs/collect.py, the run is responses/ in it"):

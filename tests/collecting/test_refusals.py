@@ -55,7 +55,7 @@ def test_a_folder_with_another_collection(
 ) -> None:
     output = shutil.copytree(acceptance, tmp_path / "data")
     ended = run_here(main, **options, kind="acceptance", **changes, output=output)
-    refused(ended, "differs from this one", name)
+    refused(ended, "with different settings", name)
 
 
 def test_sizes_are_stated_first_and_a_small_disk_is_warned_of(

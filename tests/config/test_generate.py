@@ -375,7 +375,7 @@ def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
 
 def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:
     """Its cap decides, however short its blocks may be."""
-    with pytest.raises(UserError, match=r"--policy svip .* there is no draft: .*--draft"):
+    with pytest.raises(UserError, match=r"--policy svip .* none was given: .*--draft"):
         config(policy="svip")
     message = r"--max_num_batched_tokens 20 is less than .* 21 tokens \(--max_draft_tokens \+ 1\): .*"
     with pytest.raises(UserError, match=message):

@@ -21,7 +21,7 @@ WRONG_CHATS: list[tuple[Any, str]] = [
     ("hello", "chat is text ('hello'), not a list of chat messages"),
     (5, "chat is a number (5), not a list of chat messages"),
     ({"role": "user"}, "chat is an object ({'role': 'user'}), not a list of chat messages"),
-    ([5], "chat[0] is a number (5), not a message with the texts role and content"),
+    ([5], "chat[0] is a number (5), not a message with the strings role and content"),
     ([*GOOD, "x"], "chat[1] is text ('x'), not a message"),
     ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "chat[0].content is a list ("),
     ([{"role": 1, "content": "x"}], "chat[0].role is a number (1), not text"),
@@ -82,18 +82,18 @@ def test_a_column_of_nothing_but_wrong_types_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with pytest.raises(UserError) as raised:
         opened(path, [None, 5, "x", 6][:2], column="q")
-    assert f"--prompt_column q holds nothing in --prompts {path} that can be a prompt" in str(raised.value)
-    assert "in row 1, q is a number (5), not text; chat messages go into --messages_column" in str(
+    assert f"--prompt_column q has no usable prompt in --prompts {path}: in row" in str(raised.value)
+    assert "in row 1, q is a number (5), not text; for chat messages use --messages_column" in str(
         raised.value
     )
-    with pytest.raises(UserError, match=r"in row 0, q is a list .* chat messages go into --messages_column"):
+    with pytest.raises(UserError, match=r"in row 0, q is a list .* for chat messages use --messages_column"):
         opened(path, [GOOD], column="q")
-    with pytest.raises(UserError, match=r"--messages_column q .* is text .* plain text goes into --prompt_c"):
+    with pytest.raises(UserError, match=r"--messages_column q .* is text .* for plain text use --prompt_c"):
         opened(path, ["a", "b"], column="q", is_chat=True)
 
 
 def test_other_columns_must_still_hold_one_type(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "id": 1}\n{"prompt": 2, "id": "y"}\n')
-    with pytest.raises(UserError, match="line 2 does not fit the rows before it"):
+    with pytest.raises(UserError, match="line 2 does not match the types of the rows before it"):
         open_prompts(str(path), prompt_column="prompt", messages_column=None, limit=None)

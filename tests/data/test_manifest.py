@@ -50,7 +50,7 @@ def test_every_difference_is_named_with_both_values():
     with pytest.raises(UserError) as raised:
         check_same(old, new)
     assert str(raised.value).splitlines() == [
-        "--output holds a run that differs from this one:",
+        "--output holds a run with different settings:",
         "  seed: 1 in --output, 2 now",
         "  sampling.top_p: 0.9 in --output, 1.0 now",
         "  gone: null in --output, (absent) now",
@@ -84,6 +84,6 @@ def test_a_file_that_is_no_manifest_is_refused(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     with pytest.raises(
-        UserError, match=r"manifest.json cannot be read as the manifest of a run.*another --output"
+        UserError, match=r"manifest.json is not a readable manifest of a run.*another --output"
     ):
         Manifest.read(path)

@@ -142,7 +142,7 @@ def test_a_saved_dataset_that_needs_more_than_its_files_is_refused(tmp_path):
     assert "state.json names no data files" in error_of(saved)
     for content in ("", "[]", "{}"):
         (saved / "state.json").write_text(content)
-        assert "state.json cannot be read as that of save_to_disk" in error_of(saved)
+        assert "state.json is not one written by save_to_disk" in error_of(saved)
 
 
 def test_a_dataset_dict_is_refused_with_its_splits(tmp_path):
@@ -156,9 +156,9 @@ def test_a_dataset_dict_is_refused_with_its_splits(tmp_path):
 
 def test_paths_without_data_are_refused(tmp_path):
     assert f"--prompts {tmp_path / 'no'}: no such file or folder" in error_of(tmp_path / "no")
-    assert "holds no file that ends in one of .arrow, .parquet, .jsonl" in error_of(tmp_path)
+    assert "contains no file that ends in one of .arrow, .parquet, .jsonl" in error_of(tmp_path)
     (tmp_path / "a.txt").write_text("prompt")
-    assert "is of no known type: its name must end in one of .arrow" in error_of(tmp_path / "a.txt")
+    assert "has an unknown file type: its name must end in one of .arrow" in error_of(tmp_path / "a.txt")
     write_arrow_file(tmp_path / "a.arrow", TABLE)
     write_jsonl(tmp_path / "a.jsonl", TABLE)
     assert "mixes types of files (1 Arrow, 1 JSONL): give a folder of one type" in error_of(tmp_path)
@@ -182,7 +182,8 @@ def test_a_stream_that_stops_between_two_batches_is_refused(tmp_path):
     with pa.OSFile(str(path), "wb") as sink:
         writer = pa.ipc.new_stream(sink, TABLE.schema)
         writer.write_table(TABLE)
-    assert "not a whole Arrow file (damaged, or cut short?): the stream has no end mark" in error_of(path)
+    expected = "not a complete Arrow file (damaged or truncated?): the stream has no end-of-stream marker"
+    assert expected in error_of(path)
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet"])
@@ -206,11 +207,13 @@ def test_damage_gives_an_error_or_rows_but_never_a_crash(tmp_path, name):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (b'{"prompt": "cut', "line 3 is not JSON"),
-        (b'["prompt"]', "line 3 is a JSON list, not an object; the file must hold one object a line"),
-        (b"[" * 100_000, "line 3 is not JSON"),
-        (b'{"prompt": "x", "id": ["y"]}', "line 3 does not fit the rows before it: column id: "),
-        (b'{"prompt": "x", "id": 18446744073709551616}', "line 3 does not fit the rows before it: column id"),
+        (b'{"prompt": "cut', "line 3 is not valid JSON"),
+        (b'["prompt"]', "line 3 is a JSON list, not an object; the file must hold one JSON object per line"),
+        (b"[" * 100_000, "line 3 is not valid JSON"),
+        (b'{"prompt": "x", "id": ["y"]}', "line 3 does not match the types of the rows before it: column "
+        "id: "),
+        (b'{"prompt": "x", "id": 18446744073709551616}', "line 3 does not match the types of the rows "
+        "before it: column id"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])
@@ -315,12 +318,13 @@ def test_columns_that_the_output_needs_are_refused(tmp_path):
     write_arrow_file(path, pa.table({"prompt": ["x"], "error": [1], "completion": [1]}))
     message = error_of(path)
     assert (
-        f"--prompts {path} has columns that the output uses for itself: error, completion; rename" in message
+        f"--prompts {path} has columns with names that the output reserves: error, completion; "
+        f"rename" in message
     )
     write_arrow_file(path, pa.table({"prompt": ["x"], "question": ["y"]}))
-    assert "uses for itself: prompt; rename them" in error_of(path, prompt_column="question")
+    assert "reserves: prompt; rename them" in error_of(path, prompt_column="question")
     write_arrow_file(path, pa.table({"prompt": ["x"], "chat": [[{"role": "user", "content": "x"}]]}))
-    assert "uses for itself: prompt; rename them" in error_of(path, messages_column="chat")
+    assert "reserves: prompt; rename them" in error_of(path, messages_column="chat")
     write_arrow_file(path, pa.Table.from_arrays([pa.array(["x"])] * 2, names=["prompt", "prompt"]))
     assert "more than one column named prompt: rename them" in error_of(path)
 

@@ -208,12 +208,12 @@ def test_a_folder_that_is_no_runs_is_never_touched(tmp_path, overwrite):
     before = contents(tmp_path)
     with pytest.raises(UserError) as raised:
         open_(tmp_path, overwrite=overwrite)
-    assert "is not empty and not the folder of a run (no manifest.json; it holds shards, thesis.tex)" in str(
+    assert "is not empty and is not a run folder (no manifest.json; it contains shards, thesis.tex)" in str(
         raised.value
     )
-    assert "give a new folder. --overwrite deletes only what a run has written" in str(raised.value)
+    assert "give a new folder. --overwrite deletes only files that a run has written" in str(raised.value)
     (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
-    with pytest.raises(UserError, match=r"manifest.json cannot be read as the manifest of a run"):
+    with pytest.raises(UserError, match=r"manifest.json is not a readable manifest of a run"):
         open_(tmp_path, overwrite=overwrite)
     (tmp_path / "manifest.json").unlink()
     assert contents(tmp_path) == before

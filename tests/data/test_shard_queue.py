@@ -187,9 +187,13 @@ def test_who_slept_while_the_folder_became_another_runs_is_told(tmp_path):
     a.row(0)
     a.row(1)
     open_(tmp_path, manifest=Manifest(fingerprint={"seed": 2}), overwrite=True)
-    with pytest.raises(UserError, match=r"another run has taken the folder over(.|\n)*seed: 2 in --output"):
+    with pytest.raises(
+        UserError,
+        match=r"the run in this folder has been replaced by another(.|\n)*seed: "
+        "2 in --output",
+    ):
         a.finish()
-    with pytest.raises(UserError, match="another run has taken the folder over"):
+    with pytest.raises(UserError, match="the run in this folder has been replaced by another"):
         a.take()
     assert not list(tmp_path.glob("shards/*.arrow"))
 

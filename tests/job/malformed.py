@@ -191,7 +191,7 @@ class Trial:
         if said is None:
             self._check_run(after, damaged)
             return "ended well"
-        if not self.subject.is_of_the_run and "--output holds a run that differs" in said:
+        if not self.subject.is_of_the_run and "--output holds a run with different" in said:
             if self._launch(options, "fresh") is not None:
                 return "refused"
             self._check_rows(self.folder / "fresh")
@@ -209,7 +209,7 @@ class Trial:
         if code == 0:
             return None
         message = said.rpartition("error: ")[2]
-        names = ((self.folder / self.subject.path).name, *self.subject.named, "--output holds a run that")
+        names = ((self.folder / self.subject.path).name, *self.subject.named, "--output holds a run with")
         if not any(name in message for name in names) or len(message.split()) < 3:
             raise Fault(f"the message says too little: {said[-2000:]}")
         return message

@@ -213,7 +213,7 @@ def test_a_gpu_on_which_nothing_is_left_says_where_the_memory_went(middle: Model
     assert room.num_pages < limits.pages_per_row
     message = refusal(config_of(), limits, room)
     for said in (
-        "fewer than one row of --max_seq_len 32768",
+        "fewer than one sequence of --max_seq_len 32768",
         f"{total_gib}.00 in all",
         "taken by weights and libraries",
         "reserved (activations",

@@ -43,7 +43,7 @@ def test_the_demo_of_a_card(tmp_path: Path) -> None:
     assert "| top_k" not in card and "num_draft_tokens |" not in card.split("## Columns")[0]
     for name in COLUMNS:
         assert f"| `{name}` | " in card
-    assert "| `reference` | string | a column of the prompts, unchanged |" in card
+    assert "| `reference` | string | an input column, unchanged |" in card
     assert "2411.18462" in card and "2302.01318" in card and "2502.04557" not in card
     assert "/models" not in card, "whose folders these were is nobody's business"
 

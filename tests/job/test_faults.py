@@ -66,7 +66,7 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
         assert time.monotonic() - begin < SOON_S
         codes = [process.exitcode for process in processes]
     assert codes == [-signal.SIGKILL if index == rank else 1 for index in range(NUM_RANKS)]
-    what = "is gone without a word" if number == signal.SIGKILL else "has been silent for 8 s"
+    what = "has disappeared without a message" if number == signal.SIGKILL else "has been silent for 8 s"
     for other, log in logs_of(output).items():
         if other != rank:
             assert f"this replica ends: rank {rank} ({ROLES[rank]}): process " in log

@@ -26,7 +26,7 @@ def test_a_run_says_what_was_compared(greedy: tuple[Path, Ended]) -> None:
     assert info["exact"] is True and check["is_checked"] is True
     assert check["layers"] == [0, 1] and check["last_position"] == 127
     assert 0 <= check["difference"] <= check["tolerance"] < 0.1
-    assert "the target is loaded as its files have it: layers 0, 1 and the head agree" in ended.stderr
+    assert "the loaded target matches its checkpoint: layers 0, 1 and the head agree" in ended.stderr
 
 
 def test_a_target_that_is_not_the_one_in_the_files_ends_the_job(

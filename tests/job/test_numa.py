@@ -76,7 +76,7 @@ def test_a_mask_without_a_near_cpu_is_left_as_it_is(
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {8, 9, 12})
     bind_near_gpu(1, environment={}, system=node)
     assert masks == []
-    assert "are 4-7,10, and this rank may only use 8-9,12" in caplog.text
+    assert "are 4-7,10, but this rank may only use 8-9,12" in caplog.text
 
 
 @pytest.mark.parametrize("fault", ["no nvidia-smi", "a GPU on a machine of one node"])

@@ -69,7 +69,7 @@ def test_columns_of_ids_are_the_users_own(options: dict[str, Any], tmp_path: Pat
     rows = read_output(tmp_path / "run")
     assert rows["id"].to_pylist() == ids and rows["row_id"].to_pylist() == [0, 1, 2, 3]
     write_arrow(prompts, {"prompt": ["of rivers"], "row_id": [7]})
-    refused(run_here(**changed, output=tmp_path / "new"), "the output uses for itself: row_id; rename")
+    refused(run_here(**changed, output=tmp_path / "new"), "the output reserves: row_id; rename")
 
 
 def test_bad_rows_change_nothing_of_the_others(

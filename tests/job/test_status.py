@@ -176,7 +176,7 @@ def test_what_is_not_whole_is_not_merged(finished: Path, tmp_path: Path) -> None
         (lambda: damage(folder.data_path(1)), r"shard-00001.arrow is not the file that was recorded"),
         (lambda: rewritten(folder, 1, table.slice(1)), r"has 9 rows; the manifest says 10"),
         (lambda: rewritten(folder, 1, table.take(list(range(9, -1, -1)))), "in order"),
-        (lambda: rewritten(folder, 1, table.drop_columns(["reference"])), "has other columns than"),
+        (lambda: rewritten(folder, 1, table.drop_columns(["reference"])), "does not have the columns of"),
         (lambda: unfinish(finished, 1), r"not complete: 1 of 3 shards are missing \(1\)"),
     ):
         harm()

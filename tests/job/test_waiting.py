@@ -56,7 +56,7 @@ def test_a_rank_that_hangs_while_it_loads_ends_its_replica(still: dict[str, Any]
     codes, words = ended(standing.one_hangs, still)
     assert codes == [1] * NUM_RANKS
     for rank, said in enumerate(words):
-        assert "this replica ends: no rank has got on for 5 s (--rank_timeout)" in said
+        assert "this replica ends: no rank has made progress for 5 s (--rank_timeout)" in said
         assert "s in: waiting until every rank has loaded; rank 1 (target 2/2) for" in said
         assert "rank 2 (draft) for" in said and "s in: loading the draft" in said
         assert ("hang" if rank == 2 else "barrier") in set(stacks(said))
@@ -69,7 +69,7 @@ def test_a_read_that_hangs_is_in_the_log_of_its_rank(options: dict[str, Any], tm
     assert codes == [1] * NUM_RANKS, words
     logs = sorted((tmp_path / "run" / "logs").iterdir())
     for rank, log in enumerate(path.read_text() for path in logs):
-        assert "this replica ends: no rank has got on for 10 s" in log
+        assert "this replica ends: no rank has made progress for 10 s" in log
         assert "rank 1 (target 2/2) for" in log and "s in: loading the target; rank 2" in log
         # The other target rank is already in the first pass, which needs them both.
         assert ("_run", "hang", "all_gather_object")[rank] in set(stacks(log))
@@ -88,7 +88,7 @@ def test_ranks_that_do_not_come_are_named(still: dict[str, Any]) -> None:
             world.processes[rank].join(SOON_S)
             assert world.processes[rank].exitcode == 1
             said = world.words("stderr")[rank]
-            assert "this replica ends: rank 1 (target 2/2) of 3 ranks did not come within 5 s" in said
+            assert "this replica ends: rank 1 (target 2/2) of 3 ranks did not arrive within 5 s" in said
             assert "init_process_group" in set(stacks(said))
 
 
@@ -99,7 +99,8 @@ def test_a_first_rank_that_does_not_come_is_named(still: dict[str, Any]) -> None
             world.processes[rank].join(SOON_S)
             assert world.processes[rank].exitcode == 1
             said = world.words("stderr")[rank]
-            assert "rank 0, at whose store" in said and "has not been reached within 5 s" in said
+            assert "rank 0, which hosts the ranks' rendezvous store" in said and "was not reached within "
+            "5 s" in said
 
 
 def test_the_last_barrier_has_an_end(still: dict[str, Any]) -> None:
@@ -153,7 +154,7 @@ def test_loading_and_measuring_are_counted_in_steps(
         assert steps[rank]["loading the target"] > num_tensors(pair.target)
     assert steps[2]["loading the draft"] > num_tensors(pair.draft)
     # Passes of 1, 2, 4, ... tokens, ten times each.
-    assert all(found["measuring what passes cost"] > 10 for found in steps)
+    assert all(found["measuring pass times"] > 10 for found in steps)
 
 
 @pytest.mark.parametrize("timeout_s", [1.0, 600.0, 1e9, math.inf])
