@@ -52,13 +52,13 @@ class SpeculationOptions:
     )
     overlap: Literal["none", "ahead"] = option(
         "none",
-        help="ahead = the draft, on a rank of its own, keeps drafting while the target verifies; "
-        "none = they take turns",
+        help="ahead = the draft, on a rank of its own, keeps drafting while the target verifies; none = they "
+        "take turns",
     )
     num_branches: int | None = option(
         None,
-        help="branches that --overlap ahead prepares per sequence for likely misses; 0 = none (default: "
-        "from measured times)",
+        help="branches that --overlap ahead prepares per sequence for likely misses; 0 = none (default: from "
+        "measured times)",
     )
     head: str | None = option(
         None,
@@ -147,8 +147,7 @@ class GenerateConfig(
             lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"
             raise UserError(
                 f"--max_num_batched_tokens {self.max_num_batched_tokens} is less than one sequence's "
-                f"verification block of "
-                f"{self.block_tokens} tokens{lower}"
+                f"verification block of {self.block_tokens} tokens{lower}"
             )
         self.cache_bytes()
 
@@ -157,8 +156,8 @@ class GenerateConfig(
         check_ranges(self._given_policy_options())
         if self.draft is None and self.policy not in ("fixed", "none"):
             raise UserError(
-                f"--policy {self.policy} needs a draft model, and none was given: name one with --draft, "
-                f"or use --policy none"
+                f"--policy {self.policy} needs a draft model, and none was given: name one with --draft, or "
+                "use --policy none"
             )
         if self.draft is None:
             self.policy = "none"
@@ -171,7 +170,7 @@ class GenerateConfig(
         if self.policy in HEAD_POLICIES and not self.head:
             raise UserError(
                 f"--policy {self.policy} needs a trained head, and none was given: name its folder with "
-                f"--head, or train one with jobs/collect.py and jobs/train_head.py"
+                "--head, or train one with jobs/collect.py and jobs/train_head.py"
             )
         if self.head and self.policy not in HEAD_KINDS and self.uses_draft:
             raise UserError(
@@ -181,7 +180,7 @@ class GenerateConfig(
         if self.verify is not None and self.policy != "sprinter" and self.uses_draft:
             raise UserError(
                 f"--verify {self.verify} has no effect with --policy {self.policy}, which always verifies "
-                f"every token: leave it out, or choose --policy sprinter"
+                "every token: leave it out, or choose --policy sprinter"
             )
         if self.policy == "sprinter":
             self.verify = self.verify or "doubted"
@@ -275,8 +274,8 @@ class GenerateConfig(
             found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             found.append(
-                "--top_k and --top_p have no effect with --temperature 0, which always takes the "
-                "likeliest token"
+                "--top_k and --top_p have no effect with --temperature 0, which always takes the likeliest "
+                "token"
             )
         if self.temperature == 0 and self.num_samples > 1:
             found.append(f"--num_samples {self.num_samples} with --temperature 0 gives identical completions")

@@ -29,8 +29,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"{path} cannot be written ({error.strerror or error}): free some space or make it writable, "
-            f"and start the same command again; all finished rows are kept"
+            f"{path} cannot be written ({error.strerror or error}): free some space or make it writable, and "
+            "start the same command again; all finished rows are kept"
         ) from error
 
 

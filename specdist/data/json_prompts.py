@@ -59,8 +59,8 @@ class PromptColumn:
                 option, other = ("prompt_column", "for chat messages use --messages_column")
             row, reason = next(iter(self.reasons.items()))
             raise UserError(
-                f"--{option} {self.name} has no usable prompt in --prompts {path}: in row "
-                f"{row}, {reason}; {other}"
+                f"--{option} {self.name} has no usable prompt in --prompts {path}: in row {row}, {reason}; "
+                f"{other}"
             )
 
 
@@ -75,8 +75,9 @@ def why_not_messages(name: str, value: Any) -> str | None:
         return f"{name} is {_described(value)}, not a list of chat messages"
     for index, message in enumerate(value):
         if message is not None and not isinstance(message, Mapping):
-            return f"{name}[{index}] is {_described(message)}, not a message with the strings role and "
-            "content"
+            return (
+                f"{name}[{index}] is {_described(message)}, not a message with the strings role and content"
+            )
         for key in ("role", "content"):
             text = None if message is None else message.get(key)
             if text is not None and not isinstance(text, str):

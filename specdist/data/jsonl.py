@@ -103,13 +103,13 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"--prompts {path}, line {number} is not valid JSON: {error}; the file must hold one JSON "
-            f"object per line"
+            f"--prompts {path}, line {number} is not valid JSON: {error}; the file must hold one JSON object "
+            "per line"
         ) from error
     if not isinstance(row, dict):
         raise UserError(
-            f"--prompts {path}, line {number} is a JSON {type(row).__name__}, not an object; "
-            "the file must hold one JSON object per line"
+            f"--prompts {path}, line {number} is a JSON {type(row).__name__}, not an object; the file must "
+            "hold one JSON object per line"
         )
     return row
 
@@ -151,7 +151,6 @@ def _bad_line(path: Path, chunk: _Chunk, known: pa.Schema, error: Exception) -> 
         except CONVERSION_ERRORS as earlier_error:
             num_bad, error = middle, earlier_error
     return UserError(
-        f"--prompts {path}, line {chunk.lines[num_bad - 1]} does not match the types of the rows before "
-        f"it: {error}; "
-        "every column must have one type"
+        f"--prompts {path}, line {chunk.lines[num_bad - 1]} does not match the types of the rows before it: "
+        f"{error}; every column must have one type"
     )

@@ -66,8 +66,8 @@ class Manifest:
                 raise TypeError("a field has the wrong type")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} is not a readable manifest of a run ({error!r}): use another --output; to keep "
-                f"the rows in this one, copy the new run's manifest.json over this one and start again here"
+                f"{path} is not a readable manifest of a run ({error!r}): use another --output; to keep the "
+                "rows in this one, copy the new run's manifest.json over this one and start again here"
             ) from error
         if version > FORMAT_VERSION:
             raise UserError(

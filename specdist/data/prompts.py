@@ -151,7 +151,7 @@ def open_prompts(
         if field.type not in BYTES_OF_TEXT:
             raise UserError(
                 f"--prompt_column {field.name} has type {field.type}, but a prompt must be text (string); "
-                f"for chat messages use --messages_column"
+                "for chat messages use --messages_column"
             )
     _check_output_names(path, rows.schema, prompt_column)
     return Prompts(
@@ -170,8 +170,8 @@ def _check_output_names(path: str, schema: pa.Schema, prompt_column: str | None)
         taken.remove("prompt")
     if taken:
         raise UserError(
-            f"--prompts {path} has columns with names that the output reserves: {', '.join(taken)}; "
-            f"rename them"
+            f"--prompts {path} has columns with names that the output reserves: {', '.join(taken)}; rename "
+            "them"
         )
 
 
@@ -191,6 +191,6 @@ def _check_messages_type(field: pa.Field) -> None:
         if all(types.get(name) in BYTES_OF_TEXT for name in ("role", "content")):
             return
     raise UserError(
-        f"--messages_column {field.name} has type {field.type}, but chat messages must be a list of "
-        f"structs with the strings role and content; for plain text use --prompt_column"
+        f"--messages_column {field.name} has type {field.type}, but chat messages must be a list of structs "
+        "with the strings role and content; for plain text use --prompt_column"
     )

@@ -50,6 +50,6 @@ def damaged(paths: ShardPaths) -> UserError:
     """What to say of a finished shard whose data is not what was recorded, or gone."""
     return UserError(
         f"{paths.data} is missing, damaged, or has changed since it was recorded: delete it and "
-        f"{paths.record.name} beside it, and start the run's command again, which generates the shard "
-        f"again; or restore the file from a backup"
+        f"{paths.record.name} beside it, and start the run's command again, which generates the shard again; "
+        "or restore the file from a backup"
     )

@@ -243,8 +243,8 @@ class RunFolder:
             return unsealed(parse_object(path.read_bytes()))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{path} is damaged ({error}), but not the rows of the shard: delete it, and start the "
-                f"run's command again, which generates the shard again, with the same rows"
+                f"{path} is damaged ({error}), but not the rows of the shard: delete it, and start the run's "
+                "command again, which generates the shard again, with the same rows"
             ) from error
 
     def missing_shards(self) -> list[int]:
@@ -285,7 +285,7 @@ class RunFolder:
                 raise UserError(
                     f"--overwrite would delete the results that {other} is writing into --output "
                     f"{self.path}: wait for it to end, or stop it; without --overwrite this replica joins "
-                    f"that run"
+                    "that run"
                 )
             if not overwrite and (other is not None or not has_no_rows):
                 check_same(old, manifest)
@@ -374,8 +374,8 @@ class RunFolder:
         for shard in shards:
             if shard not in complete | claimed and self.data_path(shard).exists():
                 logger.warning(
-                    "%s does not match its completion record (damaged, or partly deleted?): generating "
-                    "the shard again",
+                    "%s does not match its completion record (damaged, or partly deleted?): generating the "
+                    "shard again",
                     self.data_path(shard),
                 )
         for path, shard in files:

@@ -56,5 +56,5 @@ def _digest(file: Path) -> bytes:
 def _changed(file: Path) -> UserError:
     return UserError(
         f"--prompts: {file} was deleted or changed after the job had opened it: restore it, and start the "
-        f"same command again; all finished rows are kept"
+        "same command again; all finished rows are kept"
     )

@@ -260,9 +260,10 @@ def refusal(config: GenerateConfig, limits: RowLimits, room: CacheRoom) -> str:
             f"--cache_memory{lower}"
         )
     return (
-        f"the GPU memory left for keys and values {short}. {room}. Use more ranks (--tp_size), which "
-        f"share the weights; lower --max_num_batched_tokens and --max_num_seqs, with which the reserve grows"
-        f"{lower or ', or --max_seq_len'}; or give --cache_memory, which is not checked against the reserve"
+        f"the GPU memory left for keys and values {short}. {room}. Use more ranks (--tp_size), which share "
+        "the weights; lower --max_num_batched_tokens and --max_num_seqs, with which the reserve "
+        f"grows{lower or ', or --max_seq_len'}; or give --cache_memory, which is not checked against the "
+        "reserve"
     )
 
 

@@ -28,7 +28,7 @@ SIZE_BOUNDS = ((1e3, "n<1K"), (1e4, "1K<n<10K"), (1e5, "10K<n<100K"), (1e6, "100
 LARGEST_SIZE = "n>1M"
 LOSSY = (
     "> **These completions do not follow the target's own distribution.** The lossy policy `sprinter` "
-    "commits the tokens that its verifier does not doubt without verifying them with the target."
+    "commits tokens that its verifier trusts, unverified by the target."
 )
 UNCHECKED = (
     "> **Whether these completions follow the target's own distribution is not known**: the loaded target "
@@ -92,7 +92,7 @@ def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
     if num_errors := num_rows - total.num_completions:
         sentences.append(
             f"{num_errors:,} more {'row has' if num_errors == 1 else 'rows have'} an error instead of a "
-            f"completion (`finish_reason` is `error`)."
+            "completion (`finish_reason` is `error`)."
         )
     if total.num_cut_completions:
         sentences.append(

@@ -35,8 +35,8 @@ def log_exactness(config: GenerateConfig, info: Mapping[str, Any]) -> None:
     """``info``: the manifest's."""
     if not config.is_exact:
         logger.warning(
-            "NOT exact: --policy sprinter commits the tokens that its verifier does not doubt without "
-            "verifying them with the target; --verify all verifies every token"
+            "NOT exact: --policy sprinter commits tokens that its verifier trusts, unverified by the target; "
+            "--verify all verifies every token"
         )
     elif info["exact"]:
         logger.info("exact: the completions follow the target's own distribution")

@@ -46,8 +46,8 @@ def bind_near_gpu(
     allowed = os.sched_getaffinity(0)
     if not near & allowed:
         logger.warning(
-            "the CPUs next to GPU %s are %s, but this rank may only use %s: ask the scheduler for those, "
-            "or for whole nodes",
+            "the CPUs next to GPU %s are %s, but this rank may only use %s: ask the scheduler for those, or "
+            "for whole nodes",
             bus_id,
             ranges(near),
             ranges(allowed),

@@ -77,7 +77,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     if config.max_seq_len is not None and config.max_seq_len > longest:
         raise UserError(
             f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models "
-            f"support: lower it"
+            "support: lower it"
         )
     return ModelPlan(
         target=target,

@@ -66,7 +66,7 @@ class SpecialTokenSplitter:
             if found:
                 raise RowError(
                     f"the prompt has the private-use character U+{ord(found[0]):X}, which "
-                    f"--split_special_tokens reserves"
+                    "--split_special_tokens reserves"
                 )
             return text
 

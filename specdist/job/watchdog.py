@@ -271,7 +271,7 @@ class Watchdog:
                     continue
                 reason = (
                     f"{peer.state.process} has disappeared without a message (while {peer.state.phase}): "
-                    f"killed or crashed"
+                    "killed or crashed"
                 )
                 return self._known() or self._report("gone", peer.rank, reason)
         return None
@@ -283,8 +283,8 @@ class Watchdog:
         who = ", ".join(f"rank {rank} ({self._topology.role_of(rank)})" for rank in missing)
         reason = (
             f"{who} of {self._topology.world_size} ranks did not arrive within {self._timeout_s:.0f} s "
-            "(--rank_timeout): not started, ended immediately, or hanging earlier, for example in an "
-            "import from storage that does not respond"
+            "(--rank_timeout): not started, ended immediately, or hanging earlier, for example in an import "
+            "from storage that does not respond"
         )
         return self._report("missing", missing[0], reason)
 

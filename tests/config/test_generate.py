@@ -348,7 +348,7 @@ def test_the_resolved_file_of_every_policy_gives_the_same_run(tmp_path: Path, po
 
 def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
     for policy in HEAD_POLICIES:
-        with pytest.raises(UserError, match=rf"--policy {policy} reads a trained head.*--head"):
+        with pytest.raises(UserError, match=rf"--policy {policy} needs a trained head.*--head"):
             config(draft="small", policy=policy)
     with pytest.raises(
         UserError, match=r"--head h has no effect with --policy fixed: .*specdecpp, .*goodput"

@@ -274,7 +274,7 @@ def test_files_of_different_columns_are_refused(tmp_path):
     assert "b.jsonl has the columns question, but" in error_of(folder)
     for name, id_ in (("a", 1), ("b", "one")):
         (folder / f"{name}.jsonl").write_text(json.dumps({"prompt": "x", "id": id_}) + "\n")
-    assert "b.jsonl, line 1 does not fit" in error_of(folder)
+    assert "b.jsonl, line 1 does not match" in error_of(folder)
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "a.parquet", "a.jsonl"])

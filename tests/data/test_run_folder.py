@@ -55,7 +55,9 @@ def test_a_run_that_another_replica_is_at_work_on_is_not_replaced(tmp_path):
     finish(open_(path))
     before = contents(path)
     other = Manifest(fingerprint={"seed": 2})
-    with pytest.raises(UserError, match=r"--overwrite would delete what process 7 on n1 is writing"):
+    with pytest.raises(
+        UserError, match=r"--overwrite would delete the results that process 7 on n1 is writing"
+    ):
         RunFolder.open(path, other, "", True, lambda: "process 7 on n1")
     assert contents(path) == before
     # Nor one that has no rows yet.

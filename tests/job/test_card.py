@@ -53,7 +53,7 @@ def test_error_rows_are_not_completions() -> None:
     assert "error" not in text().split("## How")[0] and "were cut" not in text()
     card = text(num_completions=11, num_cut=2)
     assert "11 completions of 7 prompts, generated" in card and "14 completions" not in card
-    assert "3 more rows have an error in place of a completion (`finish_reason` is `error`)." in card
+    assert "3 more rows have an error instead of a completion (`finish_reason` is `error`)." in card
     assert "2 of the completions were cut by `max_new_tokens` or `max_seq_len`" in card
     assert "1 more row has an error" in text(num_completions=13)
 
