@@ -15,12 +15,12 @@ from specdist.benchmark.config import BenchmarkConfig
 from specdist.collecting.config import CollectConfig
 from specdist.config.arguments import PATH_OPTIONS, local_path, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.demo import PairConfig
+from specdist.demo.config import PairConfig
 from specdist.evaluation.config import EvaluateConfig
 from specdist.planning.options import PlanConfig
-from specdist.synthetic import SyntheticConfig
+from specdist.synthetic.config import SyntheticConfig
 from specdist.training.config import TrainConfig
-from specdist.tuning import TuneConfig
+from specdist.tuning.config import TuneConfig
 from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 

@@ -9,11 +9,12 @@ from typing import Any, Literal
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
 from specdist.config.groups import TrustOptions
-from specdist.job.costs import BRANCH_COUNTS
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import BRANCH_COUNTS
 from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES
-from specdist.synthetic import SHAPES, check_dial
+from specdist.synthetic.config import check_dial
+from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 DEFAULT_BATCH_SIZES = (1, 8, 32)

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from specdist.benchmark.overhead import FeatureOverhead, HeadOverhead, PassOverhead, PolicyOverhead
 from specdist.benchmark.spread import SpreadResult
 from specdist.data.files import write_json
-from specdist.synthetic import SyntheticRecord
+from specdist.synthetic.build import SyntheticRecord
 from specdist.utils.errors import UserError
 
 LIBRARIES = ("specdist", "torch", "transformers")

@@ -25,7 +25,7 @@ from specdist.heads.head import TokenHead, load_head
 from specdist.job.costs import middle_of_rows
 from specdist.job.topology import local_device
 from specdist.sampling.distributions import SamplingSettings
-from specdist.synthetic import SyntheticRecord, build_synthetic
+from specdist.synthetic.build import SyntheticRecord, build_synthetic
 from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from specdist.config.groups import (
     SamplingOptions,
     values_of,
 )
-from specdist.heads.info import HeadKind
+from specdist.policies import HeadKind
 from specdist.utils.errors import UserError
 
 RESPONSES_FOLDER = "responses"

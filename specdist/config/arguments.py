@@ -8,8 +8,10 @@ before the command line's, so one parser checks the types and choices of both.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
+import importlib.util
 import inspect
 import re
 import reprlib
@@ -20,15 +22,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import yaml
-from transformers.hf_argparser import HfArgumentParser
 
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from transformers.hf_argparser import HfArgumentParser
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
+
+def _hf_argument_parser() -> Any:
+    """transformers' parser from its own file, which imports nothing else of transformers: the whole package
+    takes longer to import than all that comes before an option's error message."""
+    package = importlib.util.find_spec("transformers")
+    if package is not None and package.origin is not None:
+        path = Path(package.origin).with_name("hf_argparser.py")
+        spec = importlib.util.spec_from_file_location("specdist_hf_argparser", path)
+        if path.is_file() and spec is not None and spec.loader is not None:
+            module = importlib.util.module_from_spec(spec)
+            with contextlib.suppress(ImportError):
+                spec.loader.exec_module(module)
+                return module.HfArgumentParser
+    from transformers.hf_argparser import HfArgumentParser
+
+    return HfArgumentParser
+
+
+if not TYPE_CHECKING:
+    HfArgumentParser = _hf_argument_parser()
 GROUP_TITLE = "_argument_group_name"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.

@@ -17,7 +17,7 @@ from specdist.engine.device_clock import settled_ns
 from specdist.engine.proposals import DraftAhead
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import SamplingSettings
@@ -25,8 +25,6 @@ from specdist.theory.formulas import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 9
-# The numbers of branches per row among which the costs decide.
-BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
 # What is assumed of a pair of which nothing is known yet.
 PRIOR_ACCEPTANCE = 0.8
 

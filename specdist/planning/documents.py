@@ -12,7 +12,7 @@ from specdist.planning.hardware import HERE
 from specdist.planning.memory import Fit
 from specdist.planning.options import PlanConfig
 from specdist.planning.simulate import PREFILL_CHUNK_TOKENS
-from specdist.synthetic import SHAPES
+from specdist.synthetic.shapes import SHAPES
 
 ROWS_PER_SHARD = 512
 SHARDS_PER_REPLICA = 4

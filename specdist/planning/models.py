@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from specdist.models.checkpoint import Checkpoint, check_family
 from specdist.models.sizes import ModelSize, model_size
-from specdist.synthetic import SHAPES
+from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 # A shape is not a checkpoint, and limits no context.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from specdist.config.arguments import option
 from specdist.config.groups import TrustOptions
 from specdist.planning.hardware import GPUS, HERE
-from specdist.synthetic import SHAPES
+from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 # Draft lengths of the runs from which --validate takes what the engine adds to passes.

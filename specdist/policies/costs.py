@@ -15,6 +15,9 @@ import numpy as np
 
 from specdist.utils.json_values import from_fields
 
+# The numbers of branches per row among which the costs decide.
+BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
+
 
 @dataclass(frozen=True)
 class Curve:

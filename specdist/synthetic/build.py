@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from specdist.data.files import write_json
-from specdist.synthetic.random_llama import SHAPES, write_pair
+from specdist.synthetic.random_llama import write_pair
+from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 RECORD_NAME = "synthetic.json"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.config.arguments import option
-from specdist.synthetic.random_llama import SHAPES
+from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 

@@ -15,77 +15,22 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from specdist.data.files import write_json
 from specdist.models.weight_files import SAFETENSORS_INDEX
+from specdist.synthetic.shapes import MAX_POSITIONS, Shape
 
-MAX_POSITIONS = 4096
 ATTENTION_SCORE_STD = 4.0
 EMBEDDINGS, HEAD = "embeddings", "head"
 # Every piece (embeddings, head, a layer) of a seed has a random stream of its own.
 PIECES_PER_SEED = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Sizes of a target; its draft has the first ``num_draft_layers`` layers."""
-
-    num_layers: int
-    num_draft_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    vocab_size: int
-
-    def llama_config(self, *, num_layers: int, dtype: torch.dtype) -> LlamaConfig:
-        """No token ends a text: completions are as long as asked for."""
-        return LlamaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            max_position_embeddings=MAX_POSITIONS,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-            tie_word_embeddings=False,
-            architectures=["LlamaForCausalLM"],
-            dtype=str(dtype).removeprefix("torch."),
-        )
-
-
-def _shape(layers: int, draft_layers: int, hidden: int, inner: int, heads: int, kv: int, vocab: int) -> Shape:
-    return Shape(
-        num_layers=layers,
-        num_draft_layers=draft_layers,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_heads=heads,
-        num_kv_heads=kv,
-        vocab_size=vocab,
-    )
-
-
-SHAPES = {
-    "5m": _shape(8, 1, 192, 512, 6, 6, 4096),
-    "20m": _shape(8, 1, 384, 1024, 6, 6, 8192),
-    "125m": _shape(12, 1, 768, 2048, 12, 12, 32000),
-    "350m": _shape(24, 2, 1024, 2560, 16, 16, 32000),
-    "1b": _shape(22, 2, 2048, 5632, 32, 4, 32000),
-    "7b": _shape(32, 2, 4096, 11008, 32, 32, 32000),
-    "70b": _shape(80, 2, 8192, 28672, 64, 8, 32000),
-}
 
 
 def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: torch.dtype) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdist.config.arguments import option
-from specdist.heads.info import HeadKind
+from specdist.policies import HeadKind
 from specdist.utils.errors import UserError
 
 MAX_DEPTH = 4

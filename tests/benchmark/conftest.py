@@ -16,7 +16,7 @@ from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting, set_up
 from specdist.job import costs
 from specdist.models.runner import ModelRunner
-from specdist.synthetic import SHAPES, Shape
+from specdist.synthetic.shapes import SHAPES, Shape
 from tests.ranks import REPOSITORY
 
 TINY = Shape(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.benchmark import BenchmarkConfig
+from specdist.benchmark.config import BenchmarkConfig
 from specdist.config.arguments import parse_arguments
 from specdist.utils.errors import UserError
 

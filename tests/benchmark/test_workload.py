@@ -11,7 +11,7 @@ import pytest
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.setting import Setting
 from specdist.benchmark.workload import EVERYTHING, Row, make_workload
-from specdist.synthetic.random_llama import MAX_POSITIONS
+from specdist.synthetic.shapes import MAX_POSITIONS
 from specdist.utils.errors import UserError
 
 # The tokenizer of a random pair has a token per byte.

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdist.demo import PairConfig, build_pair, pair
+from specdist.demo import pair
+from specdist.demo.config import PairConfig
+from specdist.demo.pair import build_pair
 from specdist.demo.text import Corpus, load_corpus
 from specdist.utils.errors import UserError
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.sizes import ModelSize, model_size
-from specdist.synthetic.random_llama import SHAPES
+from specdist.synthetic.shapes import SHAPES
 from tests.engine.harness import PAGE_SIZE, paged_runner
 from tests.models.families import FAMILIES, tiny_model
 from tests.ranks import run_ranks

@@ -15,7 +15,7 @@ from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from specdist.planning.report import reason
 from specdist.planning.simulate import Mode
-from specdist.synthetic.random_llama import SHAPES
+from specdist.synthetic.shapes import SHAPES
 
 GPU = GPUS["h100-sxm"]
 

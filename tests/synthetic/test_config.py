@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.synthetic import SyntheticConfig
+from specdist.synthetic.config import SyntheticConfig
 from specdist.utils.errors import UserError
 
 

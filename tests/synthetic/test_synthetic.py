@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdist.job.tokens import check_same_tokenizer, common_vocab_size
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
-from specdist.synthetic import random_llama
 from specdist.synthetic.build import (
     RECORD_NAME,
     DialledTarget,
@@ -20,7 +19,8 @@ from specdist.synthetic.build import (
     find_epsilon,
     random_prompts,
 )
-from specdist.synthetic.random_llama import Shape, write_pair
+from specdist.synthetic.random_llama import write_pair
+from specdist.synthetic.shapes import SHAPES, Shape
 from specdist.utils.errors import UserError
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ STRANGE_TEXT = "héllo  wörld\n\t日本 \N{SNOWMAN}"
 
 @pytest.fixture(autouse=True)
 def tiny_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(random_llama.SHAPES, "tiny", TINY)
+    monkeypatch.setitem(SHAPES, "tiny", TINY)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_the_wanted_acceptance_is_found_recorded_and_reused(tmp_path: Path) -> N
 
 
 def test_large_shapes_have_the_sizes_of_their_names() -> None:
-    for name, shape in random_llama.SHAPES.items():
+    for name, shape in SHAPES.items():
         if name == "tiny":
             continue
         config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)

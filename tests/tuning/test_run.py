@@ -13,10 +13,10 @@ from specdist.config.generate import parse_generate_config
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import HEAD_POLICIES, OPTIONS, POLICIES
 from specdist.reporting.rates import read_tuned
-from specdist.tuning import TuneConfig, console_report, run_tuning, summary, write_report
+from specdist.tuning.config import TuneConfig
 from specdist.tuning.grid import candidates
-from specdist.tuning.report import best_yaml
-from specdist.tuning.run import COSTS_FILE, TuningResult
+from specdist.tuning.report import best_yaml, console_report, summary, write_report
+from specdist.tuning.run import COSTS_FILE, TuningResult, run_tuning
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import run_here
