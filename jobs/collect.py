@@ -5,14 +5,8 @@
 Launched like jobs/generate.py, and resumed like it; jobs/train_head.py trains on what it leaves.
 """
 
-import os
-import sys
-
-from specdist.collecting.run import main
+from specdist.cli.collect import main
+from specdist.cli.ending import end_at_once
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # As in jobs/generate.py: all is written, and libraries' threads may abort while the interpreter ends.
-    os._exit(code)
+    end_at_once(main())

@@ -6,37 +6,9 @@
 The last line on stdout is a JSON document.
 """
 
-import dataclasses
-import json
-import logging
-from pathlib import Path
+import sys
 
-import torch
-
-from specdist.config.arguments import parse_arguments
-from specdist.job.topology import local_device
-from specdist.synthetic import SyntheticConfig, build_synthetic
-from specdist.utils.errors import UserError, exit_with
-
-
-def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("specdist").setLevel(logging.INFO)
-    try:
-        config = parse_arguments(SyntheticConfig)
-        record = build_synthetic(
-            Path(config.output),
-            config.shape,
-            acceptance=config.acceptance,
-            epsilon=config.epsilon,
-            seed=config.seed,
-            dtype=getattr(torch, config.dtype),
-            device=local_device(config.device),
-        )
-    except UserError as error:
-        exit_with(error)
-    print(json.dumps(dataclasses.asdict(record)))
-
+from specdist.cli.make_synthetic import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

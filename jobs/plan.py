@@ -8,27 +8,9 @@
 The last line on stdout is a JSON document.
 """
 
-import json
-import logging
-import shlex
 import sys
 
-from specdist.config.arguments import parse_arguments
-from specdist.planning.job import run_plan
-from specdist.planning.options import PlanConfig
-from specdist.utils.errors import UserError, exit_with
-
-
-def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("specdist").setLevel(logging.INFO)
-    try:
-        config = parse_arguments(PlanConfig)
-        text, document = run_plan(config, shlex.join(["python", "jobs/plan.py", *sys.argv[1:]]))
-    except UserError as error:
-        exit_with(error)
-    print(text, json.dumps(document), sep="\n\n")
-
+from specdist.cli.plan import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

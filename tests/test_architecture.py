@@ -31,6 +31,7 @@ LAYERS = [
     {"api"},
     {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
     {"planning", "reporting"},
+    {"cli"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
@@ -40,7 +41,7 @@ TORCH_FREE = [
     "job.status", "job.card", "api.runs", "planning.hardware", "planning.simulate", "planning.events",
     "evaluation.config", "evaluation.run",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
-    "reporting",
+    "reporting", "cli",
 ]  # fmt: skip
 MAX_LINES = 400
 

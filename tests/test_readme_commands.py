@@ -24,9 +24,9 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from specdist.collecting.run import main as collect
+from specdist.cli.collect import main as collect
+from specdist.cli.generate import main as generate
 from specdist.config.generate import parse_generate_config
-from specdist.job.generate import main as generate
 from tests.job.launching import run_here
 from tests.job.pair import build_pair
 from tests.ranks import REPOSITORY

@@ -1,4 +1,5 @@
-"""The collecting job: prompts in, training examples of a head out. ``jobs/collect.py`` calls :func:`main`.
+"""The collecting job: prompts in, training examples of a head out. ``specdist collect`` calls
+:func:`run_collection`.
 
 First the target's responses are generated, as an ordinary run in a folder of its own, which keeps every
 finished row. Then each shard of them becomes a shard of examples, all at once: a crash costs the work on one
@@ -11,7 +12,6 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from specdist.collecting.plan import CollectPlan, draft_hidden_size, plan_collec
 from specdist.collecting.ranks import Conductor, follow_conductor
 from specdist.collecting.texts import Text, response_text, verifier_texts
 from specdist.collecting.writers import TextWriter
-from specdist.config.arguments import parse_arguments
 from specdist.data.reading import open_shard
 from specdist.heads.examples import ExampleBlock, example_table
 from specdist.job.activity import Activity
@@ -42,11 +41,9 @@ NS_PER_S = 10**9
 logger = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_collection(config: CollectConfig) -> int:
     """Run one rank of the job; returns its exit code. Rank 0's last line on stdout is a JSON document."""
-    return run_rank(
-        lambda: parse_arguments(CollectConfig, arguments), lambda config: config.run_config(), _run
-    )
+    return run_rank(config, config.run_config(), _run)
 
 
 def _run(config: CollectConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:

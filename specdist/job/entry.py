@@ -1,9 +1,8 @@
-"""What every job of ranks does around its work: options, the world, logs, and one error for all ranks."""
+"""What every job of ranks does around its work: the world, logs, and one error for all ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import sys
 from collections.abc import Callable
@@ -39,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_rank(
-    parse: Callable[[], Config],
-    replica_of: Callable[[Config], GenerateConfig],
+    config: Config,
+    replica: GenerateConfig,
     run: Callable[[Config, Topology, StopRequest, Activity], int],
     *,
     can_start_over: bool = False,
@@ -50,22 +49,20 @@ def run_rank(
     If another rank fails, this one ends too, and says why.
 
     Args:
-        parse: the job's options, the same on every rank.
-        replica_of: which replica they ask for.
+        config: the job's options, the same on every rank.
+        replica: those of the replica that they ask for.
         run: the rank's work, once the ranks have met.
         can_start_over: it goes on with a smaller batch if it is started again by :mod:`specdist.job.restart`.
     """
-    # Every rank finds the same error in its options, or is told of the others': it is shown once.
+    # Every rank finds the same error, or is told of the others': it is shown once.
     shows_errors = rank_from_environment() == RANK_ZERO
     activity = Activity()
     stop = StopRequest(on_look=activity.step, launcher=find_launcher())
     watchdog: Watchdog | None = None
     try:
-        with contextlib.nullcontext() if shows_errors else contextlib.redirect_stderr(io.StringIO()):
-            config = parse()
-        topology = topology_from_environment(replica_of(config))
+        topology = topology_from_environment(replica)
         _configure_logging(topology)
-        if topology.device.type == "cuda" and replica_of(config).cpu_affinity == "numa":
+        if topology.device.type == "cuda" and replica.cpu_affinity == "numa":
             bind_near_gpu(topology.device.index)
         if topology.world_size > 1:
             stacks = activity.stacks = StackLog()

@@ -1,13 +1,12 @@
-"""The main job: prompts in, a run folder out. ``jobs/generate.py`` calls :func:`main`."""
+"""The main job: prompts in, a run folder out. ``specdist generate`` calls :func:`run_generation`."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
-from specdist.config.generate import GenerateConfig, parse_generate_config
+from specdist.config.generate import GenerateConfig
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
@@ -29,7 +28,7 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
-from specdist.job.scalars import NoScalars, Scalars, check_tensorboard
+from specdist.job.scalars import NoScalars, Scalars
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
@@ -38,19 +37,12 @@ from specdist.models.generation import unused_settings
 logger = logging.getLogger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_generation(config: GenerateConfig) -> int:
     """Run one rank of the job; rank 0's last line on stdout is a JSON document.
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    return run_rank(lambda: _parse(arguments), lambda config: config, _run, can_start_over=True)
-
-
-def _parse(arguments: Sequence[str] | None) -> GenerateConfig:
-    config = parse_generate_config(arguments)
-    if config.tensorboard:
-        check_tensorboard()
-    return config
+    return run_rank(config, config, _run, can_start_over=True)
 
 
 def _run(config: GenerateConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:

@@ -6,7 +6,6 @@ steps count the run's rows, its curves go on where the last one's end.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,21 +14,9 @@ from typing import Any
 from specdist.engine.engine import EngineLoad
 from specdist.job.progress import Counts
 from specdist.stats.shard import Stats
-from specdist.utils.errors import UserError
 
-PACKAGE = "tensorboardX"
 TENSORBOARD_FOLDER = "tensorboard"
 INTERVAL_S = 60.0
-
-
-def check_tensorboard() -> None:
-    """Raises :class:`UserError` if what writes the files is not installed."""
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise UserError(
-            f"--tensorboard needs the package {PACKAGE}, which is not installed: "
-            "pip install -e '.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ has "
-            "the same figures for every shard"
-        )
 
 
 class NoScalars:

@@ -86,5 +86,8 @@ def run_benchmark_job(*arguments: str) -> str:
         monkeypatch.setattr("sys.argv", [str(job), *arguments, "--device", "cpu"])
         # The job sets the root logger up, which is pytest's here.
         monkeypatch.setattr(logging, "basicConfig", lambda **options: None)
-        runpy.run_path(str(job), run_name="__main__")
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(job), run_name="__main__")
+    if ended.value.code:
+        raise ended.value
     return stdout.getvalue()

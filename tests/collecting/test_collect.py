@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from specdist.cli.collect import main
 from specdist.collecting import run
-from specdist.collecting.run import main
 from specdist.collecting.texts import Text, verifier_texts
 from specdist.heads.examples import COLUMNS, PREFIX_KINDS, bytes_per_example
 from tests.collecting.conftest import FILTERED

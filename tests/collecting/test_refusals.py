@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdist.cli.collect import main
 from specdist.collecting import plan, run
-from specdist.collecting.run import main
 from specdist.models.runner import ModelRunner
 from tests.job.launching import refused, run_here
 

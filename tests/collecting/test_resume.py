@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdist.collecting.run import main
+from specdist.cli.collect import main
 from tests.collecting.plain import HALF_TOLERANCE, hidden_of
 from tests.job.killing import fork_and_kill, wait_until
 from tests.job.launching import (

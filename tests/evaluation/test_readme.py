@@ -12,10 +12,10 @@ import sys
 
 import pytest
 
+from specdist.cli.generate import main as generate
 from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.run import run_evaluation
-from specdist.job.generate import main as generate
 from tests.ranks import REPOSITORY
 from tests.readme import blocks
 
@@ -73,7 +73,9 @@ def test_the_job_itself(generated, monkeypatch, capsys) -> None:
     job = str(REPOSITORY / "jobs" / "evaluate.py")
     options = ["--task", "exact_match", "--output", str(generated.folder / "scores")]
     monkeypatch.setattr(sys, "argv", [job, str(generated.mine), *options])
-    runpy.run_path(job, run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(job, run_name="__main__")
+    assert ended.value.code == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["metrics"]["exact_match"]["num_prompts"] == 6
     with pytest.raises(SystemExit) as ended:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import specdist.job.entry
-import specdist.job.generate
 import specdist.job.replica
+from specdist.cli.generate import main as generate
 from specdist.job.signals import end_process
 from specdist.models.graphs import CudaGraphs
 from specdist.models.runner import ModelRunner
@@ -26,7 +26,7 @@ STARTS_OVER = 77
 def start(given: Sequence[str]) -> int:
     """The job; a rank that would start over says so and ends."""
     specdist.job.entry.start_over = lambda: end_process(STARTS_OVER)
-    return specdist.job.generate.main(given)
+    return generate(given)
 
 
 def breaks() -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
-import specdist.job.generate
+from specdist.cli.generate import main as generate
 from tests.forked import World, started_world
 from tests.gpu import process_groups
 from tests.gpu.device import CudaTensor, install, prepare
@@ -30,7 +30,7 @@ Main = Callable[[Sequence[str]], int]
 def main(given: Sequence[str]) -> int:
     """One rank of the job; its exit code."""
     pretend()
-    return specdist.job.generate.main(given)
+    return generate(given)
 
 
 def pretend() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specdist.job.generate import main
+from specdist.cli.generate import main
 from specdist.job.restart import num_restarts
 from specdist.models.runner import ModelRunner
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from specdist.cli.generate import main
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import save_weights
 from specdist.heads.info import HeadInfo
-from specdist.job.generate import main
 from specdist.job.replica import Replica
 from specdist.models.checkpoint import open_checkpoint
 from specdist.policies.costs import CostModel, Curve

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from specdist.job.generate import main as generate
+from specdist.cli.generate import main as generate
 from tests.forked import fork
 from tests.job.launching import TIMEOUT_S, Main, arguments
 

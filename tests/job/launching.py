@@ -16,8 +16,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.cli.generate import main
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.job.generate import main
 from tests.ranks import REPOSITORY
 
 JOB = REPOSITORY / "jobs" / "generate.py"

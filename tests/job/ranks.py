@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from specdist.job.generate import main as generate
+from specdist.cli.generate import main as generate
 from tests.forked import World, started_world
 from tests.job.launching import TIMEOUT_S, Ended, Main, arguments
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.job.generate import main
+from specdist.cli.generate import main
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from specdist.cli.generate import main as generate
 from specdist.config.generate import GenerateConfig, parse_generate_config
-from specdist.job import entry, generate, watchdog
+from specdist.job import entry, watchdog
 from specdist.job.activity import Activity
 from specdist.job.signals import StopRequest
 from specdist.job.topology import Topology
@@ -30,7 +31,8 @@ def run(work: Work, arguments: Sequence[str]) -> int:
         work(topology, activity)
         return 0
 
-    return entry.run_rank(lambda: parse_generate_config(arguments), lambda config: config, at_work)
+    config = parse_generate_config(arguments)
+    return entry.run_rank(config, config, at_work)
 
 
 def hang() -> None:
@@ -76,7 +78,7 @@ def one_cannot_read(arguments: Sequence[str]) -> int:
 
     if os.environ["RANK"] == "1":
         loading._cut = cut_or_hang
-    return generate.main(arguments)
+    return generate(arguments)
 
 
 def one_never_comes(arguments: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdist.job import generate
+from specdist.cli.generate import main as generate
 from specdist.job.activity import Activity
 
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
         step(activity)
 
     Activity.step = counted  # type: ignore[method-assign]
-    return generate.main(arguments)
+    return generate(arguments)
 
 
 def steps_of(output: Path, rank: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from specdist.job.generate import main
+from specdist.cli.generate import main
 from tests.forked import fork
 from tests.job.launching import arguments
 

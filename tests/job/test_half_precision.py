@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from specdist.cli.generate import main as generate
 from specdist.job import replica
-from specdist.job.generate import main as generate
 from specdist.models import computed
 from specdist.models.loading_check import LoadingCheck
 from tests.job.copying import DISTANCE, build_copying_pair

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdist.collecting.run import main as collect
+from specdist.cli.collect import main as collect
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
 from specdist.heads.info import POLICY_OF_KIND, HeadKind

@@ -1,0 +1,71 @@
+"""``specdist COMMAND``: finds the command's module and calls its ``main``. Imports nothing that is heavy."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from specdist.cli.ending import USAGE_ERROR, end_at_once
+
+PROGRAM = "specdist"
+INTERRUPTED = 130
+COMMANDS = {
+    "generate": "generate completions for a data set of prompts; the same command again goes on",
+    "show": "print a run's totals, theory beside practice, and some completions",
+    "report": "write a run's report: one HTML page and its pictures",
+    "status": "say how far a run is, who works on it, and what errors its rows have",
+    "merge": "write all rows of a complete run into one file",
+    "evaluate": "score completions, or compare two runs",
+    "plan": "estimate memory and speed before any GPU is used",
+    "tune": "find the draft-length policy for a pair of models",
+    "benchmark": "compare with transformers, or compare policies, or profile",
+    "collect": "collect training examples for a head",
+    "train-head": "train a head on collected examples",
+    "train-demo": "train the demo pair of models",
+    "make-synthetic": "write a random pair of models that agree as often as wanted",
+}
+# Their libraries' threads may abort while the interpreter ends.
+RANK_COMMANDS = ("generate", "collect")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text())
+        return 0 if words else USAGE_ERROR
+    name, *rest = words
+    if name not in COMMANDS:
+        nearest = difflib.get_close_matches(name.replace("_", "-"), COMMANDS, n=1)
+        remedy = f"did you mean {nearest[0]}?" if nearest else f"{PROGRAM} --help lists all commands"
+        print(f"error: {name} is not a command: {remedy}", file=sys.stderr)
+        return USAGE_ERROR
+    if arguments is None:
+        # What parsers call this program, and what jobs write down as their command line.
+        sys.argv = [f"{PROGRAM} {name}", *rest]
+    try:
+        code: int = import_module(f"specdist.cli.{name.replace('-', '_')}").main(rest)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    if name in RANK_COMMANDS and arguments is None:
+        end_at_once(code)
+    return code
+
+
+def help_text() -> str:
+    """Every command with a line of its own."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {meaning}" for name, meaning in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND [--option value ...]",
+            "",
+            *lines,
+            "",
+            f"{PROGRAM} COMMAND --help lists the options of a command.",
+            "With several ranks: accelerate launch --module specdist.cli generate --option value ...",
+        ]
+    )

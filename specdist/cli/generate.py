@@ -1,0 +1,35 @@
+"""Generate completions for a data set of prompts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from specdist.cli.ending import tells_mistakes
+from specdist.config.generate import parse_generate_config
+from specdist.utils.errors import UserError
+
+TENSORBOARD_PACKAGE = "tensorboardX"
+
+
+@tells_mistakes
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one rank of the job; returns its exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it
+    was stopped before. Rank 0's last line on stdout is a JSON document."""
+    config = parse_generate_config(arguments)
+    if config.tensorboard:
+        check_tensorboard()
+
+    from specdist.job.generate import run_generation
+
+    return run_generation(config)
+
+
+def check_tensorboard() -> None:
+    """Raises :class:`UserError` if what writes the files is not installed."""
+    if importlib.util.find_spec(TENSORBOARD_PACKAGE) is None:
+        raise UserError(
+            f"--tensorboard needs the package {TENSORBOARD_PACKAGE}, which is not installed: "
+            "pip install -e '.[tensorboard]' in specdist's folder, or leave --tensorboard out; stats/ has "
+            "the same figures for every shard"
+        )

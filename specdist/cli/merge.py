@@ -1,0 +1,37 @@
+"""Write all rows of a complete run into one file, in input order, with every shard verified.
+
+    specdist merge runs/mine --output mine.parquet
+
+The file's name says which format: .arrow, .parquet, .jsonl or .csv. In a .csv file lists and structures are
+JSON texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from specdist.cli.ending import tells_mistakes
+from specdist.config.arguments import local_path
+from specdist.utils.errors import UserError
+
+
+@tells_mistakes
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("run", type=local_path, help="folder of the run")
+    parser.add_argument(
+        "--output", type=local_path, required=True, help="file to write: .arrow, .parquet, .jsonl or .csv"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    given = parser.parse_args(arguments)
+
+    from specdist.data import RunFolder
+    from specdist.data.merging import merge_run
+
+    try:
+        num_rows = merge_run(RunFolder(given.run), given.output, overwrite=given.overwrite)
+    except OSError as error:
+        raise UserError(str(error)) from error
+    print(f"{num_rows:,} rows in {given.output}")
+    return 0

@@ -1,0 +1,49 @@
+"""How far a run is: shards, who works on them, rows, tokens per second, the end, errors by kind.
+
+    specdist status runs/mine
+    specdist status runs/mine --watch
+
+Exit code 0: the run is complete; 1: it is not; 2: there is no run. The last line on stdout is a JSON
+document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+
+from specdist.cli.ending import tells_mistakes
+from specdist.config.arguments import local_path
+
+INTERVAL_S = 5.0
+
+
+@tells_mistakes
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("output", type=local_path, help="folder of the run")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=INTERVAL_S,
+        metavar="SECONDS",
+        help=f"look again every so many seconds until the run is complete (default: {INTERVAL_S:g})",
+    )
+    given = parser.parse_args(arguments)
+
+    from specdist.job.status import StatusReader
+
+    reader = StatusReader(given.output)
+    status = reader.read()
+    try:
+        while given.watch is not None and not status.is_complete:
+            print(*status.lines(), "", sep="\n", flush=True)
+            time.sleep(given.watch)
+            status = reader.read()
+    except KeyboardInterrupt:
+        pass
+    print(*status.lines(), json.dumps(status.to_json()), sep="\n")
+    return 0 if status.is_complete else 1

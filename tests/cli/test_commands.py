@@ -1,0 +1,131 @@
+"""The console command: it finds its commands, and tells a mistake before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from specdist.cli import main
+from specdist.cli.commands import COMMANDS, RANK_COMMANDS
+from tests.ranks import REPOSITORY
+
+HEAVY = {"torch", "transformers", "datasets", "pyarrow", "deepspeed", "accelerate", "matplotlib"}
+RUN = ["--prompts", "p.jsonl", "--target", "large", "--output", "run"]
+# A mistake that each command finds in its options.
+MISTAKES = {
+    "generate": [*RUN, "--temperatur", "0"],
+    "show": ["--rows", "few"],
+    "report": [],
+    "status": ["run", "--watch", "often"],
+    "merge": ["run"],
+    "evaluate": ["run", "--task", "gsm8k", "--kk", "3"],
+    "plan": ["--target", "7b", "--gpu", "abacus"],
+    "tune": [*RUN, "--draft", "small", "--max_draft_tokens", "none"],
+    "benchmark": ["--synthetic", "huge"],
+    "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
+    "train-head": ["--kind", "acceptance"],
+    "train-demo": ["--output", "run", "--target_steps", "0"],
+    "make-synthetic": ["--shape", "huge", "--output", "run"],
+}
+SCRIPT = """
+import sys
+from specdist.cli import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as ended:
+    code = ended.code
+print("heavy:", *sorted({heavy} & set(sys.modules)))
+sys.exit(code)
+"""
+
+
+def run_alone(*words: str, rank: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command in an interpreter of its own, whose last line on stdout names what was imported."""
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(heavy=HEAVY), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=REPOSITORY,
+        env={**os.environ, "RANK": str(rank)},
+    )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_imports_nothing_heavy(name: str) -> None:
+    ended = run_alone(name, "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("usage: ")
+    assert ended.stdout.splitlines()[-1] == "heavy:", ended.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_mistake_is_told_before_anything_heavy_is_imported(name: str) -> None:
+    ended = run_alone(name, *MISTAKES[name])
+    assert ended.returncode == 2
+    assert ended.stdout == "heavy:\n"
+    assert "error: " in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
+
+
+def test_an_unknown_option_is_told_once_with_its_neighbour() -> None:
+    """Every rank finds it; rank 0 tells it."""
+    told = run_alone("generate", *MISTAKES["generate"]).stderr
+    assert told == "error: --temperatur is not an option: did you mean --temperature?\n"
+    other = run_alone("generate", *MISTAKES["generate"], rank=1)
+    assert (other.returncode, other.stderr) == (2, "")
+
+
+def test_the_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, meaning in COMMANDS.items():
+        assert [line.split(maxsplit=1) for line in lines if line.startswith(f"  {name} ")] == [
+            [name, meaning]
+        ]
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [("stats", "did you mean status?"), ("train_demo", "did you mean train-demo?"), ("zzz", "--help lists")],
+)
+def test_an_unknown_command_names_its_neighbour(
+    word: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {word} is not a command: ")
+    assert main([word]) == 2 and remedy in capsys.readouterr().err
+
+
+def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> None:
+    scripts = {path.stem for path in (REPOSITORY / "jobs").glob("*.py")}
+    assert {name.replace("-", "_") for name in COMMANDS} == scripts
+    for name in scripts:
+        text = (REPOSITORY / "jobs" / f"{name}.py").read_text()
+        assert f"from specdist.cli.{name} import main\n" in text
+        assert callable(import_module(f"specdist.cli.{name}").main)
+        assert ("end_at_once(main())" in text) == (name in RANK_COMMANDS)
+
+
+def test_it_is_installed_as_a_command() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"specdist": "specdist.cli:main"}
+
+
+def test_as_it_is_typed(tmp_path: Path) -> None:
+    """Its parsers know what the program is called, and a rank's exit code is that of its command."""
+    command = [sys.executable, "-m", "specdist.cli"]
+    shown = subprocess.run([*command, "show", "--help"], capture_output=True, text=True, cwd=REPOSITORY)
+    assert shown.returncode == 0 and shown.stdout.startswith("usage: specdist show [-h]")
+    refused = subprocess.run([*command, "generate", "--seed", "x"], capture_output=True, cwd=REPOSITORY)
+    assert refused.returncode == 2
+    status = subprocess.run(
+        [*command, "status", str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY
+    )
+    assert status.returncode == 2 and "is not the folder of a run" in status.stderr
