@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from specdist.cli import main
 from specdist.cli.commands import COMMANDS, RANK_COMMANDS
@@ -25,7 +24,7 @@ MISTAKES = {
     "status": ["run", "--watch", "often"],
     "merge": ["run"],
     "evaluate": ["run", "--task", "gsm8k", "--kk", "3"],
-    "plan": ["--target", "7b", "--gpu", "abacus"],
+    "plan": ["--target", "7b", "--nodes", "0"],
     "tune": [*RUN, "--draft", "small", "--max_draft_tokens", "none"],
     "benchmark": ["--synthetic", "huge"],
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
@@ -114,8 +113,8 @@ def test_every_command_has_a_script_in_jobs_that_calls_the_same_function() -> No
 
 
 def test_it_is_installed_as_a_command() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"specdist": "specdist.cli:main"}
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert '[project.scripts]\nspecdist = "specdist.cli:main"\n' in text
 
 
 def test_as_it_is_typed(tmp_path: Path) -> None:
@@ -125,7 +124,5 @@ def test_as_it_is_typed(tmp_path: Path) -> None:
     assert shown.returncode == 0 and shown.stdout.startswith("usage: specdist show [-h]")
     refused = subprocess.run([*command, "generate", "--seed", "x"], capture_output=True, cwd=REPOSITORY)
     assert refused.returncode == 2
-    status = subprocess.run(
-        [*command, "status", str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY
-    )
-    assert status.returncode == 2 and "is not the folder of a run" in status.stderr
+    status = subprocess.run([*command, "status", str(tmp_path)], capture_output=True, cwd=REPOSITORY)
+    assert status.returncode == 2 and b"is not the folder of a run" in status.stderr
