@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.data.files import WatchedFiles
 from specdist.data.inputs import describe_columns, find_files, read_table
 from specdist.data.json_prompts import PromptColumn
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT
-from specdist.data.watching import WatchedFiles
 from specdist.utils.errors import UserError
 
 

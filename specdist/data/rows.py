@@ -40,22 +40,23 @@ class RowResult:
     """One finished completion of one input row.
 
     ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None
-    where the row has none. ``error`` is the reason of ``finish_reason="error"``. ``trace`` holds the drafted
+    where the row has none. ``error`` is the reason of ``finish_reason="error"``; such a row has no completion
+    and no counts. ``trace`` holds the drafted
     tokens of a run with ``--trace``.
     """
 
     row_id: int
     sample_index: int
     prompt: str | None
-    completion: str
-    completion_ids: tuple[int, ...]
+    completion: str = ""
+    completion_ids: tuple[int, ...] = ()
     finish_reason: Literal["stop", "length", "error"]
-    error: str | None
-    num_prompt_tokens: int
-    num_completion_tokens: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
     trace: tuple[TracedToken, ...] = ()
 
     @property

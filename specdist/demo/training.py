@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 WINDOW_TOKENS = 256
 WINDOWS_PER_STEP = 4
+HELD_OUT_WINDOWS = 64
 NUM_WARMUP_STEPS = 20
 PROGRESS_EVERY_S = 10.0
 EMBEDDING_STD = 0.5
@@ -107,9 +108,9 @@ def train(
 
 
 @torch.inference_mode()
-def held_out_loss(model: LlamaForCausalLM, held_out_ids: torch.Tensor, num_windows: int = 64) -> float:
+def held_out_loss(model: LlamaForCausalLM, held_out_ids: torch.Tensor) -> float:
     """Mean cross-entropy over the first windows of ``held_out_ids``, in nats per token."""
-    windows = _windows(held_out_ids, offset=0)[:num_windows]
+    windows = _windows(held_out_ids, offset=0)[:HELD_OUT_WINDOWS]
     losses = [_loss(model, ids_BL, None).item() * len(ids_BL) for ids_BL in windows.split(WINDOWS_PER_STEP)]
     return sum(losses) / len(windows)
 

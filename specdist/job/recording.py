@@ -259,7 +259,6 @@ def _result(completion: Completion, prompt: str) -> RowResult:
         completion=completion.text,
         completion_ids=tuple(completion.token_ids),
         finish_reason=completion.finish_reason,
-        error=None,
         num_prompt_tokens=len(request.prompt_ids),
         num_completion_tokens=len(completion.token_ids),
         num_spec_steps=completion.num_spec_steps,
@@ -270,17 +269,4 @@ def _result(completion: Completion, prompt: str) -> RowResult:
 
 
 def _error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:
-    return RowResult(
-        row_id=row_id,
-        sample_index=sample,
-        prompt=prompt,
-        completion="",
-        completion_ids=(),
-        finish_reason="error",
-        error=reason,
-        num_prompt_tokens=0,
-        num_completion_tokens=0,
-        num_spec_steps=0,
-        num_draft_tokens=0,
-        num_accepted_draft_tokens=0,
-    )
+    return RowResult(row_id=row_id, sample_index=sample, prompt=prompt, finish_reason="error", error=reason)

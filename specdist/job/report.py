@@ -12,8 +12,7 @@ from specdist.data import RunFolder
 from specdist.data.reading import read_columns, spread_out
 from specdist.policies.costs import CostModel
 from specdist.stats.shard import Stats
-from specdist.theory.operations import TokenFlops, operations_of
-from specdist.theory.predictions import Comparison, Predictions, predictions_of
+from specdist.theory.predictions import Comparison, Predictions, TokenFlops, operations_of, predictions_of
 from specdist.theory.sprinter import verifier_figures, verifier_rates
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields

@@ -24,12 +24,3 @@ class Oracle:
     def max_draft_tokens(trace: ExhaustiveTrace) -> int:
         """It has no cap but the length of a completion."""
         return max(prompt.max_new_tokens for prompt in trace.prompts)
-
-    @staticmethod
-    def num_target(trace: ExhaustiveTrace) -> int:
-        """N_target of Theorem 4.1, over all completions of a greedy or coupled trace."""
-        return sum(
-            int((prompt.num_accepted_N[1:-1] == 0).sum()) + 1
-            for prompt in trace.prompts
-            if prompt.num_tokens > 1
-        )

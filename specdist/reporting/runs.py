@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute
 import yaml
 
 from specdist.api.runs import load_run
 from specdist.data import RunFolder
+from specdist.data.reading import read_columns
 from specdist.job.report import run_operations, run_predictions, run_verifier
-from specdist.job.status import RunStatus, StatusReader
+from specdist.job.status import RunStatus, StatusReader, error_kind
 from specdist.policies.registry import OPTION_NAMES
-from specdist.reporting.failures import ErrorRows, read_error_rows
 from specdist.reporting.traces import TracedTokens, read_traced_tokens
 from specdist.stats.regression import NS_PER_S
 from specdist.stats.shard import Stats
 from specdist.theory.predictions import Comparison, Predictions
 from specdist.utils.errors import UserError
+
+ERROR_COLUMNS = ("row_id", "sample_index", "prompt", "error")
+MAX_SHARDS_READ = 50
+MAX_ROWS_SHOWN = 20
+MAX_PROMPT_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """``prompt`` is its beginning; empty where the row has none."""
+
+    row_id: int
+    sample_index: int
+    reason: str
+    prompt: str
+
+
+@dataclass(frozen=True)
+class ErrorRows:
+    """The first rows, and how many completions failed for which reason in the shards that were read."""
+
+    rows: Sequence[ErrorRow]
+    kinds: Mapping[str, int]
+    num_shards: int
+    num_shards_read: int
 
 
 @dataclass(frozen=True)
@@ -155,3 +183,24 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
+    """Of the first shards among these, which have some."""
+    rows: list[ErrorRow] = []
+    kinds = Counter[str]()
+    read = shards[:MAX_SHARDS_READ]
+    for shard in read:
+        table = _failed(folder.data_path(shard))
+        kinds.update(error_kind(reason) for reason in table["error"].to_pylist())
+        for row in table.slice(0, MAX_ROWS_SHOWN - len(rows)).to_pylist():
+            prompt = " ".join(str(row["prompt"] or "")[: 2 * MAX_PROMPT_CHARACTERS].split())
+            is_cut = len(prompt) > MAX_PROMPT_CHARACTERS
+            shown = prompt[:MAX_PROMPT_CHARACTERS] + "…" if is_cut else prompt
+            rows.append(ErrorRow(row["row_id"], row["sample_index"], row["error"], shown))
+    return ErrorRows(rows, dict(kinds.most_common()), len(shards), len(read))
+
+
+def _failed(path: Path) -> pa.Table:
+    table = read_columns(path, ERROR_COLUMNS)
+    return table.filter(pa.compute.is_valid(table["error"]))

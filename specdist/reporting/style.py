@@ -107,9 +107,9 @@ def label_bars(
             axes.bar_label(bars, labels, fontsize=9.5, padding=2)
 
 
-def legend_below(figure: Figure, num_columns: int = 2) -> None:
+def legend_below(figure: Figure) -> None:
     """Outside of the axes, where it covers nothing."""
-    figure.legend(loc="outside lower center", ncols=num_columns)
+    figure.legend(loc="outside lower center", ncols=2)
 
 
 def png(figure: Figure) -> bytes:

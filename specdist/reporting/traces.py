@@ -78,10 +78,10 @@ def read_traced_tokens(folder: RunFolder, shards: Iterable[int]) -> TracedTokens
     return TracedTokens(columns, len(paths), len(read)) if columns.num_rows else None
 
 
-def entropy_edges(traces: Sequence[TracedTokens], num_intervals: int = NUM_INTERVALS) -> np.ndarray:
+def entropy_edges(traces: Sequence[TracedTokens]) -> np.ndarray:
     """Equal intervals for all of these; the last one also takes the rare entropies beyond it."""
     last = max((float(np.quantile(trace.column("entropy"), 0.99)) for trace in traces), default=0.0)
-    return np.linspace(0, last or 1.0, num_intervals + 1)
+    return np.linspace(0, last or 1.0, NUM_INTERVALS + 1)
 
 
 def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]:

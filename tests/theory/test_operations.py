@@ -3,7 +3,7 @@
 import pytest
 
 from specdist.stats.shard import Stats
-from specdist.theory.operations import TokenFlops, operations_of
+from specdist.theory.predictions import TokenFlops, operations_of
 
 FLOPS = TokenFlops(target=100.0, draft=10.0, head=1.0)
 
