@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+# Pydantic is imported where it is used: a command's --help reads no JSON, and should not wait for it.
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
 Parsed = TypeVar("Parsed")
 MAX_SHOWN_CHARACTERS = 60
@@ -34,6 +36,8 @@ def from_fields(cls: type[Parsed], values: Any) -> Parsed:
     Raises ValueError that names the first field that is missing, unknown, or of another type than ``cls``
     says.
     """
+    from pydantic import ValidationError
+
     try:
         # As JSON text, since JSON has no numbers as keys: strict validation of Python objects refuses them.
         [parsed] = _adapter(cls).validate_json(json.dumps([values]))  # type: ignore[arg-type]
@@ -46,6 +50,8 @@ def from_fields(cls: type[Parsed], values: Any) -> Parsed:
 
 @cache
 def _adapter(cls: type[Parsed]) -> TypeAdapter[list[Parsed]]:
+    from pydantic import ConfigDict, TypeAdapter
+
     # Of a list: pydantic takes no configuration beside a dataclass, but applies that of what it stands in.
     return TypeAdapter(list[cls], config=ConfigDict(strict=True, extra="forbid"))  # type: ignore[valid-type]
 
