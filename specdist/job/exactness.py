@@ -31,8 +31,21 @@ def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> b
     return bool(folder.manifest.info["exact"])
 
 
+def exactness_words(config: GenerateConfig, info: Mapping[str, Any]) -> str:
+    """What a run may say of it, in a few words. ``info``: the manifest's."""
+    if not config.is_exact:
+        return "NOT exact: --policy sprinter has kept tokens that the target has not verified"
+    if info["exact"]:
+        return "exact"
+    return f"NOT known to be exact: the loaded target could not be compared with its files ({_reason(info)})"
+
+
+def _reason(info: Mapping[str, Any]) -> str:
+    return str((info.get(CHECK) or {}).get("reason", "no target has been loaded yet"))
+
+
 def log_exactness(config: GenerateConfig, info: Mapping[str, Any]) -> None:
-    """``info``: the manifest's."""
+    """At the start. ``info``: the manifest's."""
     if not config.is_exact:
         logger.warning(
             "NOT exact: --policy sprinter commits tokens that its verifier trusts, unverified by the target; "
@@ -41,8 +54,7 @@ def log_exactness(config: GenerateConfig, info: Mapping[str, Any]) -> None:
     elif info["exact"]:
         logger.info("exact: the completions follow the target's own distribution")
     else:
-        reason = (info.get(CHECK) or {}).get("reason", "no target has been loaded yet")
         logger.warning(
             "NOT known to be exact: what was loaded could not be compared with an unsharded computation (%s)",
-            reason,
+            _reason(info),
         )

@@ -12,15 +12,15 @@ from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.card import write_card
+from specdist.job.closing import closing_lines
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
-from specdist.job.exactness import log_exactness, record_check
+from specdist.job.exactness import exactness_words, log_exactness, record_check
 from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.report import (
-    comparison_lines,
     cut_line,
     frozen_costs,
     is_often_cut,
@@ -175,19 +175,13 @@ def generate_rows(
 def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     """Say what the finished shards add up to; a complete run gets its card."""
     folder = run.folder
-    log_exactness(config, folder.manifest.info)
     figures = run_figures(folder, total_stats(folder))
-    if figures.total.num_error_rows:
-        logger.warning(
-            "%d of %d rows have an error in place of a completion: jobs/status.py %s says why",
-            figures.total.num_error_rows,
-            figures.total.num_rows,
-            folder.path,
-        )
-    num_cut, num_completions = figures.total.num_cut_completions, figures.total.num_completions
-    if is_often_cut(num_cut, num_completions):
-        logger.warning(cut_line(num_cut, num_completions, folder.manifest.fingerprint))
-    for line in comparison_lines(figures):
+    total = figures.total
+    if is_often_cut(total.num_cut_completions, total.num_completions):
+        settings = folder.manifest.fingerprint
+        logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
+    exactness = exactness_words(config, folder.manifest.info)
+    for line in closing_lines(folder, total, num_devices=topology.world_size, exactness=exactness):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:

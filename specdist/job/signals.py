@@ -90,7 +90,10 @@ class StopRequest:
         ends_at: float | None = None
         while True:
             if ends_at is not None and time.monotonic() >= ends_at:
-                logger.warning("not ended in the time that it had, since it was asked to: ending now")
+                logger.warning(
+                    "not ended within the time that it was given: ending now; finished rows are kept, "
+                    "and the same command goes on"
+                )
                 end_process(EXIT_STOPPED)
             if self._launcher is not None and is_gone(self._launcher):
                 logger.warning(
@@ -113,15 +116,22 @@ class StopRequest:
             if number not in STOP_SIGNALS:
                 continue
             if not self._defers_signals:
-                logger.warning("%s with nothing to save: ending", number.name)
+                logger.warning(
+                    "%s with nothing to save yet: ending; the same command starts again", number.name
+                )
                 end_process(EXIT_STOPPED)
             if asked_at is None:
                 asked_at = time.monotonic()
                 ends_at = min(ends_at or math.inf, asked_at + GRACE_S)
                 self._is_made.set()
-                logger.warning("%s: stopping after this round; a second SIGINT ends at once", number.name)
+                logger.warning(
+                    "%s: stopping after this round; finished rows are kept; a second SIGINT ends at once",
+                    number.name,
+                )
             elif number == signal.SIGINT and time.monotonic() - asked_at >= ECHO_S:
-                logger.warning("SIGINT again: ending at once; finished rows are kept")
+                logger.warning(
+                    "SIGINT again: ending at once; finished rows are kept, and the same command goes on"
+                )
                 end_process(128 + number)
 
     def _wait(self, ends_at: float | None) -> bytes | None:

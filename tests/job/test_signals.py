@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -92,6 +93,11 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
     assert "Traceback" not in stderr
     totals = json.loads(stdout.splitlines()[-1])
     assert totals["complete"] is False and totals["num_rows"] == 6
+    num_begun = logged_rows(output, 1).count(b'"row":')
+    kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in shards that go on"
+    assert f"rows        {kept}" in stderr
+    going_on = shlex.join(command(**options, output=output))
+    assert stderr.splitlines()[-1].endswith(f"to go on: {going_on}")
     check_given_back(output, rows)
     assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)

@@ -1,0 +1,99 @@
+"""The end of a run in five lines, and the command that goes on with one that was stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from specdist.data import RunFolder
+from specdist.job import closing
+from specdist.job.closing import closing_lines, relaunch_command
+from specdist.job.report import total_stats
+from tests.data.samples import row_result
+from tests.finished_runs import write_run
+from tests.job.launching import Ended
+
+LABELS = ["rows", "errors", "speed", "acceptance", "output"]
+
+
+def lines_of(folder: RunFolder) -> dict[str, str]:
+    lines = closing_lines(folder, total_stats(folder), num_devices=3, exactness="exact")
+    assert [line.split()[0] for line in lines] == LABELS
+    return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+
+
+def test_a_complete_run(tmp_path: Path) -> None:
+    path = tmp_path / "my run"
+    lines = lines_of(write_run(path))
+    assert lines["rows"] == "14 of 14, in 3 finished shards"
+    assert lines["errors"] == "none"
+    assert lines["speed"] == "5.0 tokens/s, 1.7 per device; 30 tokens"
+    assert lines["acceptance"] == "25.0% of the draft tokens, 2.00 tokens per speculative step; exact"
+    assert lines["output"] == f"{path}; specdist show '{path}'"
+
+
+def test_a_stopped_run_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path / "run", (0,))
+    for generation, rows in ((0, (3, 4)), (2, (4, 5))):
+        with folder.parts(1, generation) as log:
+            for row in rows:
+                log.append(row_result(row, 0))
+    monkeypatch.setattr(closing, "relaunch_command", lambda: "the command")
+    lines = lines_of(folder)
+    assert lines["rows"] == ("9 of 14 are kept: 6 in finished shards, 3 in shards that go on where they were")
+    assert lines["output"] == f"{folder.path}; to go on: the command"
+
+
+def test_before_the_first_finished_shard(tmp_path: Path) -> None:
+    lines = lines_of(write_run(tmp_path / "run", ()))
+    assert lines["speed"] == "nothing was generated"
+    assert lines["acceptance"] == "nothing was drafted; exact"
+
+
+def test_a_job_ends_with_them(greedy: tuple[Path, Ended]) -> None:
+    """The document stays the last line of stdout, which has no other."""
+    ended = greedy[1]
+    said = [line.split("] ", 1)[1].split()[0] for line in ended.stderr.splitlines()[-5:]]
+    assert said == LABELS
+    assert len(ended.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["python", "jobs/generate.py", "--stop", "a b"], "python jobs/generate.py --stop 'a b'"),
+        (["/venv/bin/python3", "/venv/bin/specdist", "generate"], "specdist generate"),
+        (["python", "-m", "specdist.cli", "generate"], "python -m specdist.cli generate"),
+    ],
+)
+def test_the_command_that_was_typed(words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(closing, "find_launcher", lambda: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert relaunch_command() == expected
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert relaunch_command() == "submit the same job again"
+
+
+def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has started says nothing of itself; a parent that has not named the script is not it."""
+    launched: Any = ["/venv/bin/python", "/venv/bin/accelerate", "launch", "jobs/generate.py", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", ["jobs/generate.py", "--seed", "1"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "jobs/generate.py", "--seed", "1"])
+    monkeypatch.setattr(closing, "find_launcher", lambda: 1)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(psutil, "Process", lambda _: SimpleNamespace(cmdline=lambda: launched))
+    assert relaunch_command() == "accelerate launch jobs/generate.py --seed 1"
+    launched[:] = ["bash"]
+    assert relaunch_command() == "python -u jobs/generate.py --seed 1"
+
+    def gone(number: int) -> None:
+        raise psutil.NoSuchProcess(number)
+
+    monkeypatch.setattr(psutil, "Process", gone)
+    assert relaunch_command() == "start the same command again"
