@@ -15,16 +15,18 @@ from specdist.data.manifest import ShardPlan
 from specdist.data.publishing import ROWS_PER_BATCH
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import RunFolder
+from specdist.data.text_formats import write_csv, write_jsonl
 from specdist.utils.errors import UserError
 
-SUFFIXES = (".arrow", ".parquet")
+SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
 
 
 def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
-    """Write one Arrow IPC or Parquet file, as ``output``'s name ends; returns the number of its rows.
+    """Write one Arrow IPC, Parquet, JSON lines or CSV file, as ``output``'s name ends; returns the number of
+    its rows.
 
     Raises :class:`UserError` if the run is not complete, if a shard's file is not the one that was recorded,
-    or holds other rows than the manifest says, or if ``output`` exists.
+    or holds other rows than the manifest says, if ``output`` exists, or if its format cannot hold a column.
     """
     if output.suffix not in SUFFIXES:
         raise UserError(f"--output {output} must end in one of {', '.join(SUFFIXES)}")
@@ -40,7 +42,12 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
             raise UserError(f"{folder.data_path(shard)} does not have the columns of {folder.data_path(0)}")
     # The file format allows one dictionary per column.
     merged = pa.concat_tables(tables).unify_dictionaries()
-    write_atomically(output, lambda file: _write(file, merged, output.suffix))
+    try:
+        write_atomically(output, lambda file: _write(file, merged, output.suffix))
+    except (pa.ArrowException, TypeError) as error:
+        raise UserError(
+            f"--output {output} cannot hold these columns ({error}): use .arrow or .parquet"
+        ) from error
     return int(merged.num_rows)
 
 
@@ -66,6 +73,14 @@ def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) 
 def _write(file: BinaryIO, table: pa.Table, suffix: str) -> None:
     if suffix == ".parquet":
         pa.parquet.write_table(table, file)
-        return
+    elif suffix == ".jsonl":
+        write_jsonl(file, table, ROWS_PER_BATCH)
+    elif suffix == ".csv":
+        write_csv(file, table, ROWS_PER_BATCH)
+    else:
+        _write_arrow(file, table)
+
+
+def _write_arrow(file: BinaryIO, table: pa.Table) -> None:
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=ROWS_PER_BATCH)

@@ -183,5 +183,5 @@ def test_what_is_not_whole_is_not_merged(finished: Path, tmp_path: Path) -> None
         with pytest.raises(UserError, match=message):
             merge_run(folder, output)
         assert not output.exists()
-    with pytest.raises(UserError, match=r"must end in one of .arrow, .parquet"):
-        merge_run(folder, tmp_path / "merged.csv")
+    with pytest.raises(UserError, match=r"must end in one of .arrow, .parquet, .jsonl, .csv"):
+        merge_run(folder, tmp_path / "merged.xlsx")
