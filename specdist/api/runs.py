@@ -5,6 +5,9 @@
     run = specdist.load_run("runs/mine")
     run.dataset[0]["completion"], run.statistics["tokens_per_s"], run.is_complete
 
+Of a run that is not complete ``load_run(path, include_parts=True)`` also gives the rows that its unfinished
+shards have so far.
+
 What the columns and the statistics mean is in :mod:`specdist.data.schema`. Imports no torch, and changes
 nothing.
 """
@@ -13,17 +16,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from specdist.data import Manifest, RunFolder
+from specdist.config.arguments import check_local
+from specdist.data import Manifest, RowResult, RunFolder
+from specdist.data.parts import read_rows
 from specdist.data.publishing import ShardRecord
 from specdist.data.reading import damaged, open_shard
+from specdist.data.rows import results_table
 from specdist.job.report import run_figures, totals_document
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
@@ -34,15 +40,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def load_run(path: str | Path, *, verify: bool = False) -> Run:
+def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = False) -> Run:
     """The run in a folder, finished or not; one that is not says so, and what is missing.
 
-    Sizes of files are always compared with what was recorded of them; with ``verify`` every shard is read
-    and compared with its checksum, too.
+    Sizes of files are always compared with what was recorded of them.
+
+    Args:
+        path: what ``--output`` was when the run was written.
+        verify: read every finished shard, and compare it with its checksum, too.
+        include_parts: ``dataset`` and ``table`` also have the rows that unfinished shards have so far, each
+            in its place in input order. Their input columns are null, which only a finished shard has.
+            Everything else of the run (``statistics``, ``finished_shards``) stays that of finished shards.
 
     Raises :class:`specdist.utils.errors.UserError` (a ValueError) if the folder is not that of a run, or a
     file of a finished shard is damaged.
     """
+    check_local(str(path))
     folder = RunFolder(Path(path))
     if not folder.manifest_path.is_file():
         raise UserError(
@@ -56,8 +69,16 @@ def load_run(path: str | Path, *, verify: bool = False) -> Run:
             "responses/ in it): its manifest.json says nothing of completions"
         )
     plan, _ = folder.plan()
+    # Before the shards: one that is finished meanwhile is read as such.
+    parts = _read_parts(folder, plan.num_shards) if include_parts else {}
     finished = tuple(shard for shard in range(plan.num_shards) if _is_finished(folder, shard))
-    run = Run(path=folder.path, manifest=manifest, num_shards=plan.num_shards, finished_shards=finished)
+    run = Run(
+        path=folder.path,
+        manifest=manifest,
+        num_shards=plan.num_shards,
+        finished_shards=finished,
+        parts={shard: rows for shard, rows in parts.items() if shard not in set(finished)},
+    )
     if verify:
         for shard in finished:
             open_shard(folder.paths(shard), verify=True)
@@ -75,12 +96,14 @@ class Run:
         manifest: ``manifest.fingerprint`` is all that decides the output, ``manifest.info`` what else is
             known of the run.
         num_shards: of the whole run; ``finished_shards``: those that are there, ascending.
+        parts: what was read of unfinished shards, by shard; empty unless it was asked for.
     """
 
     path: Path
     manifest: Manifest
     num_shards: int
     finished_shards: tuple[int, ...]
+    parts: Mapping[int, Sequence[RowResult]] = field(default_factory=dict, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -98,9 +121,10 @@ class Run:
 
     @cached_property
     def dataset(self) -> datasets.Dataset:
-        """The rows of all finished shards in input order, mapped into memory from the shards' files.
+        """The rows of all finished shards in input order, memory-mapped from the shards' files, and those of
+        :attr:`parts`.
 
-        To pickle it (``num_proc`` of its methods) copies it. Raises UserError where no shard is finished.
+        To pickle it (``num_proc`` of its methods) copies it. Raises UserError where there is no row to read.
         """
         import datasets
 
@@ -108,20 +132,24 @@ class Run:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The same rows as a memory-mapped Arrow table. Raises UserError where no shard is finished."""
-        if not self.finished_shards:
+        """The same rows as an Arrow table, memory-mapped but for those of :attr:`parts`. Raises UserError
+        where there is no row to read."""
+        if not self.finished_shards and not self.parts:
             raise UserError(
                 f"{self.path} has no finished shard to read yet: start the run's command again to go on "
-                "with it, or wait; python jobs/status.py says how far it is"
+                "with it, or wait; python jobs/status.py says how far it is, and load_run(..., "
+                "include_parts=True) reads the rows of unfinished shards"
             )
-        tables = [open_shard(self._folder.paths(shard), verify=False) for shard in self.finished_shards]
-        first = self.finished_shards[0]
-        for shard, table in zip(self.finished_shards, tables, strict=True):
-            if not table.schema.equals(tables[0].schema):
-                raise UserError(
-                    f"{self._folder.data_path(shard)} has other columns than {self._folder.data_path(first)}"
-                )
-        return pa.concat_tables(tables)
+        tables = {
+            shard: open_shard(self._folder.paths(shard), verify=False) for shard in self.finished_shards
+        }
+        schema = tables[self.finished_shards[0]].schema if tables else None
+        for shard, table in tables.items():
+            if not table.schema.equals(schema):
+                first = self._folder.data_path(self.finished_shards[0])
+                raise UserError(f"{self._folder.data_path(shard)} has other columns than {first}")
+        tables |= {shard: results_table(rows, schema) for shard, rows in self.parts.items()}
+        return pa.concat_tables(tables[shard] for shard in sorted(tables))
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
@@ -154,8 +182,11 @@ class Run:
         """Of the shards' recorded checksums: `datasets` keeps what it derives from the rows under it, and
         would read all of them for one of its own."""
         records = [ShardRecord.read(self._folder.record_path(shard)) for shard in self.finished_shards]
-        digests = "".join(record.sha256 for record in records if record is not None)
-        return hashlib.sha256(digests.encode()).hexdigest()[:16]
+        digest = hashlib.sha256("".join(record.sha256 for record in records if record is not None).encode())
+        for _, rows in sorted(self.parts.items()):
+            for row in rows:
+                digest.update(row.to_json())
+        return digest.hexdigest()[:16]
 
 
 class _ShardStats(Mapping[int, Stats]):
@@ -175,6 +206,16 @@ class _ShardStats(Mapping[int, Stats]):
 
     def __len__(self) -> int:
         return len(self._shards)
+
+
+def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowResult]]:
+    """The rows that part logs have, by shard."""
+    found = {
+        shard: read_rows(folder.parts_path(shard, number) for number in folder.log_generations(shard))
+        for shard in folder.begun_shards()
+        if shard < num_shards
+    }
+    return {shard: rows for shard, rows in found.items() if rows}
 
 
 def _is_finished(folder: RunFolder, shard: int) -> bool:

@@ -222,25 +222,31 @@ def _copied(item: Any) -> Any:
 
 
 def check_paths(values: Mapping[str, Any]) -> None:
-    """Refuse URLs where a path is expected: ``Path`` would make ``s3://bucket`` the folder ``s3:/bucket``.
+    """Refuse URLs where a path is expected.
 
     ``values`` are options by name; those that are not paths may hold anything. Raises :class:`UserError`.
     """
     for name in PATH_OPTIONS.intersection(values):
         value = values[name]
+        instead = "a folder or a hub id (owner/name)" if name in MODEL_OPTIONS else "a path"
         for item in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(item, str) and URL.match(item):
-                instead = "a folder or a hub id (owner/name)" if name in MODEL_OPTIONS else "a path"
-                raise UserError(
-                    f"--{name} {item} is a URL, but specdist reads and writes local files only: give "
-                    f"{instead} instead, after mounting the storage or copying its files to this machine"
-                )
+            if isinstance(item, str):
+                check_local(item, label=f"--{name} ", instead=instead)
+
+
+def check_local(text: str, *, label: str = "", instead: str = "a path") -> None:
+    """Refuse a URL, of which ``Path`` would make the folder ``s3:/bucket``. Raises :class:`UserError`."""
+    if URL.match(text):
+        raise UserError(
+            f"{label}{text} is a URL, but specdist reads and writes local files only: give {instead} "
+            "instead, after mounting the storage or copying its files to this machine"
+        )
 
 
 def local_path(text: str) -> Path:
     """A path given on the command line, for ``argparse``. Raises ``argparse.ArgumentTypeError`` for a URL."""
     try:
-        check_paths({"folder": text})
+        check_local(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("--folder ")) from error
+        raise argparse.ArgumentTypeError(str(error)) from error
     return Path(text)

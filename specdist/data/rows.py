@@ -130,6 +130,27 @@ def shard_table(
     return pa.table(columns, schema=schema)
 
 
+def results_table(results: Sequence[RowResult], schema: pa.Schema | None = None) -> pa.Table:
+    """Results in the order of rows and samples, without their input rows.
+
+    With the schema of a run's shards its input columns are null; without it there are the output columns
+    alone.
+    """
+    ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
+    schema = schema or pa.schema(list(OUTPUT_COLUMNS.items()))
+    columns = [
+        pa.array([_value(result, field.name) for result in ordered], _plain_type(field.type)).cast(field.type)
+        if field.name in OUTPUT_COLUMNS
+        else pa.nulls(len(ordered), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _value(result: RowResult, name: str) -> object:
     value = getattr(result, name)
     return without_lone_surrogates(value) if isinstance(value, str) else value

@@ -158,6 +158,11 @@ class RunFolder:
             rows=rows,
         )
 
+    def begun_shards(self) -> list[int]:
+        """Those that have part logs, ascending."""
+        matches = [SHARD_FILE.fullmatch(path.name) for path in self.path.glob("parts/shard-*.jsonl")]
+        return sorted({int(match[1]) for match in matches if match})
+
     def log_generations(self, shard: int) -> list[int]:
         """Of the part logs that there are, ascending."""
         matches = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -28,7 +27,9 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: int, exactnes
     rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards - len(missing)} finished shards"
     following = f"{SHOW} {shlex.quote(str(folder.path))}"
     if missing:
-        num_kept = sum(count_kept_rows(folder, shard) for shard in begun_shards(folder, missing))
+        num_kept = sum(
+            count_kept_rows(folder, shard) for shard in {*missing}.intersection(folder.begun_shards())
+        )
         rows = f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished "
         rows += f"shards, {num_kept:,} in shards that go on where they were"
         following = f"to go on: {relaunch_command()}"
@@ -64,12 +65,6 @@ def _acceptance(rate: float | None, length: float | None) -> str:
     if rate is None or length is None:
         return "nothing was drafted"
     return f"{rate:.1%} of the draft tokens, {length:.2f} tokens per speculative step"
-
-
-def begun_shards(folder: RunFolder, missing: Sequence[int]) -> Iterator[int]:
-    """Those of these shards that have part logs."""
-    names = {path.name[: len("shard-00000")] for path in folder.path.glob("parts/shard-*.jsonl")}
-    return (shard for shard in missing if f"shard-{shard:05d}" in names)
 
 
 def count_kept_rows(folder: RunFolder, shard: int) -> int:

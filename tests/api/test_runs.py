@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 
 import specdist
+from specdist.data import RunFolder
 from specdist.utils.errors import UserError
+from tests.data.samples import row_result
 from tests.finished_runs import NUM_ROWS, NUM_SAMPLES, manifest_with, shard_stats, write_run
 
 
@@ -103,6 +105,56 @@ def test_a_run_without_a_finished_shard_has_no_rows_to_read(tmp_path: Path) -> N
     assert run.statistics["tokens_per_s"] is None
     with pytest.raises(UserError, match=r"no finished shard to read yet: .* jobs/status.py"):
         _ = run.dataset
+
+
+def log_rows(folder: RunFolder, shard: int, rows: list[tuple[int, int]], generation: int = 0) -> None:
+    """What a replica has finished of a shard; the generation is that of its claim."""
+    with folder.parts(shard, generation) as log:
+        for row, sample in rows:
+            log.append(row_result(row, sample))
+
+
+def test_rows_of_unfinished_shards_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", (0, 2))
+    log_rows(folder, 1, [(4, 0), (3, 1)])
+    log_rows(folder, 1, [(4, 0), (3, 0)], generation=1)
+    plain, run = specdist.load_run(folder.path), specdist.load_run(folder.path, include_parts=True)
+    assert len(plain.dataset) == 8 and plain.parts == {}
+    rows = run.dataset
+    assert list(zip(rows["row_id"], rows["sample_index"], strict=True)) == [
+        (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0), (6, 0), (6, 1)
+    ]  # fmt: skip
+    assert (rows[8]["completion"], rows[8]["reference"]) == ("answer 4.0", None)
+    assert rows[8]["mean_acceptance_length"] == 1.5 and rows[0]["reference"] == "reference 0"
+    assert rows.features == plain.dataset.features
+    assert rows._fingerprint != plain.dataset._fingerprint
+    # Of finished shards, as ever.
+    assert run.statistics == plain.statistics and run.missing_shards == (1,)
+
+
+def test_rows_of_a_run_without_a_finished_shard(tmp_path: Path) -> None:
+    """Its input columns are not known."""
+    folder = write_run(tmp_path / "run", ())
+    log_rows(folder, 2, [(6, 1)])
+    log_rows(folder, 0, [(2, 0), (0, 0)])
+    rows = specdist.load_run(folder.path, include_parts=True).dataset
+    assert rows["row_id"] == [0, 2, 6] and "reference" not in rows.column_names
+    assert rows[0]["completion_ids"] == [0, 0, 7]
+    with pytest.raises(UserError, match=r"include_parts=True"):
+        _ = specdist.load_run(folder.path).dataset
+
+
+def test_a_shard_that_is_finished_has_no_parts(tmp_path: Path) -> None:
+    """Logs of a shard that a crash has left beside its file are not read twice."""
+    folder = write_run(tmp_path / "run")
+    log_rows(folder, 1, [(3, 0)])
+    run = specdist.load_run(folder.path, include_parts=True)
+    assert run.parts == {} and len(run.dataset) == NUM_ROWS * NUM_SAMPLES
+
+
+def test_a_url_is_refused() -> None:
+    with pytest.raises(UserError, match=r"s3://bucket/run is a URL, but .* give a path instead"):
+        specdist.load_run("s3://bucket/run")
 
 
 def test_a_lossy_run_says_so(tmp_path: Path) -> None:
