@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from specdist.benchmark.config import COLOCATED, SEPARATE
 from specdist.benchmark.drafts import DraftOrder
@@ -32,19 +33,14 @@ def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[Me
     for item, whole in wholes:
         method, stats = item.method, whole.generated[-1].stats
         base = alone.get(method.batch_size)
+        generate = by_name.get((TransformersGenerate.name, method.batch_size))
         results.append(
             MethodResult(
                 name=method.name,
                 batch_size=method.batch_size,
-                seconds=whole.seconds,
-                num_tokens=whole.num_tokens,
-                median_s=statistics.median(whole.seconds),
-                tokens_per_s=whole.tokens_per_s,
+                **_timing(whole, None if base is None else base.whole),
                 ratio_to_assisted=_ratio_to(assisted, whole),
-                ratio_to_generate=_ratio_to(
-                    by_name.get((TransformersGenerate.name, method.batch_size)), whole
-                ),
-                ratio_to_target_only=_ratio_to(None if base is None else base.whole, whole),
+                ratio_to_generate=_ratio_to(generate, whole),
                 decoding_ratio_to_target_only=_decoding_ratio_to(base, item),
                 num_rows_differing=None if reference is None else _num_differing(whole, reference),
                 statistics=None if stats is None else stats.summary(),
@@ -80,13 +76,11 @@ def overlap_of(stats: Stats, order: DraftOrder, ratio_to_separate: float | None)
         predicted = ready_share(acceptance, order.ahead.num_tokens - 1, caught or 0.0)
     return OverlapResult(
         ratio_to_separate=ratio_to_separate,
-        num_ahead_tokens=order.ahead.num_tokens,
         num_branches=order.ahead.num_branches,
         tokens_per_row_pass=_share(stats.num_completion_tokens, stats.num_row_steps),
         acceptance=acceptance,
         ready_share=_share(stats.num_drafts, stats.num_row_steps),
         predicted_ready_share=predicted,
-        num_misses=stats.num_misses,
         num_hits_per_rank=stats.num_branch_hits_per_rank,
         miss_catch_rate=caught,
         target_idle_share=_share(stats.target_ns.idle, stats.target_ns.total),
@@ -129,40 +123,35 @@ def _policy(method: Method) -> PolicyResult | None:
     order, placement = method.order, method.placement
     if order is None or placement is None or _is_target_only(method):
         return None
-    choice = order.choice
     return PolicyResult(
-        policy=choice.policy,
-        options=dict(choice.options),
-        family=choice.family,
-        first_length=choice.first_length,
+        family=order.choice.family,
+        first_length=order.choice.first_length,
         placement=placement,
-        num_ahead_tokens=order.ahead.num_tokens,
         num_branches=order.ahead.num_branches,
     )
 
 
 def _groups(item: Measured, alone: Measured | None) -> list[GroupResult]:
     """Of every group, where there is more than one."""
-    if len(item.groups) == 1:
-        return []
-    results = []
-    for name, group in item.groups.items():
-        stats = group.generated[-1].stats
-        rates = {} if stats is None else stats.summary()
-        results.append(
-            GroupResult(
-                name=name,
-                num_rows=group.num_rows,
-                seconds=group.seconds,
-                num_tokens=group.num_tokens,
-                tokens_per_s=group.tokens_per_s,
-                ratio_to_target_only=_ratio_to(None if alone is None else alone.groups[name], group),
-                verification_rate=rates.get("verification_rate"),
-                discard_rate=rates.get("discard_rate"),
-                draft_acceptance_rate=rates.get("draft_acceptance_rate"),
-            )
+    return [
+        GroupResult(
+            name=name,
+            num_rows=group.num_rows,
+            **_timing(group, None if alone is None else alone.groups[name]),
         )
-    return results
+        for name, group in item.groups.items()
+        if len(item.groups) > 1
+    ]
+
+
+def _timing(item: Timed, alone: Timed | None) -> dict[str, Any]:
+    """The fields of a :class:`Timing`."""
+    return {
+        "seconds": item.seconds,
+        "num_tokens": item.num_tokens,
+        "tokens_per_s": item.tokens_per_s,
+        "ratio_to_target_only": _ratio_to(alone, item),
+    }
 
 
 def _ratio_to(base: Timed | None, item: Timed) -> float | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
-from specdist.config.groups import TrustOptions
+from specdist.config.groups import ModelOptions, PromptOptions, SamplingOptions, TrustOptions
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
@@ -25,18 +25,19 @@ OVERLAPS = (IN_TURNS, AHEAD)
 
 
 @dataclass(kw_only=True)
-class BenchmarkConfig(TrustOptions):
+class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions):
     """Every option of ``jobs/benchmark.py``. Raises :class:`UserError` for values that do not go together."""
 
-    output: str | None = option(None, help="JSON file of the result")
+    _argument_group_name = "Benchmark"
 
+    output: str | None = option(None, help="JSON file of the result")
     profile: str | None = option(
         None,
         help="instead: folder for traces (torch.profiler), shares of time by kind of work, floors of passes",
     )
 
     # Models: a trained pair, or a synthetic one
-    target: str | None = option(None, help="hub id or folder of the large model")
+    target: str | None = option(None, help="hub id or folder of the large model")  # type: ignore[assignment]
     draft: str | None = option(None, help="hub id or folder of the small model")
     synthetic: str | None = option(None, help=f"shape of a random pair instead: {', '.join(SHAPES)}")
     acceptance: float | None = option(None, help="greedy acceptance of the random pair, above 0, at most 1")
@@ -45,14 +46,11 @@ class BenchmarkConfig(TrustOptions):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the checkpoint's; float32 for a random pair"
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
 
     # Work
-    prompts: str | None = option(
+    prompts: str | None = option(  # type: ignore[assignment]
         None, help="Arrow, Parquet or JSONL; without it a random pair gets random ids"
     )
-    prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
-    messages_column: str | None = option(None, help="column of chat messages, put through the chat template")
     group_column: str | None = option(
         None,
         help="column of --prompts that names groups, which are timed one by one, with equally many rows each",
@@ -136,39 +134,16 @@ class BenchmarkConfig(TrustOptions):
                 "--output is missing: name the JSON file of the result (or a folder to --profile)"
             )
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
+        self._require("batch_sizes", self.batch_sizes[0] >= 1, "must be at least 1")
         self._check_placements()
         self._check_policies()
         for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "num_draft_tokens", "repeats"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
-        _require("batch_sizes", self.batch_sizes, min(self.batch_sizes) >= 1, "must be at least 1")
-        _require(
-            "overhead_repeats", self.overhead_repeats, self.overhead_repeats >= 0, "must not be negative"
-        )
-        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "must be 0 or above")
-        _require("seed", self.seed, 0 <= self.seed < 2**31, "must be in [0, 2**31)")
-        if self.acceptance_rule == "gumbel" and self.temperature == 0:
-            raise UserError(
-                "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "
-                "the rule out"
-            )
-        if self.synthetic is not None:
-            self._check_synthetic(self.synthetic)
-        else:
-            self._check_trained()
-        if self.prompt_column and self.messages_column:
-            raise UserError(
-                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
-                "each other: name the column of plain prompts or the column of chat messages"
-            )
-        if self.prompts is None and (self.prompt_column or self.messages_column):
-            raise UserError("--prompt_column and --messages_column say where --prompts has its text: give it")
-        if self.group_column is not None and (self.prompts is None or self.profile is not None):
-            raise UserError(
-                f"--group_column {self.group_column} has no effect without --prompts, or with --profile: "
-                "leave it out"
-            )
-        if self.prompts is not None and self.messages_column is None:
-            self.prompt_column = self.prompt_column or "prompt"
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        self._require("overhead_repeats", self.overhead_repeats >= 0, "must not be negative")
+        self._require("seed", 0 <= self.seed < 2**31, "must be in [0, 2**31)")
+        self._check_sampling()
+        self._check_pair()
+        self._check_prompts()
 
     @property
     def is_colocated(self) -> bool:
@@ -200,9 +175,9 @@ class BenchmarkConfig(TrustOptions):
             raise UserError("--policies has no effect with --profile: leave one of them out")
         if self.initial_lengths is not None:
             self.initial_lengths = lengths = sorted(set(self.initial_lengths))
-            _require("initial_lengths", lengths, lengths[0] >= 1, "must be at least 1")
-        least = self.max_draft_tokens
-        _require("max_draft_tokens", least, least is None or least >= 1, "must be at least 1")
+            self._require("initial_lengths", lengths[0] >= 1, "must be at least 1")
+        most = self.max_draft_tokens
+        self._require("max_draft_tokens", most is None or most >= 1, "must be at least 1")
         # What the main job would refuse is refused here, before anything is loaded.
         policy_choices(self.policies, self.initial_lengths, self.max_draft_tokens)
         self._check_head()
@@ -236,39 +211,49 @@ class BenchmarkConfig(TrustOptions):
 
     def _check_placements(self) -> None:
         self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))
-        for placement in self.placements:
-            _require(
-                "placements",
-                placement,
-                placement in (COLOCATED, SEPARATE),
-                f"is not a placement: choose from {COLOCATED}, {SEPARATE}",
+        unknown = [name for name in self.placements if name not in (COLOCATED, SEPARATE)]
+        if unknown:
+            raise UserError(
+                f"--placements {unknown[0]!r} is not a placement: choose from {COLOCATED}, {SEPARATE}"
             )
         if self.overlaps is not None and not self.is_separate:
             raise UserError(
                 f"--overlaps {' '.join(self.overlaps)} has no effect without --placements separate: add it, "
                 "or leave it out"
             )
-        for name in self.overlaps or []:
-            _require("overlaps", name, name in OVERLAPS, f"is none: choose from {', '.join(OVERLAPS)}")
+        unknown = [name for name in self.overlaps or [] if name not in OVERLAPS]
+        if unknown:
+            raise UserError(f"--overlaps {unknown[0]!r} is none: choose from {', '.join(OVERLAPS)}")
         self.overlaps = [name for name in OVERLAPS if name in (self.overlaps or OVERLAPS)]
         if self.num_branches is None:
             return
         most = BRANCH_COUNTS[-1]
-        _require("num_branches", self.num_branches, 0 <= self.num_branches <= most, f"must be in 0 .. {most}")
+        self._require("num_branches", 0 <= self.num_branches <= most, f"must be in 0 .. {most}")
         if not self.is_separate or AHEAD not in self.overlaps:
             raise UserError(
                 f"--num_branches {self.num_branches} has no effect without --placements separate and "
                 "--overlaps ahead: add them, or leave it out"
             )
 
-    def _check_synthetic(self, shape: str) -> None:
-        if self.target is not None or self.draft is not None:
+    def _check_sampling(self) -> None:
+        self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 or above")
+        self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
+        self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
+        if self.acceptance_rule == "gumbel" and self.temperature == 0:
             raise UserError(
-                f"--synthetic {shape} makes a pair of its own: leave out --target and --draft, or --synthetic"
+                "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "
+                "the rule out"
             )
-        check_dial("synthetic", shape, acceptance=self.acceptance, epsilon=self.epsilon)
 
-    def _check_trained(self) -> None:
+    def _check_pair(self) -> None:
+        if self.synthetic is not None:
+            if self.target is not None or self.draft is not None:
+                raise UserError(
+                    f"--synthetic {self.synthetic} makes a pair of its own: leave out --target and --draft, "
+                    "or --synthetic"
+                )
+            check_dial("synthetic", self.synthetic, acceptance=self.acceptance, epsilon=self.epsilon)
+            return
         if self.target is None or self.draft is None:
             raise UserError(
                 "name the models: --target and --draft for a trained pair, or --synthetic for a random one"
@@ -280,7 +265,22 @@ class BenchmarkConfig(TrustOptions):
         if self.prompts is None:
             raise UserError("--prompts is missing: what a trained pair agrees on depends on the text")
 
+    def _check_prompts(self) -> None:
+        if self.prompt_column and self.messages_column:
+            raise UserError(
+                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
+                "each other: name the column of plain prompts or the column of chat messages"
+            )
+        if self.prompts is None and (self.prompt_column or self.messages_column):
+            raise UserError("--prompt_column and --messages_column say where --prompts has its text: give it")
+        if self.group_column is not None and (self.prompts is None or self.profile is not None):
+            raise UserError(
+                f"--group_column {self.group_column} has no effect without --prompts, or with --profile: "
+                "leave it out"
+            )
+        if self.prompts is not None and self.messages_column is None:
+            self.prompt_column = self.prompt_column or "prompt"
 
-def _require(name: str, value: Any, holds: bool, rule: str) -> None:
-    if not holds:
-        raise UserError(f"--{name} {value!r} {rule}")
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise UserError(f"--{name} {getattr(self, name)!r} {rule}")

@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
-from specdist.benchmark.drafts import DraftOrder, DraftTerms
+from specdist.benchmark.drafts import DraftOrder, with_slots
+from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.job.costs import BRANCH_COUNTS
+from specdist.job.costs import BRANCH_COUNTS, draft_curve
 from specdist.job.replica import TARGET_GROUP
 from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
@@ -42,7 +43,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """Which model, and where: the process has nothing else. ``num_threads`` are torch's, on a CPU."""
+    """Which model, where, and by what assembly: the process has nothing else. ``num_threads`` are torch's, on
+    a CPU; ``num_context_tokens`` stand before a step that is timed."""
 
     checkpoint: str
     trust_remote_code: bool
@@ -50,14 +52,8 @@ class DraftSource:
     dtype: str
     device: torch.device
     num_threads: int
-    terms: DraftTerms
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What the process died of."""
-
-    reason: str
+    num_context_tokens: int
+    assembly: Assembly
 
 
 class DraftRank:
@@ -97,21 +93,21 @@ class DraftRank:
             self._process.join(END_S)
         self._end()
 
-    def measure(self, num_slots: int, *, with_features: bool) -> Curve:
+    def measure(self, num_slots: int, *, uses_features: bool) -> Curve:
         """Let it time its steps of up to ``num_slots`` rows and all branches that they may have."""
-        self._call("measure", num_slots, with_features)
+        self._send("measure", num_slots, uses_features)
         curve: Curve = self._receive()
         return curve
 
     def build(self, order: DraftOrder) -> None:
         """Make ready for one engine, which must then run."""
-        self._call("build", order)
+        self._send("build", order)
         self._receive()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Proposer]:
         """The proposer for the engine that it is ready for, to be run to its end inside."""
-        self._call("serve")
+        self._send("serve")
         try:
             yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP)
             self._receive()
@@ -122,8 +118,8 @@ class DraftRank:
                 raise
             raise self._death() from error
 
-    def _call(self, method: str, *arguments: object) -> None:
-        """Of the server there; what it returns is to be received."""
+    def _send(self, method: str, *arguments: object) -> None:
+        """Call a method of the server there; what it returns is to be received."""
         try:
             self._pipe.send((method, *arguments))
         except OSError as error:
@@ -131,15 +127,13 @@ class DraftRank:
 
     def _receive(self) -> Any:
         wait([self._pipe, self._process.sentinel])
-        if not self._pipe.poll():
-            raise self._death()
-        try:
-            message = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            raise self._death() from error
-        if isinstance(message, _Failure):
-            raise UserError(f"the draft's process has failed: {message.reason}")
-        return message
+        with contextlib.suppress(EOFError, OSError):
+            if self._pipe.poll():
+                message = self._pipe.recv()
+                if isinstance(message, UserError):
+                    raise message
+                return message
+        raise self._death()
 
     def _death(self) -> UserError:
         """What is known of the end of the process."""
@@ -147,8 +141,8 @@ class DraftRank:
         with contextlib.suppress(EOFError, OSError):
             while self._pipe.poll():
                 message = self._pipe.recv()
-                if isinstance(message, _Failure):
-                    return UserError(f"the draft's process has failed: {message.reason}")
+                if isinstance(message, UserError):
+                    return message
         return UserError(
             f"the draft's process has ended with exit code {self._process.exitcode}, so nothing more can be "
             "measured with --placements separate; -9 means that it was killed, often for want of memory: "
@@ -194,7 +188,7 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else traceback.format_exc()
         with contextlib.suppress(OSError):
-            pipe.send(_Failure(reason))
+            pipe.send(UserError(f"the draft's process has failed: {reason}"))
 
 
 class _Server:
@@ -212,29 +206,47 @@ class _Server:
         )
         model = load_whole(checkpoint, dtype=checkpoint.torch_dtype(source.dtype), device=source.device)
         self._runner = ModelRunner(model, source.device)
-        self._terms = source.terms
+        self._source = source
         self._num_slots = 0
 
-    def measure(self, num_slots: int, with_features: bool) -> Curve:
+    def measure(self, num_slots: int, uses_features: bool) -> Curve:
         self._allocate(num_slots)
-        return self._terms.step_times(
-            self._runner, num_slots * (1 + BRANCH_COUNTS[-1]), with_features=with_features
+        assembly = self._source.assembly
+        return draft_curve(
+            self._runner,
+            assembly.settings,
+            assembly.vocab_size,
+            uses_features=uses_features,
+            num_rows=num_slots * (1 + BRANCH_COUNTS[-1]),
+            num_tokens_per_row=1,
+            num_context_tokens=self._source.num_context_tokens,
         )
 
     def build(self, order: DraftOrder) -> None:
         self._allocate(order.num_slots)
+        assembly = order.assembly(self._source.assembly)
         self._order = order
         self._clock = order.timeline("transfer", self._runner.device)
-        self._draft = self._terms.model(self._runner, order, self._clock)
+        self._draft = assembly.draft_worker(self._runner, order.policy(assembly.settings), self._clock)
 
     def serve(self) -> None:
         """One engine, to its end."""
         with self._order.traced("draft"):
             serve_drafts(
-                {TARGET_GROUP: self._draft}, RANK_ZERO, vocab_size=self._terms.vocab_size, clock=self._clock
+                {TARGET_GROUP: self._draft},
+                RANK_ZERO,
+                vocab_size=self._source.assembly.vocab_size,
+                clock=self._clock,
             )
 
     def _allocate(self, num_slots: int) -> None:
-        if num_slots != self._num_slots:
-            self._terms.allocate(self._runner, num_slots, has_branches=True)
-            self._num_slots = num_slots
+        """With as many branches as the costs may ask for."""
+        if num_slots == self._num_slots:
+            return
+        assembly = with_slots(self._source.assembly, num_slots)
+        assembly.allocate(
+            self._runner,
+            num_branch_rows=num_slots * BRANCH_COUNTS[-1],
+            max_branch_tokens=assembly.scheduling.max_draft_tokens + 1,
+        )
+        self._num_slots = num_slots

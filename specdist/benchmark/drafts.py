@@ -1,35 +1,35 @@
-"""Drafts of a benchmark: what all of them have in common, and which one an engine wants."""
+"""Which draft an engine of the benchmark wants, and how the assembly follows from it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from specdist.engine.assembly import Assembly
 from specdist.engine.device_clock import clock_of
-from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import DraftAhead
-from specdist.engine.scheduler import SchedulerSettings
-from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Kind, Timeline
-from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve
-from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice, build_policy
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies.costs import CostModel
 from specdist.sampling.distributions import SamplingSettings
-
-MAX_NUM_BATCHED_TOKENS = 2048
 
 
 def fixed_length(num_draft_tokens: int) -> PolicyChoice:
     """Always so many draft tokens; with 0 the target alone."""
     return PolicyChoice.of("fixed", num_draft_tokens=num_draft_tokens) if num_draft_tokens else PolicyChoice()
+
+
+def with_slots(assembly: Assembly, num_slots: int) -> Assembly:
+    """The same for so many sequences at a time."""
+    return dataclasses.replace(
+        assembly, scheduling=dataclasses.replace(assembly.scheduling, max_num_seqs=num_slots)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,19 @@ class DraftOrder:
         ahead = "ahead" if self.ahead.num_tokens else "separate"
         return ahead + (f", {count} branch{'es' * (count > 1)}" if count else "")
 
+    def assembly(self, largest: Assembly) -> Assembly:
+        """That of the order's engine and draft, from the one whose caches have room for every order."""
+        scheduling = dataclasses.replace(
+            with_slots(largest, self.num_slots).scheduling,
+            max_draft_tokens=self.max_draft_tokens,
+            num_ahead_tokens=self.ahead.num_tokens,
+        )
+        return dataclasses.replace(largest, scheduling=scheduling, ahead=self.ahead)
+
+    def policy(self, settings: SamplingSettings) -> LengthPolicy:
+        """The order's policy, which has learned nothing yet."""
+        return build_policy(self.choice, self.costs, is_coupled=not settings.is_random)
+
     def timeline(self, rest: Kind, device: torch.device) -> Timeline:
         """Of one side; ``rest`` is what happens outside of all phases."""
         annotate = None if self.trace_folder is None else torch.profiler.record_function
@@ -74,91 +87,3 @@ class DraftOrder:
         with torch.profiler.profile() as profiler:
             yield
         profiler.export_chrome_trace(str(Path(self.trace_folder, f"{process}.json")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftTerms:
-    """Sampling, vocabulary and sizes on which the target's side and every draft agree, in any process.
-
-    Attributes:
-        num_pages: of the page table, whose pages both models have.
-        max_cache_len: tokens of a row that the cache has room for.
-        max_seq_len: longest prompt plus completion.
-        max_draft_tokens: of one block of any order.
-        num_context_tokens: before a pass in the middle of a row.
-    """
-
-    settings: SamplingSettings
-    vocab_size: int
-    stop_token_ids: frozenset[int]
-    num_pages: int
-    max_cache_len: int
-    max_seq_len: int
-    max_draft_tokens: int
-    num_context_tokens: int
-
-    def assembly(
-        self,
-        num_slots: int,
-        order: DraftOrder | None = None,
-        *,
-        seed: int = 0,
-        decode: Callable[[list[int]], str] = str,
-    ) -> Assembly:
-        """Of an engine that follows the order, or of caches for so many sequences.
-
-        ``decode``: token ids to text, where an engine is made.
-        """
-        max_draft_tokens = self.max_draft_tokens if order is None else order.max_draft_tokens
-        ahead = DraftAhead() if order is None else order.ahead
-        return Assembly(
-            settings=self.settings,
-            vocab_size=self.vocab_size,
-            stop_rules=StopRules(decode, self.stop_token_ids),
-            scheduling=SchedulerSettings(
-                max_num_seqs=num_slots,
-                max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, num_slots * (max_draft_tokens + 1)),
-                max_draft_tokens=max_draft_tokens,
-                num_ahead_tokens=ahead.num_tokens,
-                max_new_tokens=self.max_seq_len,
-                max_seq_len=self.max_seq_len,
-                seed=seed,
-            ),
-            num_pages=self.num_pages,
-            max_cache_len=self.max_cache_len,
-            ahead=ahead,
-        )
-
-    def allocate(self, runner: ModelRunner, num_slots: int, *, has_branches: bool = False) -> None:
-        """Take the cache's memory; with branches, for as many as the costs may ask for."""
-        self.assembly(num_slots).allocate(
-            runner,
-            num_branch_rows=num_slots * BRANCH_COUNTS[-1] if has_branches else 0,
-            max_branch_tokens=self.max_draft_tokens + 1,
-        )
-
-    def step_times(self, runner: ModelRunner, num_rows: int, *, with_features: bool) -> Curve:
-        """Measured: a draft step over its rows, which may be branches."""
-        finish = partial(
-            draw_from_logits,
-            settings=self.settings,
-            vocab_size=self.vocab_size,
-            uses_features=with_features,
-        )
-        return measure_curve(
-            runner,
-            finish,
-            num_rows=num_rows,
-            num_tokens_per_row=1,
-            num_context_tokens=self.num_context_tokens,
-        )
-
-    def policy(self, order: DraftOrder) -> LengthPolicy:
-        """The order's policy, which has learned nothing yet."""
-        return build_policy(order.choice, order.costs, is_coupled=not self.settings.is_random)
-
-    def model(
-        self, runner: ModelRunner, order: DraftOrder, clock: Timeline, policy: LengthPolicy | None = None
-    ) -> DraftWorker:
-        """A draft that has seen no prompt yet, with a new policy of the order's unless one is given."""
-        return self.assembly(order.num_slots, order).draft_worker(runner, policy or self.policy(order), clock)

@@ -37,10 +37,9 @@ class FloorResult:
         num_bytes: of weights and of keys and values, each read once.
         num_flop: of matrix products and attention.
         bytes_per_s, flop_per_s: rates of simple kernels on this device.
-        floor_s: the larger of the two times.
+        floor_s: what the slower of reading and arithmetic takes at these rates.
         measured_s, best_s: median and shortest of passes while the other model rests. The rates are the best
             seen, so on a busy machine the shortest pass is the fairer comparison.
-        ratio: of the median to the floor.
     """
 
     model: str
@@ -51,12 +50,14 @@ class FloorResult:
     num_flop: int
     bytes_per_s: float
     flop_per_s: float
-    memory_s: float
-    arithmetic_s: float
     floor_s: float
     measured_s: float
     best_s: float
-    ratio: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the median to the floor."""
+        return self.measured_s / self.floor_s
 
 
 @torch.inference_mode()
@@ -85,12 +86,9 @@ def measure_floors(
                 pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
             )
             [seconds] = in_turn([FlatPass(paged, runner, context_BC, new_BN).seconds], num_passes)
-            measured_s = float(np.median(seconds))
             num_tokens, num_keys = batch_size * num_new_tokens, num_context_tokens + num_new_tokens
             num_bytes = weight_bytes + round(batch_size * size.cache_read_bytes(1, num_keys))
             num_flop = round(num_tokens * (size.flops_per_token(1) + size.attention_flops(1, num_keys)))
-            memory_s, arithmetic_s = num_bytes / bytes_per_s, num_flop / flop_per_s
-            floor_s = max(memory_s, arithmetic_s)
             results.append(
                 FloorResult(
                     model=name,
@@ -101,12 +99,9 @@ def measure_floors(
                     num_flop=num_flop,
                     bytes_per_s=bytes_per_s,
                     flop_per_s=flop_per_s,
-                    memory_s=memory_s,
-                    arithmetic_s=arithmetic_s,
-                    floor_s=floor_s,
-                    measured_s=measured_s,
+                    floor_s=max(num_bytes / bytes_per_s, num_flop / flop_per_s),
+                    measured_s=float(np.median(seconds)),
                     best_s=float(seconds.min()),
-                    ratio=measured_s / floor_s,
                 )
             )
     return results

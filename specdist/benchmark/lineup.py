@@ -7,22 +7,15 @@ import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from specdist.benchmark.config import AHEAD, IN_TURNS, OVERLAPS, BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import (
-    Method,
-    SpecdistColocated,
-    SpecdistSeparate,
-    TransformersAssisted,
-    TransformersGenerate,
-)
+from specdist.benchmark.methods import Method, Specdist, TransformersAssisted, TransformersGenerate
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.setting import Setting
-from specdist.job.costs import measure_curve, plan_ahead, verify_logits
+from specdist.job.costs import draft_curve, plan_ahead, target_curve
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import needs_costs, uses_features
@@ -59,21 +52,19 @@ def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -
     """The methods of the options, in the order in which they are to take turns."""
     assert config.batch_sizes
     lineup = Lineup()
-    temperature, seed, length = config.temperature, config.seed, config.num_draft_tokens
+    pair, settings, seed = setting.pair, setting.paged.settings, config.seed
     if config.policies is None:
         lineup.methods.append(
-            TransformersAssisted(setting.pair, num_draft_tokens=length, temperature=temperature, seed=seed)
+            TransformersAssisted(pair, settings, num_draft_tokens=config.num_draft_tokens, seed=seed)
         )
     for batch_size in config.batch_sizes:
         if config.policies is None:
-            lineup.methods.append(
-                TransformersGenerate(setting.pair, batch_size=batch_size, temperature=temperature, seed=seed)
-            )
+            lineup.methods.append(TransformersGenerate(pair, settings, batch_size=batch_size, seed=seed))
         alone = DraftOrder(num_slots=batch_size, choice=PolicyChoice())
-        lineup.methods.append(SpecdistColocated(setting.paged, alone))
+        lineup.methods.append(Specdist(setting.paged, alone))
         orders = [
             DraftOrder(num_slots=batch_size, choice=choice)
-            for choice in config.choices or [fixed_length(length)]
+            for choice in config.choices or [fixed_length(config.num_draft_tokens)]
         ]
         if config.is_colocated:
             _add_colocated(lineup, setting, orders)
@@ -84,15 +75,16 @@ def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -
 
 def _add_colocated(lineup: Lineup, setting: Setting, orders: Sequence[DraftOrder]) -> None:
     """With costs for the policies that decide by them."""
-    steered = [order for order in orders if needs_costs(order.choice.policy)]
-    costs: PlacementCosts | None = None
-    if steered:
-        num_rows = steered[0].num_slots
-        costs = measure_costs(setting.paged, None, num_rows, _kinds(steered))
+    deciding = [order for order in orders if needs_costs(order.choice.policy)]
+    if deciding:
+        num_rows = deciding[0].num_slots
+        costs = measure_costs(setting.paged, None, num_rows, _kinds(deciding))
         lineup.costs[f"colocated, batch {num_rows}"] = costs.to_json()
-    for order in orders:
-        known = costs.of(order) if costs is not None and order in steered else None
-        lineup.methods.append(SpecdistColocated(setting.paged, dataclasses.replace(order, costs=known)))
+        orders = [
+            dataclasses.replace(order, costs=costs.of(order)) if order in deciding else order
+            for order in orders
+        ]
+    lineup.methods += [Specdist(setting.paged, order) for order in orders]
 
 
 def _add_separate(
@@ -102,7 +94,7 @@ def _add_separate(
     costs = measure_costs(setting.paged, rank, num_rows, _kinds(orders))
     lineup.costs[f"separate, batch {num_rows}"] = costs.to_json()
     lineup.methods += [
-        SpecdistSeparate(setting.paged, rank, way)
+        Specdist(setting.paged, way, rank)
         for order in orders
         for way in separate_orders(
             order,
@@ -129,30 +121,33 @@ def measure_costs(
         kinds: draft steps with features, without, or both.
     """
     paged.pair.use_specdist_attention()
-    terms = paged.terms
+    assembly, context = paged.assembly, paged.num_context_tokens
+    settings, vocab_size = assembly.settings, assembly.vocab_size
     with contextlib.nullcontext() if rank is None else torch_threads(rank.num_threads):
-        target = measure_curve(
+        target = target_curve(
             paged.target,
-            partial(verify_logits, settings=terms.settings, vocab_size=terms.vocab_size),
+            settings,
+            vocab_size,
             num_rows=num_rows,
-            num_tokens_per_row=terms.max_draft_tokens + 1,
-            num_context_tokens=terms.num_context_tokens,
+            num_tokens_per_row=assembly.scheduling.max_draft_tokens + 1,
+            num_context_tokens=context,
         )
-    draft = {
-        kind: terms.step_times(paged.draft, num_rows, with_features=kind)
-        if rank is None
-        else rank.measure(num_rows, with_features=kind)
-        for kind in kinds
-    }
-    [some_draft, *_] = draft.values()
+
+    def draft(uses_features: bool) -> Curve:
+        if rank is not None:
+            return rank.measure(num_rows, uses_features=uses_features)
+        sizes = {"num_rows": num_rows, "num_tokens_per_row": 1, "num_context_tokens": context}
+        return draft_curve(paged.draft, settings, vocab_size, uses_features=uses_features, **sizes)
+
+    costs = PlacementCosts(target, {kind: draft(kind) for kind in kinds})
     logger.info(
         "%s, batch %d: a target pass of one token per row takes %.2f ms, a draft step %.2f ms",
         "colocated" if rank is None else "separate",
         num_rows,
         float(target(num_rows)) / 1e6,
-        float(some_draft(num_rows)) / 1e6,
+        float(next(iter(costs.draft.values()))(num_rows)) / 1e6,
     )
-    return PlacementCosts(target, draft)
+    return costs
 
 
 def separate_orders(

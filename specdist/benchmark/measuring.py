@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdist.benchmark.methods import Generated, Method
-from specdist.benchmark.workload import Row
+from specdist.benchmark.methods import Generated, Method, Row
 from specdist.engine.device_clock import timed
 
 NUM_WARMUP_TOKENS = 8

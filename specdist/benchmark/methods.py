@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from transformers import GenerationConfig
 
 from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
-from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
-from specdist.benchmark.workload import Row
 from specdist.engine.proposals import Proposer
 from specdist.engine.sequence import Request
 from specdist.policies import LengthPolicy
+from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import Stats
 
 # Padding is masked on the left and cut off on the right, so any token will do.
 PAD_TOKEN_ID = 0
-NO_TOP_K = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One completion to generate."""
+
+    prompt_ids: list[int]
+    max_new_tokens: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,12 @@ class Generated:
     def num_tokens(self) -> int:
         return sum(map(len, self.completions))
 
+    @property
+    def own_stats(self) -> Stats:
+        """Of specdist."""
+        assert self.stats is not None
+        return self.stats
+
     @staticmethod
     def joined(parts: Sequence[Generated]) -> Generated:
         """What one method generated for one group of rows after another."""
@@ -48,93 +61,55 @@ class Generated:
         return Generated(completions, total if has_stats else None)
 
 
-class Method(Protocol):
-    """One way to generate at one batch size."""
+class Specdist:
+    """specdist's engine with both models in this process; or with the draft on a rank of its own, where each
+    has half of the threads. Without draft tokens it is the target alone."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def order(self) -> DraftOrder | None:
-        """specdist's draft; None for transformers."""
-        ...
-
-    @property
-    def placement(self) -> str | None:
-        """Of specdist's draft: ``colocated``, ``separate`` (in turns) or ``ahead``; None for transformers."""
-        ...
-
-    def prepare(self) -> None:
-        """What need not be timed."""
-        ...
-
-    def generate(self, rows: Sequence[Row]) -> Generated: ...
-
-
-class SpecdistColocated:
-    """specdist's engine with both models in this process; without draft tokens it is the target alone."""
-
-    placement = COLOCATED
-
-    def __init__(self, paged: PagedPair, order: DraftOrder) -> None:
-        self.name = f"specdist, {order.choice.label}"
+    def __init__(self, paged: PagedPair, order: DraftOrder, rank: DraftRank | None = None) -> None:
+        self.name = f"specdist, {order.choice.label}" + (f", {order.name}" if rank else "")
         self.batch_size = order.num_slots
         self.order = order
-        self._paged = paged
-
-    def following(self, order: DraftOrder) -> SpecdistColocated:
-        """The same for another draft."""
-        return SpecdistColocated(self._paged, order)
-
-    def prepare(self) -> None:
-        self._paged.pair.use_specdist_attention()
-
-    def generate(self, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Generated:
-        """``policy``: instead of a new one of the order's."""
-        proposer = self._paged.proposer(self.order, policy)
-        with self.order.traced("both"):
-            return _run(self._paged, self.order, rows, proposer)
-
-
-class SpecdistSeparate:
-    """specdist's engine in this process, the draft on a rank of its own; each has half of the threads."""
-
-    def __init__(self, paged: PagedPair, rank: DraftRank, order: DraftOrder) -> None:
-        self.name = f"specdist, {order.choice.label}, {order.name}"
-        self.batch_size = order.num_slots
-        self.order = order
-        self.placement = AHEAD if order.ahead.num_tokens else SEPARATE
+        self.placement = COLOCATED if rank is None else AHEAD if order.ahead.num_tokens else SEPARATE
         self._paged = paged
         self._rank = rank
 
-    def following(self, order: DraftOrder) -> SpecdistSeparate:
+    @staticmethod
+    def with_fixed_length(paged: PagedPair, num_slots: int, num_draft_tokens: int) -> Specdist:
+        """Both models in this process, and always so many draft tokens."""
+        return Specdist(paged, DraftOrder(num_slots=num_slots, choice=fixed_length(num_draft_tokens)))
+
+    def following(self, order: DraftOrder) -> Specdist:
         """The same for another draft."""
-        return SpecdistSeparate(self._paged, self._rank, order)
+        return Specdist(self._paged, order, self._rank)
 
     def prepare(self) -> None:
+        """What need not be timed."""
         self._paged.pair.use_specdist_attention()
-        self._rank.build(self.order)
+        if self._rank is not None:
+            self._rank.build(self.order)
 
-    def generate(self, rows: Sequence[Row]) -> Generated:
+    def generate(self, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Generated:
+        """``policy``: instead of a new one of the order's, with the draft in this process."""
+        if self._rank is None:
+            with self.order.traced("both"):
+                return self._run(rows, self._paged.local_draft(self.order, policy))
         with (
             torch_threads(self._rank.num_threads),
             self._rank.serving() as proposer,
             self.order.traced("target"),
         ):
-            return _run(self._paged, self.order, rows, proposer)
+            return self._run(rows, proposer)
 
-
-def _run(paged: PagedPair, order: DraftOrder, rows: Sequence[Row], proposer: Proposer) -> Generated:
-    requests = [
-        Request(row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens)
-        for index, row in enumerate(rows)
-    ]
-    engine, stats_recorder = paged.engine(requests, order, proposer)
-    finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
-    return Generated([finished[index] for index in range(len(rows))], stats_recorder.close_shard(0))
+    def _run(self, rows: Sequence[Row], proposer: Proposer) -> Generated:
+        requests = [
+            Request(
+                row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens
+            )
+            for index, row in enumerate(rows)
+        ]
+        engine, stats_recorder = self._paged.engine(requests, self.order, proposer)
+        finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
+        return Generated([finished[index] for index in range(len(rows))], stats_recorder.close_shard(0))
 
 
 class TransformersGenerate:
@@ -144,13 +119,12 @@ class TransformersGenerate:
     """
 
     name = "transformers generate"
-    order: DraftOrder | None = None
-    placement: str | None = None
+    order = placement = None
 
-    def __init__(self, pair: Pair, *, batch_size: int, temperature: float, seed: int) -> None:
+    def __init__(self, pair: Pair, settings: SamplingSettings, *, batch_size: int, seed: int) -> None:
         self.batch_size = batch_size
         self._pair = pair
-        self._temperature = temperature
+        self._settings = settings
         self._seed = seed
 
     def prepare(self) -> None:
@@ -185,12 +159,10 @@ class TransformersGenerate:
         ]
 
     def _generation_config(self, max_new_tokens: int) -> GenerationConfig:
-        # In transformers an unset top_k is 50.
-        sampling = (
-            {"do_sample": True, "temperature": self._temperature, "top_k": NO_TOP_K, "top_p": 1.0}
-            if self._temperature
-            else {"do_sample": False}
-        )
+        sampling: dict[str, Any] = {"do_sample": not self._settings.is_greedy}
+        if not self._settings.is_greedy:
+            # In transformers an unset top_k is 50.
+            sampling |= {name: getattr(self._settings, name) for name in ("temperature", "top_k", "top_p")}
         return GenerationConfig(
             max_new_tokens=max_new_tokens,
             eos_token_id=sorted(self._pair.stop_token_ids) or None,
@@ -209,8 +181,8 @@ class TransformersAssisted(TransformersGenerate):
 
     name = "transformers assisted"
 
-    def __init__(self, pair: Pair, *, num_draft_tokens: int, temperature: float, seed: int) -> None:
-        super().__init__(pair, batch_size=1, temperature=temperature, seed=seed)
+    def __init__(self, pair: Pair, settings: SamplingSettings, *, num_draft_tokens: int, seed: int) -> None:
+        super().__init__(pair, settings, batch_size=1, seed=seed)
         # Without a confidence threshold every round drafts the same number, as --policy fixed does.
         pair.draft.generation_config = GenerationConfig(
             num_assistant_tokens=num_draft_tokens,
@@ -220,3 +192,7 @@ class TransformersAssisted(TransformersGenerate):
 
     def _assistance(self) -> dict[str, Any]:
         return {"assistant_model": self._pair.draft, **self._pair.tokenizers_for_assistance()}
+
+
+# One way to generate at one batch size. ``order`` is specdist's draft, and None for transformers.
+Method: TypeAlias = Specdist | TransformersGenerate

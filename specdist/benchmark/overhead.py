@@ -37,10 +37,9 @@ import torch
 from torch import Tensor
 
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import SpecdistColocated
+from specdist.benchmark.methods import Row, Specdist
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.passes import FlatPass, PlainPass, in_turn, random_rows
-from specdist.benchmark.workload import Row
 from specdist.engine.device_clock import timed
 from specdist.heads.head import TokenHead
 from specdist.models.hidden import with_head_logits
@@ -184,7 +183,7 @@ def measure_heads(
 
 
 def measure_policies(
-    paged: PagedPair, methods: Sequence[SpecdistColocated], rows: Sequence[Row], num_passes: int
+    paged: PagedPair, methods: Sequence[Specdist], rows: Sequence[Row], num_passes: int
 ) -> list[PolicyOverhead]:
     """Of every method, which has a draft, on as many rows as its batch has."""
     features = {size: _features_curve(paged, size, num_passes) for size in {m.batch_size for m in methods}}
@@ -196,11 +195,11 @@ def measure_features(
 ) -> FeatureOverhead:
     """Runs with and without features, in turn."""
     methods = [
-        SpecdistColocated(paged, DraftOrder(num_slots=batch_size, choice=choice))
+        Specdist(paged, DraftOrder(num_slots=batch_size, choice=choice))
         for choice in (fixed_length(num_draft_tokens), fixed_length_told(num_draft_tokens))
     ]
 
-    def round_s(method: SpecdistColocated) -> float:
+    def round_s(method: Specdist) -> float:
         stats = _run(method, rows)
         return _decoding_s(stats) / stats.num_rounds
 
@@ -244,12 +243,12 @@ class Stopwatch:
 
 
 def _policy_overhead(
-    paged: PagedPair, method: SpecdistColocated, rows: Sequence[Row], features: Curve
+    paged: PagedPair, method: Specdist, rows: Sequence[Row], features: Curve
 ) -> PolicyOverhead:
     """The run of the median share."""
     results = []
     for _ in range(NUM_RUNS):
-        stopwatch, policy = Stopwatch(), paged.terms.policy(method.order)
+        stopwatch, policy = Stopwatch(), method.order.policy(paged.settings)
         stopwatch.watch(policy)
         stats = _run(method, rows, policy)
         features_s = 0.0
@@ -271,7 +270,7 @@ def _policy_overhead(
     return sorted(results, key=lambda result: result.share)[NUM_RUNS // 2]
 
 
-def _run(method: SpecdistColocated, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Stats:
+def _run(method: Specdist, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Stats:
     """One row per slot, to a length that shows what a round takes."""
     method.prepare()
     some_rows = [
@@ -290,7 +289,7 @@ def _decoding_s(stats: Stats) -> float:
 
 def _features_curve(paged: PagedPair, batch_size: int, num_passes: int) -> Curve:
     """What the features of a draft step take, over its rows."""
-    settings, vocab_size = paged.terms.settings, paged.terms.vocab_size
+    settings, vocab_size = paged.settings, paged.assembly.vocab_size
 
     def features_of(logits_BV: Tensor) -> Callable[[], Tensor]:
         logits_BV = logits_BV[:, :vocab_size]

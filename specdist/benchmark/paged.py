@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdist.benchmark.drafts import DraftOrder, DraftTerms
+from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.pair import Pair
-from specdist.cache.pages import PageTable
-from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.engine import Engine
 from specdist.engine.proposals import Proposer
-from specdist.engine.proposers import ColocatedDraft, NoDraft
+from specdist.engine.scheduler import SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.tokens import PromptEncoder
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
 
+MAX_NUM_BATCHED_TOKENS = 2048
+
 
 class PagedPair:
     """Unlike :class:`specdist.job.replica.Replica` it makes engines of several batch sizes over one pair, so
-    that all methods share the weights."""
+    that all methods share the weights; and takes only the memory that they need."""
 
     def __init__(
         self,
@@ -40,21 +42,25 @@ class PagedPair:
         ``head``: for the policies that read one; the others run the draft without it.
         """
         self.pair = pair
-        self.max_num_seqs = max_num_seqs
-        self._seed = seed
-        self._encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=max_seq_len - 1)
+        self.num_context_tokens = num_context_tokens
         # Room for every row's longest text, and a block and the tokens ahead after it: no row is ever
         # preempted or kept waiting.
         pages_per_row = -(-max_seq_len // PAGE_SIZE) + -(-2 * (max_draft_tokens + 1) // PAGE_SIZE) + 1
-        self.terms = DraftTerms(
+        encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=max_seq_len - 1)
+        self.assembly = Assembly(
             settings=settings,
             vocab_size=pair.vocab_size,
-            stop_token_ids=frozenset(pair.stop_token_ids),
+            stop_rules=StopRules(encoder.decode, frozenset(pair.stop_token_ids)),
+            scheduling=SchedulerSettings(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, max_num_seqs * (max_draft_tokens + 1)),
+                max_draft_tokens=max_draft_tokens,
+                max_new_tokens=max_seq_len,
+                max_seq_len=max_seq_len,
+                seed=seed,
+            ),
             num_pages=max_num_seqs * pages_per_row,
             max_cache_len=pages_per_row * PAGE_SIZE,
-            max_seq_len=max_seq_len,
-            max_draft_tokens=max_draft_tokens,
-            num_context_tokens=num_context_tokens,
         )
         pair.use_specdist_attention()
         self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))
@@ -62,18 +68,18 @@ class PagedPair:
         self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
         for runner in (self.target, self.draft, self.headed):
             if runner is not None:
-                self.terms.allocate(runner, max_num_seqs)
+                self.assembly.allocate(runner)
 
-    def new_page_table(self, num_slots: int) -> PageTable:
-        """An empty one: nothing is left of earlier prompts."""
-        return PageTable(num_pages=self.terms.num_pages, page_size=PAGE_SIZE, num_slots=num_slots)
+    @property
+    def settings(self) -> SamplingSettings:
+        return self.assembly.settings
 
     def engine(
         self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer
     ) -> tuple[Engine, StatsRecorder]:
-        """A new engine over these requests for a proposer that follows the order, and its books."""
+        """A new engine over these requests for a proposer that follows the order, and its statistics."""
         stats_recorder = StatsRecorder()
-        assembly = self.terms.assembly(order.num_slots, order, seed=self._seed, decode=self._encoder.decode)
+        assembly = order.assembly(self.assembly)
         engine = assembly.engine(
             iter(requests),
             target=assembly.local_target(self.target),
@@ -83,17 +89,14 @@ class PagedPair:
         )
         return engine, stats_recorder
 
-    def proposer(self, order: DraftOrder, policy: LengthPolicy | None = None) -> Proposer:
-        """The draft in this process, or none if there is nothing to draft.
+    def local_draft(self, order: DraftOrder, policy: LengthPolicy | None = None) -> Proposer:
+        """The draft in this process.
 
         Args:
             policy: instead of a new one of the order's, of the same longest block.
         """
-        if not order.max_draft_tokens:
-            return NoDraft(order.num_slots)
-        policy = policy or self.terms.policy(order)
+        policy = policy or order.policy(self.settings)
         runner = self.headed if reads_head(policy) else self.draft
         assert runner is not None, "the policy reads a head"
-        return ColocatedDraft(
-            self.terms.model(runner, order, order.timeline("idle", self.pair.device), policy)
-        )
+        clock = order.timeline("idle", self.pair.device)
+        return order.assembly(self.assembly).local_draft(runner, policy, clock)

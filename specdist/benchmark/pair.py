@@ -2,56 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from specdist.job.tokens import check_same_tokenizer, common_vocab_size, load_tokenizer
+from specdist.api.llm import NO_PATH
+from specdist.config.generate import GenerateConfig
+from specdist.job.preflight import plan_models
+from specdist.job.tokens import load_tokenizer
 from specdist.models.adapters import use_paged_attention, use_transformers_attention
-from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.checkpoint import Checkpoint
 from specdist.models.loading import load_whole
 from specdist.utils.errors import UserError
 
 
 class Pair:
-    """Both models on one device. Raises :class:`UserError` for a pair that specdist would refuse."""
+    """Both models on one device. Raises :class:`UserError` for a pair that the job would refuse.
 
-    def __init__(
-        self,
-        target: str,
-        draft: str,
-        *,
-        dtype: str,
-        device: torch.device,
-        trust_remote_code: bool = False,
-        allow_pickle: bool = False,
-    ) -> None:
+    Args:
+        options: more of the job's: ``dtype``, ``trust_remote_code``, ``allow_pickle``.
+    """
+
+    def __init__(self, target: str, draft: str, *, device: torch.device, **options: Any) -> None:
         # Every call of generate() would repeat its remarks on the options.
         transformers_logging.set_verbosity_error()
         transformers_logging.disable_progress_bar()
-        self.target_checkpoint, self.draft_checkpoint = (
-            open_checkpoint(option, name, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle)
-            for option, name in (("--target", target), ("--draft", draft))
-        )
-        for checkpoint in (self.target_checkpoint, self.draft_checkpoint):
-            check_family(checkpoint, 1)
-        check_same_tokenizer(self.target_checkpoint, self.draft_checkpoint)
-        self.vocab_size = common_vocab_size(self.target_checkpoint, self.draft_checkpoint)
+        config = GenerateConfig(prompts=NO_PATH, output=NO_PATH, target=target, draft=draft, **options)
+        models = plan_models(config)
+        assert models.draft is not None
+        self.target_checkpoint, self.draft_checkpoint = models.target, models.draft
+        self.vocab_size = models.vocab_size
+        # Longest prompt plus completion.
+        self.max_positions = models.max_seq_len
         self.stop_token_ids = self.target_checkpoint.stop_token_ids()
         self.device = device
-        self.target = _load(self.target_checkpoint, dtype, device)
-        self.draft = _load(self.draft_checkpoint, dtype, device)
+        self.target = _load(self.target_checkpoint, config.dtype, device)
+        self.draft = _load(self.draft_checkpoint, config.dtype, device)
         self.tokenizer = load_tokenizer(self.target_checkpoint)
 
     @property
     def dtype(self) -> str:
         """Of the target's weights, as options spell it."""
         return str(self.target.dtype).removeprefix("torch.")
-
-    @property
-    def max_positions(self) -> int:
-        """Longest prompt plus completion."""
-        return min(self.target_checkpoint.max_positions, self.draft_checkpoint.max_positions)
 
     def use_specdist_attention(self) -> None:
         """Make the models run in specdist's engine."""

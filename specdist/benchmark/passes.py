@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from specdist.benchmark.drafts import with_slots
 from specdist.benchmark.paged import PagedPair
 from specdist.engine.device_clock import timed
 from specdist.models.flat import FlatBatch
@@ -41,7 +42,7 @@ class FlatPass:
         self._pair = paged.pair
         self._runner = runner
         num_context_tokens, num_new_tokens = context_BC.shape[1], new_BN.shape[1]
-        table = paged.new_page_table(len(new_BN))
+        table = with_slots(paged.assembly, len(new_BN)).page_table()
         for slot in range(len(new_BN)):
             table.open(slot, context_BC[slot].tolist())
             table.extend(slot, num_context_tokens + num_new_tokens)

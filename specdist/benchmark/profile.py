@@ -19,17 +19,15 @@ from typing import Any
 
 import torch
 
-from specdist.benchmark.config import OVERLAPS, BenchmarkConfig
-from specdist.benchmark.draft_rank import DraftRank, torch_threads
-from specdist.benchmark.drafts import DraftOrder, fixed_length
+from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.draft_rank import torch_threads
 from specdist.benchmark.floors import FloorResult, measure_floors
-from specdist.benchmark.lineup import measure_costs, separate_orders
+from specdist.benchmark.lineup import line_up
 from specdist.benchmark.measuring import measure
-from specdist.benchmark.methods import SpecdistColocated, SpecdistSeparate
+from specdist.benchmark.methods import Specdist
 from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
 from specdist.data.files import write_atomically, write_json
-from specdist.policies.registry import uses_features
 from specdist.stats.shard import NS_PER_S, DraftTimes, Stats, TargetTimes
 from specdist.utils.table import Table, decimals
 
@@ -81,10 +79,15 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
         if rank is not None:
             num_threads = rank.num_threads
-        [measured] = measure(_methods(config, setting, rank), setting.groups, 1, setting.device)
-        for item in measured:
-            method, [generated] = item.method, item.whole.generated
-            assert generated.stats is not None and isinstance(method, SpecdistColocated | SpecdistSeparate)
+        methods = [
+            method
+            for method in line_up(config, setting, rank).methods
+            if isinstance(method, Specdist) and method.order.max_draft_tokens
+        ]
+        [measured] = measure(methods, setting.groups, 1, setting.device)
+        for method, item in zip(methods, measured, strict=True):
+            [generated] = item.whole.generated
+            assert generated.stats is not None
             logger.info("tracing %s, batch %d", method.name, method.batch_size)
             trace = f"{_file_name(method.name)}-batch-{method.batch_size}.json.gz"
             _trace(method, setting, folder / trace)
@@ -156,24 +159,7 @@ def merge_traces(traces: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return first | {"traceEvents": events}
 
 
-def _methods(
-    config: BenchmarkConfig, setting: Setting, rank: DraftRank | None
-) -> list[SpecdistColocated | SpecdistSeparate]:
-    methods: list[SpecdistColocated | SpecdistSeparate] = []
-    for batch_size in config.batch_sizes or []:
-        order = DraftOrder(num_slots=batch_size, choice=fixed_length(config.num_draft_tokens))
-        if config.is_colocated:
-            methods.append(SpecdistColocated(setting.paged, order))
-        if rank is not None:
-            costs = measure_costs(setting.paged, rank, batch_size, [uses_features(order.choice.policy)])
-            orders = separate_orders(
-                order, costs, num_branches=config.num_branches, overlaps=config.overlaps or OVERLAPS
-            )
-            methods += [SpecdistSeparate(setting.paged, rank, item) for item in orders]
-    return methods
-
-
-def _trace(method: SpecdistColocated | SpecdistSeparate, setting: Setting, path: Path) -> None:
+def _trace(method: Specdist, setting: Setting, path: Path) -> None:
     """Write one trace of all processes, which ``chrome://tracing`` and ui.perfetto.dev show."""
     rows = [
         dataclasses.replace(row, max_new_tokens=min(row.max_new_tokens, NUM_TRACED_TOKENS))

@@ -78,26 +78,25 @@ class OverlapResult:
     Attributes:
         ratio_to_separate: tokens/s over those of the draft on a rank of its own that works in turns with the
             target, at the same batch size.
-        num_ahead_tokens, num_branches: what the draft does per row while the target verifies.
+        num_branches: prepared per row while the target verifies.
         tokens_per_row_pass: what a row gets from a target pass, with or without candidates.
         acceptance: the chance that a verified token is accepted, candidates and first tokens ahead alike.
         ready_share: of the row-rounds, those that found candidates.
         predicted_ready_share: by :func:`specdist.theory.formulas.ready_share`, for this acceptance and the
             measured share of misses caught. It takes rows without end; here a row begins without candidates,
             and near its end there is nothing to draft. None where nothing is drafted ahead.
-        num_misses, num_hits_per_rank: next tokens that dropped a chain, and those of them that found a
-            branch, by the rank of its first token among the alternatives.
+        num_hits_per_rank: next tokens that dropped a chain and found a branch, by the rank of its first token
+            among the alternatives.
+        miss_catch_rate: their share of all that dropped a chain.
         target_idle_share, draft_idle_share: of each side's time, the other side's being waited for.
     """
 
     ratio_to_separate: float | None
-    num_ahead_tokens: int
     num_branches: int
     tokens_per_row_pass: float | None
     acceptance: float | None
     ready_share: float | None
     predicted_ready_share: float | None
-    num_misses: int
     num_hits_per_rank: list[int]
     miss_catch_rate: float | None
     target_idle_share: float | None
@@ -109,47 +108,48 @@ class PolicyResult:
     """What specdist drafted with, and where.
 
     Attributes:
-        options: all that were in force.
-        family: policy and options but for lengths; with ``first_length`` and ``placement`` it names a method.
+        family: the policy and its options but for lengths; with ``first_length`` and ``placement`` it names a
+            method.
         first_length: tokens of a row's first block where the options say them; of ``fixed`` of every block.
         placement: ``colocated``, ``separate`` (in turns with the target) or ``ahead``.
-        num_ahead_tokens, num_branches: what the draft does per row while the target verifies.
+        num_branches: prepared per row while the target verifies.
     """
 
-    policy: str
-    options: dict[str, float]
     family: str
     first_length: int | None
     placement: str
-    num_ahead_tokens: int
     num_branches: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupResult:
-    """One method on the rows of one group, timed by themselves. Rates are those of the last repeat, as in the
-    method's ``statistics``."""
+class Timing:
+    """Lists have an entry per repeat, and tokens are those that a user keeps; ``tokens_per_s`` is the median.
 
-    name: str
-    num_rows: int
+    ``ratio_to_target_only``: over specdist's target alone, in its process, at the same batch size.
+    """
+
     seconds: list[float]
     num_tokens: list[int]
     tokens_per_s: float
-    ratio_to_target_only: float | None
-    verification_rate: float | None
-    discard_rate: float | None
-    draft_acceptance_rate: float | None
+    ratio_to_target_only: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodResult:
-    """One method at one batch size. Lists have an entry per repeat; tokens are those that a user keeps.
+class GroupResult(Timing):
+    """One method on the rows of one group, timed by themselves."""
+
+    name: str
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodResult(Timing):
+    """One method at one batch size.
 
     Attributes:
         ratio_to_assisted, ratio_to_generate: tokens/s over those of transformers' assisted generation (which
             has batch 1 only), and of its plain ``generate`` at the same batch size; None where not measured.
-        ratio_to_target_only: over specdist's target alone, in its process, at the same batch size.
-        decoding_ratio_to_target_only: the same of specdist, with prompts' passes left out of both times.
+        decoding_ratio_to_target_only: as ``ratio_to_target_only``, prompts' passes left out of both times.
         num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
             batch, or where that was not measured those of the target alone; None where they may differ. In
             float32 only near-ties may.
@@ -161,16 +161,11 @@ class MethodResult:
 
     name: str
     batch_size: int
-    seconds: list[float]
-    num_tokens: list[int]
-    median_s: float
-    tokens_per_s: float
     ratio_to_assisted: float | None
     ratio_to_generate: float | None
     num_rows_differing: int | None
     statistics: dict[str, Any] | None
     overlap: OverlapResult | None = None
-    ratio_to_target_only: float | None = None
     decoding_ratio_to_target_only: float | None = None
     policy: PolicyResult | None = None
     groups: list[GroupResult] = field(default_factory=list)

@@ -8,10 +8,10 @@ import logging
 from pathlib import Path
 
 from specdist.benchmark.comparing import compare, compare_lengths
-from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.config import COLOCATED, BenchmarkConfig
 from specdist.benchmark.lineup import Lineup, line_up
 from specdist.benchmark.measuring import Measured, measure
-from specdist.benchmark.methods import SpecdistColocated
+from specdist.benchmark.methods import Specdist
 from specdist.benchmark.overhead import measure_features, measure_heads, measure_passes, measure_policies
 from specdist.benchmark.results import BenchmarkResult
 from specdist.benchmark.setting import Setting, set_up
@@ -45,7 +45,7 @@ def _result(
     config: BenchmarkConfig, command: str, setting: Setting, lineup: Lineup, measured: list[Measured]
 ) -> BenchmarkResult:
     """Of the repeats so far."""
-    methods = compare(measured, setting.paged.terms.settings)
+    methods = compare(measured, setting.paged.settings)
     return BenchmarkResult(
         **setting.circumstances(config, command),
         methods=methods,
@@ -77,7 +77,8 @@ def _with_overhead(
     methods = [
         method
         for method in lineup.methods
-        if isinstance(method, SpecdistColocated)
+        if isinstance(method, Specdist)
+        and method.placement == COLOCATED
         and (choice := method.order.choice).max_draft_tokens
         and shown[choice.family] == choice.first_length
     ]

@@ -15,11 +15,14 @@ from transformers import PreTrainedModel
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, DraftSource
+from specdist.benchmark.methods import Row
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
 from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
-from specdist.benchmark.workload import Row, make_workload
+from specdist.benchmark.workload import make_workload
+from specdist.config.groups import TrustOptions, values_of
+from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import TokenHead, load_head
 from specdist.job.costs import middle_of_rows
@@ -83,7 +86,11 @@ class Setting:
             dtype=str(self.pair.draft.dtype).removeprefix("torch."),
             device=device,
             num_threads=max(1, torch.get_num_threads() // 2),
-            terms=self.paged.terms,
+            num_context_tokens=self.paged.num_context_tokens,
+            # Texts are decoded here, where the engine is.
+            assembly=dataclasses.replace(
+                self.paged.assembly, stop_rules=StopRules(str, self.paged.assembly.stop_rules.token_ids)
+            ),
         )
         return DraftRank(source, self.device)
 
@@ -102,7 +109,10 @@ def set_up(config: BenchmarkConfig) -> Setting:
         max_seq_len=work.longest_prompt + work.longest_limit,
         max_draft_tokens=config.longest_draft,
         settings=SamplingSettings(
-            temperature=config.temperature, is_coupled=config.acceptance_rule == "gumbel"
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            is_coupled=config.acceptance_rule == "gumbel",
         ),
         seed=config.seed,
         num_context_tokens=middle_of_rows((len(row.prompt_ids), row.max_new_tokens) for row in rows),
@@ -131,15 +141,8 @@ def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
     if config.synthetic is None:
         assert config.target is not None and config.draft is not None
-        pair = Pair(
-            config.target,
-            config.draft,
-            dtype=config.dtype,
-            device=device,
-            trust_remote_code=config.trust_remote_code,
-            allow_pickle=config.allow_pickle,
-        )
-        return pair, None
+        options = values_of(config, TrustOptions)
+        return Pair(config.target, config.draft, dtype=config.dtype, device=device, **options), None
     dtype = "float32" if config.dtype == "auto" else config.dtype
     dial = f"epsilon-{config.epsilon:g}" if config.acceptance is None else f"acceptance-{config.acceptance:g}"
     folder = Path(config.synthetic_folder) / f"{config.synthetic}-{dial}-{dtype}-seed-{config.seed}"

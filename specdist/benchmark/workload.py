@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.methods import Row
 from specdist.benchmark.pair import Pair
 from specdist.data import RowError, open_prompts
 from specdist.job.tokens import PromptEncoder
@@ -19,14 +19,6 @@ from specdist.utils.errors import UserError
 EVERYTHING = "all"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One completion to generate."""
-
-    prompt_ids: list[int]
-    max_new_tokens: int
 
 
 def make_workload(config: BenchmarkConfig, pair: Pair) -> dict[str, list[Row]]:

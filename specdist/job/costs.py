@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 import torch
@@ -87,6 +88,19 @@ def measure_curve(
     # A pass of more tokens does all that one of fewer does, and more: a time above its is a disturbance.
     bounded = np.minimum.accumulate(medians[::-1])[::-1]
     return Curve(sizes, bounded.astype(int).tolist())
+
+
+def target_curve(runner: ModelRunner, settings: SamplingSettings, vocab_size: int, **sizes: int) -> Curve:
+    """Times of the target's passes; ``sizes`` are those of :func:`measure_curve`."""
+    return measure_curve(runner, partial(verify_logits, settings=settings, vocab_size=vocab_size), **sizes)
+
+
+def draft_curve(
+    runner: ModelRunner, settings: SamplingSettings, vocab_size: int, *, uses_features: bool, **sizes: int
+) -> Curve:
+    """Times of the draft's steps; ``sizes`` are those of :func:`measure_curve`."""
+    draw = partial(draw_from_logits, settings=settings, vocab_size=vocab_size, uses_features=uses_features)
+    return measure_curve(runner, draw, **sizes)
 
 
 def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:

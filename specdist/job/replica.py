@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from specdist.engine.targets import LocalTarget, ShardedTarget, Target, target_w
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
 from specdist.job.allocation import RowLimits, refusal, room_for_cache
-from specdist.job.costs import BRANCH_COUNTS, draw_from_logits, measure_curve, plan_ahead, verify_logits
+from specdist.job.costs import BRANCH_COUNTS, draft_curve, plan_ahead, target_curve
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.quiet import quiet_libraries
 from specdist.job.restart import remember_lone_row
@@ -336,30 +335,30 @@ class Replica:
         settings, vocab_size = self.settings, self._models.vocab_size
         num_block_tokens = self._scheduling.max_draft_tokens + 1
         room = max(0, self._models.max_seq_len - num_block_tokens)
-        measure = partial(measure_curve, num_context_tokens=min(self._num_context_tokens, room))
+        num_context_tokens = min(self._num_context_tokens, room)
         target: Curve | None = None
         draft: Curve | None = None
         if self._target is not None:
-            target = measure(
+            target = target_curve(
                 self._target,
-                partial(verify_logits, settings=settings, vocab_size=vocab_size),
+                settings,
+                vocab_size,
                 num_rows=self.num_slots,
                 num_tokens_per_row=num_block_tokens,
+                num_context_tokens=num_context_tokens,
             )
         if dist.is_initialized():
             dist.barrier()
         if self._draft is not None:
             num_branch_rows, _ = self._room_for_branches()
-            draft = measure(
+            draft = draft_curve(
                 self._draft,
-                partial(
-                    draw_from_logits,
-                    settings=settings,
-                    vocab_size=vocab_size,
-                    uses_features=self._config.is_traced or uses_features(self._config.policy),
-                ),
+                settings,
+                vocab_size,
+                uses_features=self._config.is_traced or uses_features(self._config.policy),
                 num_rows=self.num_slots + num_branch_rows,
                 num_tokens_per_row=1,
+                num_context_tokens=num_context_tokens,
             )
         curves = [(target, draft)]
         if dist.is_initialized():

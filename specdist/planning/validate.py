@@ -17,13 +17,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import Generated, SpecdistColocated
+from specdist.benchmark.methods import Row, Specdist
 from specdist.benchmark.paged import PagedPair
 from specdist.benchmark.pair import Pair
-from specdist.benchmark.workload import Row
+from specdist.config.groups import TrustOptions, values_of
 from specdist.engine.device_clock import timed
-from specdist.job.costs import draw_from_logits, measure_curve, verify_logits
+from specdist.job.costs import draft_curve, target_curve
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
 from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
@@ -64,14 +63,8 @@ class Validation:
 def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
     """Measure, predict and run the pair: every batch size, without a draft and with each draft length."""
     assert config.draft is not None
-    pair = Pair(
-        config.target,
-        config.draft,
-        dtype=config.dtype,
-        device=device,
-        trust_remote_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
-    )
+    options = values_of(config, TrustOptions)
+    pair = Pair(config.target, config.draft, dtype=config.dtype, device=device, **options)
     batch_sizes = sorted(set(config.batch_sizes or (1, 4)))
     lengths = sorted({0, *(config.draft_lengths or (3, 5))})
     paged = PagedPair(
@@ -102,7 +95,7 @@ def _compare_batch(
     ]
     work = [RowLengths(config.prompt_tokens, config.output_tokens)] * len(rows)
     methods = {
-        length: SpecdistColocated(paged, DraftOrder(num_slots=num_rows, choice=fixed_length(length)))
+        length: Specdist.with_fixed_length(paged, num_rows, length)
         for length in (*CALIBRATION_LENGTHS, *lengths)
     }
     warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]
@@ -117,7 +110,7 @@ def _compare_batch(
         begin = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
         runs = {length: timed(device, partial(method.generate, rows)) for length, method in methods.items()}
         end = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
-        stats = {length: _stats(found) for length, (_, found) in runs.items()}
+        stats = {length: found.own_stats for length, (_, found) in runs.items()}
         costs = calibrated(mean_costs(begin, end), [stats[length] for length in CALIBRATION_LENGTHS])
         last = stats
         for length in lengths:
@@ -158,19 +151,24 @@ def _mean_curve(first: Curve, second: Curve) -> Curve:
 
 def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) -> ReplicaCosts:
     paged.pair.use_specdist_attention()
-    terms = paged.terms
-    distribution = partial(verify_logits, settings=terms.settings, vocab_size=terms.vocab_size)
-    draw = partial(
-        draw_from_logits, settings=terms.settings, vocab_size=terms.vocab_size, uses_features=False
-    )
+    settings, vocab_size = paged.settings, paged.pair.vocab_size
+
+    def draft(num_tokens_per_row: int) -> Curve:
+        return draft_curve(
+            paged.draft,
+            settings,
+            vocab_size,
+            uses_features=False,
+            num_rows=num_rows,
+            num_tokens_per_row=num_tokens_per_row,
+        )
+
     per_row = max(longest + 1, prompt_tokens)
+    target = target_curve(paged.target, settings, vocab_size, num_rows=num_rows, num_tokens_per_row=per_row)
     return ReplicaCosts(
-        passes=CostModel(
-            measure_curve(paged.target, distribution, num_rows=num_rows, num_tokens_per_row=per_row),
-            # After a whole block two tokens of a row are run.
-            measure_curve(paged.draft, draw, num_rows=num_rows, num_tokens_per_row=2),
-        ),
-        draft_prefill=measure_curve(paged.draft, draw, num_rows=num_rows, num_tokens_per_row=prompt_tokens),
+        # After a whole block two tokens of a row are run.
+        passes=CostModel(target, draft(2)),
+        draft_prefill=draft(prompt_tokens),
         round_s=0.0,
         proposal_s=0.0,
     )
@@ -225,8 +223,3 @@ def _settings(num_rows: int, length: int, stats: Stats) -> Settings:
         num_draft_tokens=length,
         acceptance=acceptance_rate(stats) if length else 0.0,
     )
-
-
-def _stats(generated: Generated) -> Stats:
-    assert generated.stats is not None
-    return generated.stats

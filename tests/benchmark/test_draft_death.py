@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import SpecdistSeparate
+from specdist.benchmark.methods import Specdist
 from specdist.benchmark.setting import Setting
 from specdist.engine.sequence import Request
 from specdist.utils.errors import UserError
@@ -59,7 +59,7 @@ def test_killed_in_the_middle_of_a_run(setting: Setting) -> None:
 
 def test_killed_between_two_runs(setting: Setting) -> None:
     with pytest.raises(UserError, match="exit code -9"), setting.start_draft_rank() as rank:
-        SpecdistSeparate(setting.paged, rank, ORDER).prepare()
+        Specdist(setting.paged, ORDER, rank).prepare()
         kill(rank)
         with rank.serving():
             pass
@@ -73,7 +73,8 @@ def test_what_the_process_refuses_is_shown(setting: Setting) -> None:
         dtype="float32",
         device=setting.device,
         num_threads=1,
-        terms=setting.paged.terms,
+        num_context_tokens=0,
+        assembly=setting.paged.assembly,
     )
     with pytest.raises(UserError, match="draft's process has failed: --draft"):
         DraftRank(source, setting.device)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import SpecdistColocated
+from specdist.benchmark.methods import Specdist
 from specdist.benchmark.overhead import Stopwatch, fixed_length_told
 from specdist.benchmark.setting import Setting
 from specdist.policies import BatchPolicy, DraftedRows, FixedLength, LengthPolicy
@@ -29,7 +29,7 @@ class Slow(FixedLength):
 
 
 def run(setting: Setting, choice: PolicyChoice, policy: LengthPolicy | None = None) -> Stats:
-    method = SpecdistColocated(setting.paged, DraftOrder(num_slots=3, choice=choice, costs=COSTS))
+    method = Specdist(setting.paged, DraftOrder(num_slots=3, choice=choice, costs=COSTS))
     method.prepare()
     found = method.generate(setting.rows, policy)
     assert found.stats is not None

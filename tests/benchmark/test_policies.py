@@ -12,7 +12,7 @@ import pytest
 from specdist.benchmark import run as benchmark_run
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.drafts import DraftOrder
-from specdist.benchmark.methods import Generated, SpecdistColocated
+from specdist.benchmark.methods import Generated, Specdist
 from specdist.benchmark.report import BEGIN, END, console_report, summary, update_readme
 from specdist.benchmark.results import KIND, BenchmarkResult, MethodResult
 from specdist.benchmark.run import run_benchmark
@@ -209,7 +209,7 @@ def test_nothing_learned_is_left_for_the_next_run(setting: Setting, policy: str)
     """The second run counts what the first did, and both what another object's does."""
     costs = CostModel(Curve([1, 16], [10_000, 12_000]), Curve([1, 8], [1_000, 1_500]))
     order = DraftOrder(num_slots=3, choice=PolicyChoice.of(policy, max_draft_tokens=3), costs=costs)
-    methods = [SpecdistColocated(setting.paged, order)] * 2 + [SpecdistColocated(setting.paged, order)]
+    methods = [Specdist(setting.paged, order)] * 2 + [Specdist(setting.paged, order)]
     counts = []
     for item in methods:
         item.prepare()
@@ -223,9 +223,9 @@ def test_nothing_learned_is_left_for_the_next_run(setting: Setting, policy: str)
 def test_a_run_that_is_interrupted_leaves_the_repeats_before(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, num_calls = SpecdistColocated.generate, 0
+    generate, num_calls = Specdist.generate, 0
 
-    def interrupted(self: SpecdistColocated, *arguments: Any) -> Generated:
+    def interrupted(self: Specdist, *arguments: Any) -> Generated:
         nonlocal num_calls
         num_calls += 1
         # Two methods: a warm-up each, two groups each, and again.
@@ -233,7 +233,7 @@ def test_a_run_that_is_interrupted_leaves_the_repeats_before(
             raise KeyboardInterrupt
         return generate(self, *arguments)
 
-    monkeypatch.setattr(SpecdistColocated, "generate", interrupted)
+    monkeypatch.setattr(Specdist, "generate", interrupted)
     config = config_for(setting, tmp_path, policies=["svip"], initial_lengths=None)
     with pytest.raises(KeyboardInterrupt):
         run_benchmark(config, "")

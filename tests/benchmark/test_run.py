@@ -66,7 +66,7 @@ def test_every_method_generated_the_same_useful_tokens(document: dict[str, Any])
     assert document["work"]["shortest_limit"] < document["work"]["longest_limit"] <= 12
     for method in methods:
         assert len(method["seconds"]) == 1
-        assert method["median_s"] == method["seconds"][0] > 0
+        assert method["tokens_per_s"] == method["num_tokens"][0] / method["seconds"][0] > 0
         # float32, a random model of peaked logits and 36 tokens: no near-tie among them.
         assert method["num_rows_differing"] == 0
         assert method["ratio_to_assisted"] > 0

@@ -52,7 +52,7 @@ def test_the_document_and_the_folder_say_the_same(
         is_draft = num_tokens_per_row == 1
         return Curve([1, num_rows * num_tokens_per_row], [20_000, 40_000] if is_draft else [2 * MS, 4 * MS])
 
-    monkeypatch.setattr("specdist.job.replica.measure_curve", curve)
+    monkeypatch.setattr("specdist.job.costs.measure_curve", curve)
     output = tmp_path / "run"
     ended = run_here(**options, policy="goodput", output=output)
     predictions = ended.totals["predictions"]
