@@ -171,7 +171,7 @@ class Replica:
         self, requests: Iterator[Request], stop_rules: StopRules, stats_recorder: StatsRecorder
     ) -> Engine:
         """Rank 0's engine over these requests."""
-        return self._assembly(stop_rules).engine(
+        return self.assembly(stop_rules).engine(
             requests,
             target=self.rank0_target(),
             proposer=self._proposer(),
@@ -181,9 +181,11 @@ class Replica:
             on_alone=remember_lone_row,
         )
 
-    def _assembly(self, stop_rules: StopRules | None = None) -> Assembly:
-        """What this rank's models are put together by. ``stop_rules``: by default the target's stop
-        tokens."""
+    def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
+        """What this rank's models are put together by.
+
+        ``stop_rules``: by default the target's stop tokens.
+        """
         return Assembly(
             settings=self.settings,
             vocab_size=self._models.vocab_size,
@@ -204,7 +206,7 @@ class Replica:
             self._scheduling, max_num_seqs=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
         )
         assembly = dataclasses.replace(
-            self._assembly(stop_rules), scheduling=scheduling, is_traced=False, trusts_draft=False
+            self.assembly(stop_rules), scheduling=scheduling, is_traced=False, trusts_draft=False
         )
         return assembly.engine(
             requests,
@@ -387,4 +389,4 @@ class Replica:
         return RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
-        return self._assembly().draft_worker(self.draft_runner, self._policy, clock)
+        return self.assembly().draft_worker(self.draft_runner, self._policy, clock)

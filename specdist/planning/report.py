@@ -41,59 +41,55 @@ def validation_table(validations: Sequence[Validation]) -> str:
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
     """What every GPU would hold, in GiB, and how many rows of the full length there is room for."""
-    header = ["mode", "tp", "GPU of", "weights", "reserved", "usable", "cache per row", "most rows", ""]
-    rows = []
+    rows: list[dict[str, str | int | None]] = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):
-            if share is not None:
-                per_row = share.cache_bytes_per_row + share.branch_bytes_per_row
-                first = role == "target"
-                rows.append(
-                    [
-                        NAMES[mode].removesuffix(", ahead") if first else "",
-                        str(tp_size) if first else "",
-                        "both" if mode == "colocated" else role,
-                        _gib(share.weight_bytes),
-                        _gib(share.reserved_bytes),
-                        _gib(share.usable_bytes),
-                        _gib(per_row, digits=4),
-                        str(share.most_rows),
-                        ("fits" if fit.most_rows else "does not fit") if first else "",
-                    ]
-                )
-    table = Table(header, rows, num_names=2)
+            if share is None:
+                continue
+            first = role == "target"
+            rows.append(
+                {
+                    "mode": NAMES[mode].removesuffix(", ahead") if first else "",
+                    "tp": tp_size if first else "",
+                    "GPU of": "both" if mode == "colocated" else role,
+                    "weights": _gib(share.weight_bytes),
+                    "reserved": _gib(share.reserved_bytes),
+                    "usable": _gib(share.usable_bytes),
+                    "cache per row": _gib(share.cache_bytes_per_row + share.branch_bytes_per_row, digits=4),
+                    "most rows": share.most_rows,
+                    "": ("fits" if fit.most_rows else "does not fit") if first else "",
+                }
+            )
+    table = Table.of(rows, num_names=2)
     return f"GiB per GPU, for rows of {work.row_tokens} tokens:\n{table.console()}"
 
 
 def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
     """One line per plan; the recommended one is marked."""
-    header = ["", "mode", "tp", "GPUs", "replicas", "batch", "K", "tokens/s", "per GPU", "hours",
-              "tokens/round", "round ms", "target busy", "draft busy"]  # fmt: skip
-    rows = []
-    for plan in plans:
-        found = plan.prediction
-        rows.append(
-            [
-                "=>" if plan is chosen else "" if plan.is_runnable else "(*)",
-                NAMES[plan.settings.mode],
-                str(plan.tp_size),
-                str(plan.num_gpus),
-                str(plan.num_replicas),
-                str(plan.settings.num_rows),
-                str(plan.settings.num_draft_tokens or "-"),
-                f"{plan.tokens_per_s:,.0f}",
-                f"{plan.tokens_per_s_per_gpu:,.0f}",
-                f"{plan.hours:.3g}",
-                f"{found.tokens_per_round:.2f}",
-                f"{found.round_s * 1e3:.1f}",
-                f"{found.target_share:.0%}",
-                f"{found.draft_share:.0%}" if found.draft_share else "-",
-            ]
-        )
+    rows = [
+        {
+            "": "=>" if plan is chosen else "" if plan.is_runnable else "(*)",
+            "mode": NAMES[plan.settings.mode],
+            "tp": plan.tp_size,
+            "GPUs": plan.num_gpus,
+            "replicas": plan.num_replicas,
+            "batch": plan.settings.num_rows,
+            "K": plan.settings.num_draft_tokens or None,
+            "tokens/s": f"{plan.tokens_per_s:,.0f}",
+            "per GPU": f"{plan.tokens_per_s_per_gpu:,.0f}",
+            "hours": f"{plan.hours:.3g}",
+            "tokens/round": f"{found.tokens_per_round:.2f}",
+            "round ms": f"{found.round_s * 1e3:.1f}",
+            "target busy": f"{found.target_share:.0%}",
+            "draft busy": f"{found.draft_share:.0%}" if found.draft_share else None,
+        }
+        for plan in plans
+        for found in [plan.prediction]
+    ]
     notes = "" if all(plan.is_runnable for plan in plans) else (
         "\n(*) not runnable: jobs/generate.py holds both models in one process on one GPU only"
     )  # fmt: skip
-    return Table(header, rows, num_names=2).console() + notes
+    return Table.of(rows, num_names=2).console() + notes
 
 
 def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:

@@ -11,6 +11,7 @@ N tokens of the completion, A positions that are still drafted after, D depths, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.assembly import Assembly
 from specdist.models.flat import FlatBatch
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import ModelRunner
 from specdist.replay import PromptTrace
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
-from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
+from specdist.sampling.distributions import Dense, distributions_from_logits
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, uniforms
 from specdist.sampling.rejection_sampler import accepted, recovered_distributions
@@ -51,41 +53,30 @@ class TraceCollector:
         self,
         target: ModelRunner,
         draft: ModelRunner,
-        *,
-        settings: SamplingSettings,
-        vocab_size: int,
-        stop_token_ids: frozenset[int],
-        max_draft_tokens: int,
-        max_seq_len: int,
-        max_new_tokens: int,
-        page_size: int,
-        seed: int,
+        assembly: Assembly,
         heads: Sequence[HiddenStateHead] = (),
     ) -> None:
-        """``seed``: that of the completions. ``max_seq_len``: of the longest prompt and completion.
+        """``assembly``: that of the run that drew the completions; its longest block is the cap.
         ``heads``: they read the last hidden states of the draft.
         """
+        limits = assembly.scheduling
         self._target = target
         self._draft = draft
         self._heads = [head.to(device=draft.device, dtype=draft.dtype).eval() for head in heads]
-        self._settings = settings
-        self._vocab_size = vocab_size
-        self._is_stop_V = np.zeros(vocab_size, bool)
-        self._is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
-        self._num_depths = max_draft_tokens
-        self._seed = seed
-        num_pages = -(-max_seq_len // page_size)
-        pages = np.arange(num_pages, dtype=np.int32)
-        updates = PageUpdates(np.full(num_pages, SLOT, np.int32), pages, pages)
-        for runner, num_branch_rows in ((target, 0), (draft, max_new_tokens)):
-            runner.allocate(
-                num_pages=num_pages,
-                page_size=page_size,
-                num_slots=1,
-                max_seq_len=max_seq_len,
-                num_branch_rows=num_branch_rows,
-                max_branch_tokens=max_draft_tokens,
-            )
+        self._settings = assembly.settings
+        self._vocab_size = assembly.vocab_size
+        self._is_stop_V = np.zeros(assembly.vocab_size, bool)
+        stop_ids = [token_id for token_id in assembly.stop_rules.token_ids if token_id < assembly.vocab_size]
+        self._is_stop_V[stop_ids] = True
+        self._num_depths = limits.max_draft_tokens
+        self._seed = limits.seed
+        pages = np.arange(-(-limits.max_seq_len // assembly.page_size), dtype=np.int32)
+        alone = dataclasses.replace(
+            assembly, num_pages=len(pages), scheduling=dataclasses.replace(limits, max_num_seqs=1)
+        )
+        updates = PageUpdates(np.full(len(pages), SLOT, np.int32), pages, pages)
+        for runner, num_branch_rows in ((target, 0), (draft, limits.max_new_tokens)):
+            alone.allocate(runner, num_branch_rows=num_branch_rows, max_branch_tokens=limits.max_draft_tokens)
             runner.update_pages(updates)
 
     def collect(self, completion: TracedCompletion) -> PromptTrace:

@@ -138,23 +138,26 @@ def _heads_table(result: TuningResult) -> str:
     """Empty where there are none."""
     if not result.by_head():
         return ""
-    header = ["head", "depth", "w_rej", "AUC", "waste over fixed", "best options", "tokens/s"]
-    lines: list[list[str]] = []
+    rows: list[dict[str, str | int | None]] = []
     for path, figures in heads_summary(result).items():
-        numbers = [figures[name] for name in ("rejected_weight", "auc", "waste_relative_to_fixed")]
         best = result.by_head()[path][1][0]
-        threshold = " ".join(f"{k}={v:g}" for k, v in best.candidate.options.items())
-        lines.append(
-            [path, str(figures["depth"])]
-            + ["-" if number is None else f"{number:.3g}" for number in numbers]
-            + [threshold, f"{best.batched.tokens_per_s:.1f}"]
+        rows.append(
+            {
+                "head": path,
+                "depth": figures["depth"],
+                "w_rej": _rounded(figures["rejected_weight"]),
+                "AUC": _rounded(figures["auc"]),
+                "waste over fixed": _rounded(figures["waste_relative_to_fixed"]),
+                "best options": " ".join(f"{k}={v:g}" for k, v in best.candidate.options.items()),
+                "tokens/s": f"{best.batched.tokens_per_s:.1f}",
+            }
         )
     features = ", ".join(
         f"{name} {auc:.3f}"
         for name, auc in result.auc.items()
         if auc is not None and name not in result.by_head()
     )
-    return f"{Table(header, lines, num_names=2).console()}\nAUC of the draft's own features: {features}"
+    return f"{Table.of(rows, num_names=2).console()}\nAUC of the draft's own features: {features}"
 
 
 def _best_of(result: TuningResult, found: Sequence[Outcome]) -> dict[str, Any]:
@@ -213,23 +216,21 @@ def _passes(costs: CostModel, num_rows: int) -> str:
 def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
     """Rates are those of the batch: they differ from those of single rows for goodput alone."""
     num_rows = result.config.max_num_seqs
-    header = [
-        "policy", "options", "N_target/N", "N_discarded/N", "tokens/round", "tokens/s, batch 1",
-        f"tokens/s, batch {num_rows}", "x target alone",
-    ]  # fmt: skip
-    lines: list[list[str]] = []
-    for outcome in ([result.oracle] if result.oracle else []) + list(outcomes):
-        batched = outcome.batched
-        lines.append(
-            [
-                outcome.candidate.policy,
-                outcome.candidate.label(),
-                f"{batched.verification_rate:.3f}",
-                f"{batched.discard_rate:.3f}",
-                f"{batched.tokens_per_round:.2f}",
-                f"{outcome.alone.tokens_per_s:.1f}",
-                f"{batched.tokens_per_s:.1f}",
-                f"{gain(result, outcome):.2f}",
-            ]
-        )
-    return Table(header, lines, num_names=2).console()
+    rows = [
+        {
+            "policy": outcome.candidate.policy,
+            "options": outcome.candidate.label(),
+            "N_target/N": f"{outcome.batched.verification_rate:.3f}",
+            "N_discarded/N": f"{outcome.batched.discard_rate:.3f}",
+            "tokens/round": f"{outcome.batched.tokens_per_round:.2f}",
+            "tokens/s, batch 1": f"{outcome.alone.tokens_per_s:.1f}",
+            f"tokens/s, batch {num_rows}": f"{outcome.batched.tokens_per_s:.1f}",
+            "x target alone": f"{gain(result, outcome):.2f}",
+        }
+        for outcome in ([result.oracle] if result.oracle else []) + list(outcomes)
+    ]
+    return Table.of(rows, num_names=2).console()
+
+
+def _rounded(number: float | None) -> str | None:
+    return None if number is None else f"{number:.3g}"

@@ -236,20 +236,7 @@ def _trace(
     completions: Sequence[Completion],
     heads: Sequence[TokenHead],
 ) -> ExhaustiveTrace:
-    target, draft = replica.runners
-    collector = TraceCollector(
-        target,
-        draft,
-        settings=replica.settings,
-        vocab_size=models.vocab_size,
-        stop_token_ids=stop_rules.token_ids,
-        max_draft_tokens=config.max_draft_tokens,
-        max_seq_len=models.max_seq_len,
-        max_new_tokens=config.max_new_tokens,
-        page_size=PAGE_SIZE,
-        seed=config.seed,
-        heads=heads,
-    )
+    collector = TraceCollector(*replica.runners, replica.assembly(stop_rules), heads)
     ordered = sorted(completions, key=lambda completion: completion.request.row_id)
     origin = {name: getattr(config, name) for name in ORIGIN_OPTIONS}
     return ExhaustiveTrace(

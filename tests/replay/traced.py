@@ -7,7 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from specdist.engine.assembly import Assembly
+from specdist.engine.scheduler import SchedulerSettings
 from specdist.engine.sequence import Completion
+from specdist.engine.stopping import StopRules
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
@@ -110,20 +113,24 @@ def trace_of(
     settings: SamplingSettings,
     seed: int = 0,
 ) -> ExhaustiveTrace:
-    collector = TraceCollector(
-        paged_runner(target),
-        paged_runner(draft),
+    assembly = Assembly(
         settings=settings,
         vocab_size=target.config.vocab_size,
-        stop_token_ids=frozenset([EOS]),
-        max_draft_tokens=CAP,
-        max_seq_len=96,
-        max_new_tokens=MAX_NEW_TOKENS,
+        stop_rules=StopRules(str, frozenset([EOS])),
+        scheduling=SchedulerSettings(
+            max_num_seqs=1,
+            max_num_batched_tokens=CAP + 1,
+            max_draft_tokens=CAP,
+            max_new_tokens=MAX_NEW_TOKENS,
+            max_seq_len=96,
+            seed=seed,
+        ),
+        num_pages=0,
         page_size=PAGE_SIZE,
-        seed=seed,
-        # The second is the one that live_replica() has.
-        heads=[constant_head(draft, 0.0), random_head(draft, uses_features=True)],
     )
+    # The second head is the one that live_replica() has.
+    heads = [constant_head(draft, 0.0), random_head(draft, uses_features=True)]
+    collector = TraceCollector(paged_runner(target), paged_runner(draft), assembly, heads)
     return ExhaustiveTrace(
         [
             collector.collect(
