@@ -239,6 +239,10 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 or above")
         self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
+        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+            raise UserError(
+                "--top_k and --top_p have no effect with --temperature 0: add --temperature 1, or leave them out"
+            )
         if self.acceptance_rule == "gumbel" and self.temperature == 0:
             raise UserError(
                 "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "

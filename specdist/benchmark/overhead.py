@@ -161,7 +161,7 @@ def measure_heads(
     def adding(head: TokenHead, logits_BV: Tensor) -> Callable[[], Tensor]:
         return partial(with_head_logits, logits_BV, head, hidden_BH, features_3B)
 
-    found = _behind_steps(
+    found = _after_steps(
         paged, batch_size, [partial(adding, head) for head in heads], num_repeats * STEPS_PER_REPEAT, seed
     )
     results = []
@@ -301,12 +301,12 @@ def _features_curve(paged: PagedPair, batch_size: int, num_passes: int) -> Curve
         return lambda: draft_features(logits_BV, undecided, drawn_B, settings).cpu()
 
     sizes = sorted({1, batch_size})
-    times_s = [_behind_steps(paged, size, [features_of], num_passes, seed=0)[0, 1] for size in sizes]
+    times_s = [_after_steps(paged, size, [features_of], num_passes, seed=0)[0, 1] for size in sizes]
     return Curve(sizes, [round(statistics.median(found_s) * NS_PER_S) for found_s in times_s])
 
 
 @torch.inference_mode()
-def _behind_steps(
+def _after_steps(
     paged: PagedPair,
     batch_size: int,
     extras: Sequence[Callable[[Tensor], Callable[[], Tensor]]],

@@ -140,6 +140,10 @@ def _title(result: BenchmarkResult) -> str:
 def _conditions(result: BenchmarkResult) -> str:
     work, settings = result.work, result.settings
     sampling = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
+    if settings.get("top_k"):
+        sampling += f", top_k {settings['top_k']}"
+    if settings.get("top_p", 1) < 1:
+        sampling += f", top_p {settings['top_p']:g}"
     if settings.get("acceptance_rule") == "gumbel":
         sampling += ", gumbel"
     groups = len(result.methods[0].groups)

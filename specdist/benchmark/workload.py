@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-
 import numpy as np
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.methods import Row
 from specdist.benchmark.pair import Pair
-from specdist.data import RowError, open_prompts
+from specdist.data import Prompts, RowError, open_prompts
 from specdist.job.tokens import PromptEncoder
 from specdist.utils.errors import UserError
 
 # The group of all rows where no column says groups.
 EVERYTHING = "all"
-
-logger = logging.getLogger(__name__)
 
 
 def make_workload(config: BenchmarkConfig, pair: Pair) -> dict[str, list[Row]]:
@@ -69,11 +63,8 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
     room = 1 if column is None else config.max_new_tokens
     encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=pair.max_positions - room)
 
-    def encode(row: int) -> list[int]:
-        return encoder.prompt_ids(prompts.prompt(row))
-
     if column is None:
-        return {EVERYTHING: [_encoded_or_refused(path, row, encode) for row in range(prompts.num_rows)]}
+        return {EVERYTHING: [_encoded(path, encoder, prompts, row) for row in range(prompts.num_rows)]}
     groups = prompts.groups("--group_column", column)
     share = config.num_prompts // len(groups)
     if not share:
@@ -81,7 +72,10 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
             f"--num_prompts {config.num_prompts} is less than a row for each of the {len(groups)} "
             f"groups of --group_column {column} ({', '.join(groups)}): raise it"
         )
-    found = {name: list(_usable(rows, share, encode)) for name, rows in groups.items()}
+    found = {
+        name: [prompt_ids for _, prompt_ids in encoder.usable_prompts(prompts, rows, share)]
+        for name, rows in groups.items()
+    }
     for name, usable in found.items():
         if not usable:
             raise UserError(
@@ -91,21 +85,8 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
     return found
 
 
-def _usable(rows: Sequence[int], share: int, encode: Callable[[int], list[int]]) -> Iterator[list[int]]:
-    """One row of each of ``share`` stretches, the first that can be used."""
-    num_wanted = min(share, len(rows))
-    bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
-    for first, end in pairwise(bounds):
-        for row in rows[first:end]:
-            try:
-                yield encode(row)
-                break
-            except RowError as error:
-                logger.warning("row %d is left out: %s", row, error.reason)
-
-
-def _encoded_or_refused(path: str, row: int, encode: Callable[[int], list[int]]) -> list[int]:
+def _encoded(path: str, encoder: PromptEncoder, prompts: Prompts, row: int) -> list[int]:
     try:
-        return encode(row)
+        return encoder.prompt_ids(prompts.prompt(row))
     except RowError as error:
         raise UserError(f"--prompts {path}, row {row}: {error.reason}; leave the row out") from error

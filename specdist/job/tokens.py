@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -18,6 +20,8 @@ from specdist.utils.errors import UserError
 TRIAL_TEXT = "A text."
 # Prompts whose length is looked at to tell what is typical.
 NUM_SAMPLED = 32
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
@@ -162,6 +166,23 @@ class PromptEncoder:
         for row in range(0, prompts.num_rows, step):
             with contextlib.suppress(RowError):
                 yield len(self.prompt_ids(prompts.prompt(row)))
+
+    def usable_prompts(
+        self, prompts: Prompts, rows: Sequence[int], num_wanted: int
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Row and tokens of as many prompts, spread evenly over the rows; instead of one that cannot be used
+        a later one, as far as the next."""
+        num_wanted = min(num_wanted, len(rows))
+        bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
+        for first, end in pairwise(bounds):
+            for row in rows[first:end]:
+                try:
+                    prompt_ids = self.prompt_ids(prompts.prompt(row))
+                except RowError as error:
+                    logger.warning("row %d is left out: %s", row, error.reason)
+                    continue
+                yield row, prompt_ids
+                break
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of a completion, without special tokens."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import tqdm
 
 from specdist.config.generate import GenerateConfig
-from specdist.data import RowError, open_prompts
+from specdist.data import open_prompts
 from specdist.data.files import write_json
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.sequence import Completion, Request
@@ -53,8 +51,6 @@ ORIGIN_OPTIONS = (
 
 # Fewer would leave the batch half empty for a large part of the replay, which a run's prompts do not.
 PROMPTS_PER_ROW = 8
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -211,18 +207,10 @@ def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
         messages_column=config.messages_column,
         limit=None,
     )
-    num_wanted = min(config.num_prompts, prompts.num_rows)
-    bounds = [index * prompts.num_rows // num_wanted for index in range(num_wanted + 1)]
-    requests = []
-    for first, end in pairwise(bounds):
-        for row_id in range(first, end):
-            try:
-                prompt_ids = encoder.prompt_ids(prompts.prompt(row_id))
-            except RowError as error:
-                logger.warning("row %d is left out: %s", row_id, error.reason)
-                continue
-            requests.append(Request(row_id=row_id, sample_index=0, prompt_ids=prompt_ids))
-            break
+    requests = [
+        Request(row_id=row_id, sample_index=0, prompt_ids=prompt_ids)
+        for row_id, prompt_ids in encoder.usable_prompts(prompts, range(prompts.num_rows), config.num_prompts)
+    ]
     if not requests:
         raise UserError(f"--prompts {config.prompts}: none of the prompts that were tried can be used")
     return requests

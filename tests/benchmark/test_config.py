@@ -35,6 +35,8 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--repeats", "0"], "--repeats 0 must be at least 1"),
         ([*SYNTHETIC, "--batch_sizes", "0"], "--batch_sizes .* must be at least 1"),
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
+        ([*SYNTHETIC, "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]"),
+        ([*SYNTHETIC, "--top_k", "5"], "--top_k and --top_p have no effect with --temperature 0"),
         ([*SYNTHETIC, "--prompt_column", "text"], "say where --prompts has its text"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
         ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is not a placement: choose from"),

@@ -107,10 +107,12 @@ def test_trained_pair_on_prompts_sampled(setting: Setting, run_job: RunJob, tmp_
         *("--target", str(pair.target_checkpoint.folder), "--draft", str(pair.draft_checkpoint.folder)),
         *("--output", "r.json", "--repeats", "1", "--batch_sizes", "2", "--max_new_tokens", "6"),
         *("--temperature", "1", "--overhead_repeats", "0", "--dtype", "bfloat16", "--prompts", "p.jsonl"),
+        *("--top_k", "20", "--top_p", "0.9"),
     )
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["synthetic"] is None
     assert document["models"]["dtype"] == "bfloat16"
+    assert "temperature 1, top_k 20, top_p 0.9" in stdout
     assert document["overhead"] == []
     assert document["work"]["longest_prompt"] == len("three is the longest of all")
     assert {method["num_rows_differing"] for method in document["methods"]} == {None}
