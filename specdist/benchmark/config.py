@@ -93,11 +93,13 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         help="specdist's draft: colocated = in the target's process; separate = in its own (default: "
         "colocated; separate for a profile)",
         action="extend",
+        choices=(COLOCATED, SEPARATE),
     )
     overlaps: list[str] | None = option(
         None,
         help="a separate draft: none = in turns with the target; ahead = drafts on meanwhile (default: both)",
         action="extend",
+        choices=OVERLAPS,
     )
     num_branches: int | None = option(
         None,
@@ -211,19 +213,11 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
 
     def _check_placements(self) -> None:
         self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))
-        unknown = [name for name in self.placements if name not in (COLOCATED, SEPARATE)]
-        if unknown:
-            raise UserError(
-                f"--placements {unknown[0]!r} is not a placement: choose from {COLOCATED}, {SEPARATE}"
-            )
         if self.overlaps is not None and not self.is_separate:
             raise UserError(
                 f"--overlaps {' '.join(self.overlaps)} has no effect without --placements separate: add it, "
                 "or leave it out"
             )
-        unknown = [name for name in self.overlaps or [] if name not in OVERLAPS]
-        if unknown:
-            raise UserError(f"--overlaps {unknown[0]!r} is none: choose from {', '.join(OVERLAPS)}")
         self.overlaps = [name for name in OVERLAPS if name in (self.overlaps or OVERLAPS)]
         if self.num_branches is None:
             return
@@ -241,7 +235,8 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             raise UserError(
-                "--top_k and --top_p have no effect with --temperature 0: add --temperature 1, or leave them out"
+                "--top_k and --top_p have no effect with --temperature 0: add --temperature 1, or leave them "
+                "out"
             )
         if self.acceptance_rule == "gumbel" and self.temperature == 0:
             raise UserError(

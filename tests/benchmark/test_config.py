@@ -39,7 +39,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--top_k", "5"], "--top_k and --top_p have no effect with --temperature 0"),
         ([*SYNTHETIC, "--prompt_column", "text"], "say where --prompts has its text"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
-        ([*SYNTHETIC, "--placements", "beside"], "--placements 'beside' is not a placement: choose from"),
+        ([*SYNTHETIC, "--placements", "beside"], "--placements: invalid choice: 'beside' .choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
         ([*SYNTHETIC, "--placements", "separate", "--num_branches", "13"], "must be in 0 .. 12"),
         ([*SYNTHETIC, "--acceptance_rule", "gumbel"], "no effect with --temperature 0"),
@@ -69,7 +69,10 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC[2:], "--profile", "p", "--policies", "all"], "--policies has no effect with --profile"),
         ([*SYNTHETIC, "--group_column", "task"], "--group_column task has no effect without --prompts"),
         ([*SYNTHETIC, "--overlaps", "ahead"], "--overlaps ahead has no effect without --placements separate"),
-        ([*SYNTHETIC, "--placements", "separate", "--overlaps", "both"], "--overlaps 'both' is none: choose"),
+        (
+            [*SYNTHETIC, "--placements", "separate", "--overlaps", "both"],
+            "--overlaps: invalid choice: 'both'",
+        ),
         (
             [*SYNTHETIC, "--placements", "separate", "--overlaps", "none", "--num_branches", "2"],
             "--num_branches 2 has no effect without .* --overlaps ahead",
