@@ -26,13 +26,13 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.proposals import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.job.costs import BRANCH_COUNTS, draft_curve
+from specdist.job.costs import draft_curve
 from specdist.job.replica import TARGET_GROUP
 from specdist.job.topology import Topology, join_world
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.runner import ModelRunner
-from specdist.policies.costs import Curve
+from specdist.policies.costs import BRANCH_COUNTS, Curve
 from specdist.utils.errors import UserError
 
 DRAFT_RANK = 1
