@@ -153,7 +153,7 @@ def test_prompts_that_cannot_be_used_are_replaced_by_later_ones(
         ({"max_draft_tokens": 0}, "--max_draft_tokens 0 must be at least 1"),
         ({"max_num_batched_tokens": 3}, "--max_num_batched_tokens 3 is less than"),
         ({"temperature": -1.0}, "--temperature -1.0"),
-        ({"replay_only": True, "output": "nowhere"}, "no exhaustive trace"),
+        ({"replay_only": True, "output": "nowhere"}, "not an exhaustive trace"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], changed: dict[str, Any], message: str) -> None:
