@@ -81,7 +81,7 @@ def test_a_file_keeps_all_of_it(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trace.arrow").write_bytes(b"no arrow")
-    with pytest.raises(UserError, match="no exhaustive trace"):
+    with pytest.raises(UserError, match="not an exhaustive trace"):
         ExhaustiveTrace.read(tmp_path / "trace.arrow")
 
 
