@@ -18,6 +18,7 @@ from specdist.job.activity import Activity, StackLog
 from specdist.job.launcher import find_launcher
 from specdist.job.logs import add_run_log
 from specdist.job.numa import bind_near_gpu
+from specdist.job.rank_store import Failure
 from specdist.job.restart import remember_replica, start_over
 from specdist.job.signals import StopRequest, end_process
 from specdist.job.topology import (
@@ -27,7 +28,7 @@ from specdist.job.topology import (
     rank_from_environment,
     topology_from_environment,
 )
-from specdist.job.watchdog import Failure, Watchdog, watch_over
+from specdist.job.watchdog import Watchdog, watch_over
 from specdist.utils.errors import UserError
 
 Config = TypeVar("Config")

@@ -13,8 +13,6 @@ another one that works is not at fault.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import logging
 import os
 import signal
@@ -23,13 +21,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
-
-import torch.distributed as dist
 
 from specdist.data.heartbeat import Process
 from specdist.engine.faults import first_line, is_out_of_memory
 from specdist.job.activity import STACKS_SIGNAL, Activity, StackLog
+from specdist.job.rank_store import Failure, RankState, RankStore
 from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meeting_store
 from specdist.utils.errors import UserError
 
@@ -48,43 +44,7 @@ STORE_TIMEOUT = timedelta(seconds=5)
 # Of a broken connection: not the reason but its effect.
 CONNECTION_WORDS = ("gloo", "NCCL", "onnection")
 
-Answer = TypeVar("Answer")
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a replica ends. ``usage``: an error for the user to read; ``memory``: with a smaller batch it would
-    go on; ``missing``: the rank has never come; ``silent``: its process is there, and does nothing;
-    ``stalled``: no rank gets on, and ``rank`` is the one that has noticed."""
-
-    kind: Literal["error", "usage", "memory", "missing", "gone", "silent", "stalled"]
-    rank: int
-    role: str
-    reason: str
-
-    def __str__(self) -> str:
-        if self.kind in ("missing", "stalled"):
-            return self.reason
-        return f"rank {self.rank} ({self.role}): {self.reason}"
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a rank tells the others of itself. ``idle_s``: seconds since its last step."""
-
-    process: Process
-    num_beats: int
-    num_steps: int
-    phase: str
-    idle_s: float
-    has_left: bool
-
-    @staticmethod
-    def from_json(text: str | bytes) -> _State:
-        values = json.loads(text)
-        return _State(**{**values, "process": Process(**values["process"])})
 
 
 @dataclass
@@ -92,7 +52,7 @@ class _Peer:
     """Another rank, as it is known here. ``state``: None until it has come."""
 
     rank: int
-    state: _State | None = None
+    state: RankState | None = None
     beaten_at: float = 0.0
 
 
@@ -102,7 +62,7 @@ class Watchdog:
     def __init__(
         self,
         topology: Topology,
-        store: dist.Store,
+        store: RankStore,
         activity: Activity,
         stacks: StackLog,
         *,
@@ -130,7 +90,6 @@ class Watchdog:
         self._began_at = self._looked_at = self._moved_at = time.monotonic()
         self._num_steps = 0
         self._failure: Failure | None = None
-        self._is_store_gone = False
         # Without a launcher that has a store of its own it ends with rank 0.
         self._hosts_store = hosts_store(topology)
         self._is_closed = threading.Event()
@@ -172,7 +131,7 @@ class Watchdog:
         if any(word in str(error) for word in CONNECTION_WORDS) and not is_out_of_memory(error):
             deadline = time.monotonic() + PATIENCE_S
             while time.monotonic() < deadline:
-                if (failure := self._known() or self._dead_peer()) is not None:
+                if (failure := self._store.failure() or self._dead_peer()) is not None:
                     return failure
                 time.sleep(POLL_S / 5)
         starts_over = is_out_of_memory(error) and self._can_start_over()
@@ -192,7 +151,7 @@ class Watchdog:
         if self._has_left:
             return self._stall(now)
         self._tell()
-        failure = self._known() or self._dead_peer()
+        failure = self._store.failure() or self._dead_peer()
         # The store may have gone with the launcher; processes are seen without it.
         if failure is not None or not all(self._ask(peer) for peer in self._watched()):
             return failure
@@ -215,7 +174,7 @@ class Watchdog:
     def _tell(self) -> None:
         with self._telling:
             self._num_beats += 1
-            state = _State(
+            state = RankState(
                 process=self._process,
                 num_beats=self._num_beats,
                 num_steps=self._activity.num_steps(),
@@ -223,31 +182,16 @@ class Watchdog:
                 idle_s=self._activity.idle_s,
                 has_left=self._has_left,
             )
-            text = json.dumps(dataclasses.asdict(state))
-            self._with_store(lambda store: store.set(f"state/{self._topology.rank}", text))
+            self._store.write_state(self._topology.rank, state)
 
     def _ask(self, peer: _Peer) -> bool:
         """Read what the peer has told last; False if the store does not answer."""
-        told = self._with_store(lambda store: _value(store, f"state/{peer.rank}"))
-        if told:
-            state = _State.from_json(told)
+        answers, state = self._store.read_state(peer.rank)
+        if state is not None:
             if peer.state is None or state.num_beats != peer.state.num_beats:
                 peer.beaten_at = time.monotonic()
             peer.state = state
-        return told is not None
-
-    def _with_store(self, use: Callable[[dist.Store], Answer]) -> Answer | None:
-        """None if the store does not answer. One that has gone with its process is not asked again: torch
-        prints a page for every try."""
-        if self._is_store_gone:
-            return None
-        try:
-            return use(self._store)
-        except dist.DistNetworkError:
-            self._is_store_gone = True
-        except RuntimeError:
-            pass  # it is late
-        return None
+        return answers
 
     def _watched(self) -> list[_Peer]:
         return [peer for peer in self._peers if peer.state is None or not peer.state.has_left]
@@ -256,10 +200,6 @@ class Watchdog:
         for peer in self._watched():
             self._ask(peer)
         return not self._watched()
-
-    def _known(self) -> Failure | None:
-        told = self._with_store(lambda store: _value(store, "failure"))
-        return Failure(**json.loads(told)) if told else None
 
     def _dead_peer(self) -> Failure | None:
         for peer in self._watched():
@@ -273,7 +213,7 @@ class Watchdog:
                     f"{peer.state.process} has disappeared without a message (while {peer.state.phase}): "
                     "killed or crashed"
                 )
-                return self._known() or self._report("gone", peer.rank, reason)
+                return self._store.failure() or self._report("gone", peer.rank, reason)
         return None
 
     def _missing_peers(self, now: float) -> Failure | None:
@@ -319,11 +259,9 @@ class Watchdog:
         return self._report("stalled", self._topology.rank, reason)
 
     def _report(self, kind: str, rank: int, reason: str) -> Failure:
-        """The first failure counts; the one that does is the answer."""
+        """The failure that counts: this one, or another that was reported before."""
         failure = Failure(kind, rank, self._topology.role_of(rank), reason)  # type: ignore[arg-type]
-        text = json.dumps(dataclasses.asdict(failure))
-        told = self._with_store(lambda store: store.compare_set("failure", "", text))
-        return Failure(**json.loads(told)) if told else failure
+        return self._store.report(failure)
 
     def _react(self, failure: Failure) -> None:
         self._failure = failure
@@ -347,11 +285,6 @@ class Watchdog:
                     os.kill(peer.state.process.pid, signal.SIGKILL)
 
 
-def _value(store: dist.Store, key: str) -> bytes:
-    """Empty for a key that nobody has set; :meth:`get` alone would wait for it."""
-    return store.get(key) if store.check([key]) else b""
-
-
 def watch_over(
     topology: Topology,
     activity: Activity,
@@ -364,4 +297,4 @@ def watch_over(
     # On the process group's own connection the main thread may wait.
     store = meeting_store(topology, "watchdog")
     store.set_timeout(STORE_TIMEOUT)
-    return Watchdog(topology, store, activity, stacks, end=end, can_start_over=can_start_over)
+    return Watchdog(topology, RankStore(store), activity, stacks, end=end, can_start_over=can_start_over)
