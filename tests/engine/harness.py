@@ -101,18 +101,8 @@ class Harness:
                 paged_runner(draft, acceleration, head, device, reads_head=reads_head(self.policy))
             )
         self.trusts_draft = trusts_draft
+        self.is_traced = is_traced
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
-        self.assembly = Assembly(
-            settings=self.settings,
-            vocab_size=self.vocab_size,
-            stop_rules=self.stop_rules,
-            scheduling=self.scheduling,
-            num_pages=num_pages,
-            page_size=PAGE_SIZE,
-            ahead=self.ahead,
-            is_traced=is_traced,
-            trusts_draft=trusts_draft,
-        )
         for runner in self.runners:
             self.assembly.allocate(
                 runner,
@@ -120,7 +110,21 @@ class Harness:
                 max_branch_tokens=num_ahead_tokens,
             )
         self.stats_recorder = StatsRecorder()
-        self.is_traced = is_traced
+
+    @property
+    def assembly(self) -> Assembly:
+        """Of what this harness is set to by now: tests change its settings between runs."""
+        return Assembly(
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            stop_rules=self.stop_rules,
+            scheduling=self.scheduling,
+            num_pages=self.num_pages,
+            page_size=PAGE_SIZE,
+            ahead=self.ahead,
+            is_traced=self.is_traced,
+            trusts_draft=self.trusts_draft,
+        )
 
     def target(self) -> Target:
         return self.assembly.local_target(self.runners[0])

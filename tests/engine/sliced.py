@@ -89,7 +89,7 @@ class SlicedTarget:
         logits = []
         for runner in self._runners:
             runner.update_pages(updates)
-            logits.append(runner.forward(batch, verify_input.index_N))
+            logits.append(runner.forward(batch, verify_input.logits_indices_N))
 
         def follow(vocabulary: VocabParallelVerifier, logits_Nv: Tensor) -> None:
             assert vocabulary.verify(logits_Nv, verify_input) is None or not len(logits_Nv)

@@ -12,7 +12,7 @@ import pytest
 from specdist.cache.pages import PageUpdates
 from specdist.engine import engine as engine_module
 from specdist.engine.device_clock import DeviceClock
-from specdist.engine.proposals import ProposalReply, RoleTimes, Traffic
+from specdist.engine.proposals import AheadReport, ProposalReply, RoleTimes, Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Request, Sequence
 from specdist.engine.stats_recorder import StatsRecorder
@@ -123,8 +123,7 @@ def reply_of(num_passes: int, draft_ns: int) -> ProposalReply:
     nothing = np.zeros(0, np.int64)
     return ProposalReply(
         next_token_ids_R=nothing, num_drafted_R=nothing, candidate_ids_C=nothing,
-        draft_probabilities_C=nothing, num_ahead_R=nothing, is_hit_R=nothing, num_branches_R=nothing,
-        num_branch_tokens_R=nothing, branch_ranks_R=nothing, draft_pass_sizes_P=np.ones(num_passes, np.int64),
+        draft_probabilities_C=nothing, ahead=AheadReport.nothing(0), draft_pass_sizes_P=np.ones(num_passes, np.int64),
         times=RoleTimes(draft=draft_ns, prefill=5, transfer=3, idle=11),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 
-from specdist.engine import draft as draft_module
+from specdist.engine import draft_worker as draft_module
 from specdist.engine import engine as engine_module
 from specdist.engine.timeline import HostClock
 from specdist.job.costs import NUM_PASSES, NUM_WARMUPS, measure_curve, verify_logits

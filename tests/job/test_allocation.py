@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -290,6 +291,7 @@ def test_a_rank_gives_back_what_loading_left_before_it_asks_what_is_free(
 def test_too_much_asked_for_is_a_warning(
     large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, logger="specdist")
     rank_room(large, config_of(cache_memory="15GiB"), monkeypatch)
     assert not caplog.records
     rank_room(large, config_of(cache_memory="29GiB"), monkeypatch)

@@ -74,7 +74,7 @@ def lose_weights(folder: Path) -> list[str]:
 def cut_weights(folder: Path) -> list[str]:
     path = folder / "model-00002-of-00003.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    return [path.name, "no whole safetensors file", "fetch it again"]
+    return [path.name, "is not a whole safetensors file", "fetch it again"]
 
 
 def damage_index(folder: Path) -> list[str]:
@@ -108,7 +108,7 @@ def leave_folder(folder: Path) -> list[str]:
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     index["weight_map"]["model.norm.weight"] = "../other/model.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return ["model.safetensors.index.json", "no file of this folder"]
+    return ["model.safetensors.index.json", "not a file of this folder"]
 
 
 def damage_config(folder: Path) -> list[str]:
@@ -188,7 +188,7 @@ def test_an_unusable_model_folder_is_refused(
             ["family gpt_neo", "DeepSpeed cannot shard", "--tp_size 1"],
         ),
         ("gptj", {}, 1, ["family gptj", "attention registry", "cannot run it", "choose a model"]),
-        ("t5", {}, 1, ["family t5", "no causal language model"]),
+        ("t5", {}, 1, ["family t5", "not a causal language model"]),
         (
             "llama",
             {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3},

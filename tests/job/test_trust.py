@@ -153,7 +153,7 @@ def test_a_pickle_that_is_more_or_less_than_tensors_is_refused(
     else:
         path.write_bytes(path.read_bytes()[:-100])
     ended = run_here(**(options | {"target": target}), allow_pickle=True, output=tmp_path / "run")
-    refused(ended, f"--target {target}", path.name, "no whole PyTorch file", "fetch it again")
+    refused(ended, f"--target {target}", path.name, "not a whole PyTorch file", "fetch it again")
     assert not (tmp_path / "sprung").exists()
 
 

@@ -85,7 +85,7 @@ def test_deciding_holds_what_is_reserved_for_logits(name: str) -> None:
     size = model_size("it", WIDE, 2)
     keys, positions = np.zeros(NUM_ASKED, np.int64), np.arange(NUM_ASKED)
     verify_input = VerifyInput(
-        index_N=positions,
+        logits_indices_N=positions,
         stream_keys_N=keys,
         target_logits_indices_C=positions[:-8],
         positions_N=positions,
