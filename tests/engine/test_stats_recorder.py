@@ -123,7 +123,8 @@ def reply_of(num_passes: int, draft_ns: int) -> ProposalReply:
     nothing = np.zeros(0, np.int64)
     return ProposalReply(
         next_token_ids_R=nothing, num_drafted_R=nothing, candidate_ids_C=nothing,
-        draft_probabilities_C=nothing, ahead=AheadReport.nothing(0), draft_pass_sizes_P=np.ones(num_passes, np.int64),
+        draft_probabilities_C=nothing, ahead=AheadReport.nothing(0),
+        draft_pass_sizes_P=np.ones(num_passes, np.int64),
         times=RoleTimes(draft=draft_ns, prefill=5, transfer=3, idle=11),
     )  # fmt: skip
 
