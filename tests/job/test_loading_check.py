@@ -78,7 +78,7 @@ def test_a_restart_leaves_the_manifest_as_it_is(options: dict[str, Any], tmp_pat
     before = (output / "manifest.json").read_bytes()
     (output / "shards" / "shard-00001.json").unlink()
     again = run_here(**options, output=output)
-    assert again.totals["complete"] is True and "the target is loaded" in again.stderr
+    assert again.totals["complete"] is True and "the loaded target matches its checkpoint" in again.stderr
     assert (output / "manifest.json").read_bytes() == before
 
 

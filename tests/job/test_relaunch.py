@@ -196,7 +196,7 @@ def test_a_finished_shard_that_is_not_whole_any_more_is_done_again(
         ended = run_here(**options, output=finished)
     assert ended.totals["num_rows"] == 24
     if name != "shards/shard-00001.arrow" or damage == "cut":
-        assert "shard-00001.arrow is not what was recorded" in ended.stderr
+        assert "shard-00001.arrow does not match its completion record" in ended.stderr
     assert shard_bytes(finished) == shard_bytes(greedy[0])
 
 
