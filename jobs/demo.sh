@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The whole thing on one CPU, from nothing: install, train a small pair of models, generate with two
-# tensor-parallel target ranks and a draft rank, print what came out, and write a report of it.
+# The whole pipeline on one CPU, from scratch: install, train a small pair of models, generate with two
+# tensor-parallel target ranks and a draft rank, print some results, and write a report.
 #
 #   bash jobs/demo.sh [--option value ...]     options of jobs/generate.py, such as --temperature 0
 #
-# A second run reuses what the first one built and generated; --overwrite generates anew, and has to be given
+# A second run reuses what the first one built and generated; --overwrite generates again, and must be given
 # together with changed options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source jobs/install.sh
 
-# The demo is for every machine: it stays on the CPU where there are GPUs too.
+# The demo runs on every machine, so it stays on the CPU even if there are GPUs.
 export DS_ACCELERATOR=cpu TOKENIZERS_PARALLELISM=false
 
-# Threads that wait by spinning make training twenty times slower on a machine that does something else too.
+# Threads that spin while waiting make training twenty times slower on a machine that is also busy otherwise.
 OMP_WAIT_POLICY=PASSIVE "$SPECDIST_PYTHON" jobs/train_demo.py --output runs/demo/pair
 
 # One thread each: three ranks that all take every core would only wait for one another.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make the project runnable: a virtual environment in .venv with the project and everything it needs, in the versions
-# of jobs/constraints-cuda.txt where there is nvidia-smi, else of jobs/constraints-cpu.txt.
+# Install the project and its dependencies into a virtual environment in .venv, with the versions
+# of jobs/constraints-cuda.txt if nvidia-smi is found, otherwise of jobs/constraints-cpu.txt.
 #
 #   bash jobs/install.sh       install, nothing else
 #   source jobs/install.sh     from a script: it then runs "$SPECDIST_PYTHON"
@@ -8,7 +8,7 @@
 # SPECDIST_PYTHON=/path/to/python   use this environment, which has the project already; nothing is installed
 # PYTHON=python3.12                 the interpreter that makes .venv (default: python3)
 #
-# It does nothing when .venv was made from the same pyproject.toml and constraints.
+# It does nothing if .venv was created from the same pyproject.toml and constraints.
 set -euo pipefail
 
 SPECDIST_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -21,9 +21,9 @@ fail() {
 make_environment() {
     local python="${PYTHON:-python3}"
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-        fail "PYTHON=$python is not Python 3.10 or newer: set PYTHON to one that is"
+        fail "PYTHON=$python is older than Python 3.10: set PYTHON to a newer one"
     "$python" -c 'import ensurepip, venv' ||
-        fail "$python cannot make virtual environments: install its venv module (on Debian: python3-venv)"
+        fail "$python cannot create virtual environments: install its venv module (on Debian: python3-venv)"
     "$python" -m venv .venv
 }
 
@@ -40,7 +40,7 @@ install_project() {
         return
     fi
     [[ -x .venv/bin/python ]] || make_environment
-    echo "installing the project into $PWD/.venv (the first time takes some minutes)"
+    echo "installing the project into $PWD/.venv (the first time takes a few minutes)"
     rm -f "$stamp"
     "${pip[@]}"
     printf '%s\n' "$wanted" >"$stamp"
@@ -53,5 +53,5 @@ if [[ -z "${SPECDIST_PYTHON:-}" ]]; then
     SPECDIST_PYTHON="$SPECDIST_ROOT/.venv/bin/python"
 elif ! "$SPECDIST_PYTHON" -c 'import specdist'; then
     fail "SPECDIST_PYTHON=$SPECDIST_PYTHON cannot import specdist: install the project there (pip install -e .)," \
-        "or unset SPECDIST_PYTHON to have .venv made"
+        "or unset SPECDIST_PYTHON to create .venv"
 fi

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One replica, as slurm/run.sh starts it on every node, REPLICAS times: the GPUs that are its own, and a launch.
+# One replica: picks its GPUs and launches the job. slurm/run.sh starts this REPLICAS times on every node.
 set -euo pipefail
 
 # The node's GPUs for this job, as CUDA names them, one per line; none on a node without GPUs. CUDA_VISIBLE_DEVICES
-# may hold numbers, or UUIDs of GPUs and of MIG slices. Where Slurm was not told to set it, SLURM_STEP_GPUS and
-# SLURM_JOB_GPUS hold the node's numbers; where cgroups hide the other GPUs, those that are left count from 0.
+# may hold numbers, or UUIDs of GPUs and of MIG slices. If Slurm is not configured to set it, SLURM_STEP_GPUS and
+# SLURM_JOB_GPUS hold the node's numbers; where cgroups hide the other GPUs, the visible ones count from 0.
 gpus_of_job() {
     local visible="${CUDA_VISIBLE_DEVICES:-}" numbers="${SLURM_STEP_GPUS:-${SLURM_JOB_GPUS:-}}" num_seen=0
     if [[ $visible == NoDevFiles ]]; then # Slurm's word for none
@@ -32,8 +32,8 @@ if ((${#gpus[@]})); then
     mine=("${gpus[@]:SLURM_LOCALID*GPUS_PER_REPLICA:GPUS_PER_REPLICA}")
     if ((${#mine[@]} < GPUS_PER_REPLICA)); then
         all="$(IFS=, && echo "${gpus[*]}")"
-        echo "error: replica $SLURM_LOCALID of this node needs $GPUS_PER_REPLICA GPUs, but of $all ${#mine[@]}" \
-            "are left: raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA" >&2
+        echo "error: replica $SLURM_LOCALID of this node needs $GPUS_PER_REPLICA GPUs, but only ${#mine[@]} of $all" \
+            "remain: raise --gpus-per-node, or lower REPLICAS or GPUS_PER_REPLICA" >&2
         exit 2
     fi
     CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${mine[*]}")"

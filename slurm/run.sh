@@ -21,8 +21,8 @@
 #SBATCH --gpus-per-node=5
 #SBATCH --cpus-per-task=40
 #SBATCH --time=24:00:00
-# Two minutes before the time is over the replicas are asked to stop, and the job goes back into the queue. So it
-# does when it is preempted or loses its node. It goes on where it was: finished rows are kept.
+# Two minutes before the time limit the replicas are asked to stop and the job is requeued. The same happens
+# when it is preempted or loses its node. It resumes where it stopped: finished rows are kept.
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -32,7 +32,7 @@
 REPLICAS="${REPLICAS:-1}"                  # on each node
 GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-5}"  # ranks, each on a GPU of its own: tp_size and one for the draft
 ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
-MAX_RESTARTS="${MAX_RESTARTS:-3}"          # a job that fails goes back into the queue, unless it has been there so often
+MAX_RESTARTS="${MAX_RESTARTS:-3}"          # a job that fails is requeued at most this many times
 
 set -euo pipefail
 
@@ -46,11 +46,11 @@ fi
 cd "$SLURM_SUBMIT_DIR"
 export SPECDIST_PYTHON="${SPECDIST_PYTHON:-$PWD/.venv/bin/python}" GPUS_PER_REPLICA ACCELERATE_CONFIG
 if ! command -v "$SPECDIST_PYTHON" >/dev/null; then
-    echo "error: there is no $SPECDIST_PYTHON: run jobs/install.sh in $PWD first, or set SPECDIST_PYTHON" >&2
+    echo "error: $SPECDIST_PYTHON was not found: run jobs/install.sh in $PWD first, or set SPECDIST_PYTHON" >&2
     exit 1
 fi
 
-# A replica that fails takes no other with it: they do its shards.
+# A replica that fails does not end the others, which take over its shards.
 srun --ntasks="$((SLURM_JOB_NUM_NODES * REPLICAS))" --ntasks-per-node="$REPLICAS" --overcommit --cpu-bind=none \
     --kill-on-bad-exit=0 --wait=0 bash slurm/replica.sh "$@" &
 replicas=$!
@@ -68,7 +68,7 @@ while kill -0 "$replicas" 2>/dev/null; do # a signal has ended the waiting
     wait "$replicas" || code=$?
 done
 
-# A wrong option (2) stays wrong. 75, or 143 where there was nothing to save: asked to stop.
+# 2: a wrong option, which a restart does not cure. 75, or 143 if there was nothing to save: asked to stop.
 is_failure() {
     case $code in 0 | 2 | 75 | 130 | 143) return 1 ;; esac
     [[ -z $is_cancelled && $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]]
@@ -76,7 +76,7 @@ is_failure() {
 if [[ -n $requeue ]] && ((code != 0)); then
     scontrol requeue "$SLURM_JOB_ID"
 elif is_failure && ((${SLURM_RESTART_COUNT:-0} < MAX_RESTARTS)); then
-    echo "a replica has failed (exit code $code): the job goes back into the queue" >&2
+    echo "a replica has failed (exit code $code): requeuing the job" >&2
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

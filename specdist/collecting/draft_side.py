@@ -165,8 +165,8 @@ class DraftSide:
         stored_NH = hidden_NH.to(getattr(torch, self._hidden_dtype))
         if not bool(stored_NH.isfinite().all()):
             raise UserError(
-                f"--hidden_dtype {self._hidden_dtype} cannot hold the draft's hidden states, which are as "
-                f"large as {float(hidden_NH.abs().max()):.3g}: use --hidden_dtype float32"
+                f"--hidden_dtype {self._hidden_dtype} cannot represent the draft's hidden states, whose "
+                f"largest value is {float(hidden_NH.abs().max()):.3g}: use --hidden_dtype float32"
             )
         return stored_NH.cpu().numpy()
 

@@ -91,8 +91,8 @@ def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> N
     num_rows = sum(end - first for first, end in map(plan.shards.bounds, plan.pending_shards))
     num_examples = num_rows * config.max_new_tokens * _share_of_tokens(config)
     logger.info(
-        "an example takes %s bytes, a million of them %.2f GB; up to about %s come from %s rows: "
-        "%.1f MB, a shard of %s rows in memory %.1f MB",
+        "an example takes %s bytes (a million of them %.2f GB); at most about %s examples from %s rows: %.1f "
+        "MB; a shard of %s rows in memory: %.1f MB",
         f"{num_bytes:,}",
         num_bytes * MILLION / GB,
         f"{num_examples:,.0f}",
@@ -104,8 +104,8 @@ def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> N
     free = shutil.disk_usage(plan.folder.path).free
     if num_examples * num_bytes > free:
         logger.warning(
-            "--output %s has %.2f GB free, too little if all responses have --max_new_tokens %s: lower that, "
-            "or --limit",
+            "--output %s has %.2f GB free, which is not enough if all responses reach --max_new_tokens %s: "
+            "lower that, or --limit",
             config.output,
             free / GB,
             config.max_new_tokens,

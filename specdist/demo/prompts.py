@@ -27,8 +27,9 @@ def cut_prompts(
     pairs = [pair for document in documents for pair in _cut(document, tokenizer)]
     if len(pairs) < num_prompts:
         raise UserError(
-            f"--num_prompts {num_prompts} is more than the {len(pairs)} that the held-out documents of this "
-            "Python's standard library give: lower it, or use a Python with its complete standard library"
+            f"--num_prompts {num_prompts} is more than the {len(pairs)} available from the held-out "
+            "documents of this Python's standard library: lower it, or use a Python with its complete "
+            "standard library"
         )
     chosen = [pairs[index * len(pairs) // num_prompts] for index in range(num_prompts)]
     prompts, references = zip(*chosen, strict=True)

@@ -65,7 +65,7 @@ def load_corpus(*, held_out_one_in: int = HELD_OUT_ONE_IN, stdlib: Path | None =
     documents = drop_near_duplicates([*topic_documents(stdlib), *module_documents(stdlib)])
     if not documents:
         raise UserError(
-            f"the standard library folder {stdlib} holds no Python sources to read docstrings from: use a "
+            f"the standard library folder {stdlib} contains no Python sources to read docstrings from: use a "
             "Python whose standard library is installed as .py files (not a zip or a minimal package)"
         )
     held_out = {document for document in documents if _is_held_out(document, held_out_one_in)}

@@ -56,64 +56,74 @@ class EvaluateConfig:
         None, help=f"one of {', '.join(TASKS)}, or module:function, a function from a row to its score"
     )
     against: str | None = option(
-        None, help="another run over the same prompts: are the tokens the same, and the scores?"
+        None, help="another run over the same prompts: compare the tokens and the scores"
     )
     output: str | None = option(
-        None, help="folder for results.json and the rows (default: evaluation/TASK in the run's folder)"
+        None, help="folder for results.json and the rows (default: evaluation/TASK in the run folder)"
     )
-    overwrite: bool = option(False, help="replace the results that --output holds")
+    overwrite: bool = option(False, help="replace existing results in --output")
 
     # How completions are read
     reference_column: str | None = option(
-        None, help="column of the right answers (default: reference; gsm8k: final_answer, else reference)"
+        None, help="column of the correct answers (default: reference; gsm8k: final_answer, else reference)"
     )
     choices_column: str | None = option(
         None,
-        help="multiple_choice: column that lists the choices' texts, for references that are not letters",
+        help="multiple_choice: column with the list of choice texts, for references that are not letters",
     )
     cut_at: list[str] | None = option(
-        None, help="cut completions at the first of these strings before they are scored", action="extend"
+        None, help="cut completions at the first of these strings before scoring", action="extend"
     )
-    ignore_case: bool = option(False, help="exact_match: a and A are the same")
-    ignore_punctuation: bool = option(False, help="exact_match: leave out ASCII punctuation")
-    use_stemmer: bool = option(False, help="rouge: compare words without their endings (Porter)")
+    ignore_case: bool = option(False, help="exact_match: ignore case")
+    ignore_punctuation: bool = option(False, help="exact_match: ignore ASCII punctuation")
+    use_stemmer: bool = option(False, help="rouge: compare word stems (Porter stemmer)")
 
     # Code
     k: list[int] | None = option(
-        None, help="humaneval: numbers of tries of pass@k (default 1, and the samples per prompt)",
+        None, help="humaneval: the values of k in pass@k (default: 1 and the number of samples per prompt)",
         action="extend",
     )  # fmt: skip
     allow_code_execution: bool = option(
         False, help="humaneval: run the generated programs on this machine, each in a sandbox"
     )
-    time_limit_s: float | None = option(None, help="humaneval: seconds for a program (default 10)")
-    memory_limit_mib: int | None = option(None, help="humaneval: MiB for a program (default 2048)")
+    time_limit_s: float | None = option(
+        None, help="humaneval: time limit of a program, in seconds (default 10)"
+    )
+    memory_limit_mib: int | None = option(
+        None, help="humaneval: memory limit of a program, in MiB (default 2048)"
+    )
     num_workers: int | None = option(
-        None, help="humaneval: programs at a time (default 0: one per processor)"
+        None, help="humaneval: number of programs run in parallel (default 0: one per CPU core)"
     )
 
     # Likelihood
     model: str | None = option(None, help="likelihood: folder or hub id of the target")
     device: Literal["auto", "cpu", "cuda"] | None = option(
-        None, help="likelihood: auto (default) = cuda where there is one"
+        None, help="likelihood: auto (default) = cuda if available"
     )
     max_num_batched_tokens: int | None = option(
-        None, help="likelihood: most tokens of a pass, padding included (default 4096)"
+        None, help="likelihood: maximum number of tokens per pass, including padding (default 4096)"
     )
 
     # Statistics
-    confidence: float = option(0.95, help="of the bootstrap intervals")
-    num_resamples: int = option(2000, help="of the bootstrap")
-    seed: int = option(0, help="of the bootstrap and of the paired test")
+    confidence: float = option(0.95, help="confidence level of the bootstrap intervals")
+    num_resamples: int = option(2000, help="number of bootstrap resamples")
+    seed: int = option(0, help="seed of the bootstrap and of the paired test")
 
     # lm-evaluation-harness
     lm_eval_export: list[str] | None = option(
-        None, help="instead of a run: write the prompts of these tasks of lm-evaluation-harness into the "
-        ".arrow file --output, and the options that they want into a .yaml file beside it", action="extend",
-    )  # fmt: skip
-    lm_eval_include: str | None = option(None, help="with --lm_eval_export: folder of more task YAMLs")
-    lm_eval_num_fewshot: int | None = option(None, help="with --lm_eval_export: examples before a prompt")
-    lm_eval_limit: int | None = option(None, help="with --lm_eval_export: only the first N of each task")
+        None,
+        help="instead of evaluating a run: write the prompts of these lm-evaluation-harness tasks to the "
+        ".arrow file --output, and the options that they require to a .yaml file next to it",
+        action="extend",
+    )
+    lm_eval_include: str | None = option(
+        None, help="with --lm_eval_export: folder of additional task YAML files"
+    )
+    lm_eval_num_fewshot: int | None = option(None, help="with --lm_eval_export: number of few-shot examples")
+    lm_eval_limit: int | None = option(
+        None, help="with --lm_eval_export: only the first N documents of each task"
+    )
 
     def __post_init__(self) -> None:
         for name, holds, rule in RULES:
@@ -180,9 +190,8 @@ class EvaluateConfig:
         self._refuse(others, f"with --task {self.task}" if self.task else "without --task")
         if kind == HUMANEVAL and not self.allow_code_execution:
             raise UserError(
-                "--task humaneval runs programs that a model has written, on this machine: add "
-                "--allow_code_execution if that is what you want; they run in a sandbox, which is no "
-                "virtual machine"
+                "--task humaneval runs programs written by a model on this machine: add "
+                "--allow_code_execution to allow it; they run in a sandbox, which is not a virtual machine"
             )
         if kind == LIKELIHOOD and self.model is None:
             raise UserError("--task likelihood needs --model, the folder of the target")
@@ -206,7 +215,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("k", lambda values: min(values, default=0) >= 1, "must be at least 1"),
     ("cut_at", all, "must not be empty"),
     ("time_limit_s", _is_positive, "must be positive"),
-    ("memory_limit_mib", lambda value: value >= 64, "must be at least 64: Python itself needs that"),
+    ("memory_limit_mib", lambda value: value >= 64, "must be at least 64, which Python itself needs"),
     ("num_workers", lambda value: value >= 0, "must not be negative"),
     ("max_num_batched_tokens", _is_positive, "must be positive"),
     ("lm_eval_num_fewshot", lambda value: value >= 0, "must not be negative"),

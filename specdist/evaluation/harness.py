@@ -90,7 +90,7 @@ def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str,
     if completions.manifest is not None:
         _check_options(completions.manifest.fingerprint, settings["options"])
     else:
-        logger.warning("a merged file does not say how it was generated: its options are not checked")
+        logger.warning("a merged file does not record how it was generated, so its options are not checked")
     return settings
 
 
@@ -134,7 +134,9 @@ def run_options(asked: Sequence[Any]) -> dict[str, Any]:
             tasks.append(request.task_name)
     if len(by_task) > 1:
         groups = "; ".join(f"{', '.join(tasks)}: {wanted}" for wanted, tasks in by_task.items())
-        raise UserError(f"--lm_eval_export: the tasks want different options, export them apart: {groups}")
+        raise UserError(
+            f"--lm_eval_export: the tasks require different options; export them separately: {groups}"
+        )
     options: dict[str, Any] = json.loads(next(iter(by_task)))
     return options
 
@@ -143,8 +145,8 @@ def _options(request: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(wanted) - KNOWN_OPTIONS)
     if unknown:
         raise UserError(
-            f"--lm_eval_export {request.task_name}: the task wants {unknown[0]}={wanted[unknown[0]]!r}, "
-            "which specdist does not have"
+            f"--lm_eval_export {request.task_name}: the task requires {unknown[0]}={wanted[unknown[0]]!r}, "
+            "which specdist does not support"
         )
     options = {
         "temperature": float(wanted["temperature"]),
@@ -163,14 +165,14 @@ def _check_options(fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -
         is_greedy = wanted["temperature"] == 0 == fingerprint["temperature"]
         if fingerprint[name] != wanted[name] and not (is_greedy and name.startswith("top_")):
             raise UserError(
-                f"--task {LM_EVAL}: the run had {name} {fingerprint[name]}, and its tasks want "
+                f"--task {LM_EVAL}: the run had {name} {fingerprint[name]}, but its tasks require "
                 f"{wanted[name]}: generate with the .yaml file that --lm_eval_export has written, as --config"
             )
     others = sorted(set(fingerprint["stop"] or ()) - set(options.get("stop", ())))
     if others:
         raise UserError(
-            f"--task {LM_EVAL}: the run stopped at {others[0]!r}, which its tasks do not want: generate "
-            "with the .yaml file that --lm_eval_export has written, as --config"
+            f"--task {LM_EVAL}: the run stopped at {others[0]!r}, which its tasks do not use as a stop "
+            "string: generate with the .yaml file that --lm_eval_export has written, as --config"
         )
 
 
@@ -234,7 +236,7 @@ def _answering(answers: Mapping[tuple[str, int, int], tuple[str, str]]) -> Any:
         def _answer(self, key: tuple[str, int, int], request: Any) -> str:
             prompt, answer = answers.get(key, (None, ""))
             if prompt != request.args[0]:
-                what = "is not in the run" if prompt is None else "has another prompt in the run"
+                what = "is not in the run" if prompt is None else "has a different prompt in the run"
                 raise UserError(
                     f"--task {LM_EVAL}: request {key[2]} of document {key[1]} of {key[0]} {what}: was the "
                     "run made from this export, and is it complete?"
@@ -252,8 +254,8 @@ def _answering(answers: Mapping[tuple[str, int, int], tuple[str, str]]) -> Any:
 
 def _not_generated(requests: Sequence[Any]) -> UserError:
     return UserError(
-        f"--lm_eval_export {requests[0].task_name}: the task asks for likelihoods, and a run has "
-        f"completions only: choose tasks whose output_type is {GENERATE}"
+        f"--lm_eval_export {requests[0].task_name}: the task requires likelihoods, but a run has only "
+        f"completions: choose tasks whose output_type is {GENERATE}"
     )
 
 

@@ -92,7 +92,7 @@ def _tries(wanted: list[int] | None, counts_P: np.ndarray) -> list[int]:
         return sorted({1, num_samples})
     if max(wanted) > num_samples:
         raise UserError(
-            f"--k {max(wanted)} needs as many samples of every prompt, and this run has {num_samples}: "
+            f"--k {max(wanted)} needs at least as many samples per prompt, and this run has {num_samples}: "
             "generate with a larger --num_samples"
         )
     return sorted(set(wanted))

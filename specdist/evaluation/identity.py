@@ -122,7 +122,7 @@ def compare_tokens(first: Completions, second: Completions) -> Identity:
 def expectation(first: Completions, second: Completions) -> str:
     """What the manifests say of the same tokens in both runs."""
     if first.manifest is None or second.manifest is None:
-        return "unknown: a merged file does not say how its run was made"
+        return "unknown: a merged file does not record how its run was generated"
     ours, theirs = first.manifest.fingerprint, second.manifest.fingerprint
     differing = {
         name for name in (set(ours) | set(theirs)) - LAYOUT_FIELDS if ours.get(name) != theirs.get(name)
@@ -130,22 +130,23 @@ def expectation(first: Completions, second: Completions) -> str:
     is_greedy = ours.get("temperature") == 0 == theirs.get("temperature")
     relevant = differing & (SAMPLE_FIELDS if is_greedy else SAMPLE_FIELDS | DRAWING_FIELDS)
     if relevant:
-        return f"other tokens: the runs differ in {', '.join(sorted(relevant))}"
+        return f"different tokens: the runs differ in {', '.join(sorted(relevant))}"
     if differing and any(run.is_exact is False for run in (first, second)):
-        return "other tokens: one of the runs is lossy"
+        return "different tokens: one of the runs is lossy"
     limit = ""
     if ours.get("max_seq_len") != theirs.get("max_seq_len"):
-        limit = ", but for rows that reach the smaller max_seq_len"
+        limit = ", except in rows that reach the smaller max_seq_len"
     if is_greedy or ours.get("acceptance") == "gumbel" == theirs.get("acceptance"):
         how = "greedy" if is_greedy else "gumbel with one seed"
-        return f"the same tokens, up to rounding where logits tie: {how} emits the target's own{limit}"
+        same = "the same tokens, except for rounding where logits are nearly tied"
+        return f"{same}: {how} emits the target's own{limit}"
     if differing:
         names = ", ".join(sorted(differing))
-        return f"the same distribution, and other tokens: under rejection they depend on {names}"
+        return f"the same distribution, but different tokens: with rejection they depend on {names}"
     if "distribution" in (
         run.manifest.info.get("reproducibility") for run in (first, second) if run.manifest
     ):
-        return "the same distribution, and other tokens: block lengths depend on the batch"
+        return "the same distribution, but different tokens: block lengths depend on the batch"
     return f"the same tokens, up to rounding: the runs have the same settings{limit}"
 
 
@@ -207,8 +208,8 @@ def _check_prompts(first: Completions, second: Completions, ours_N: np.ndarray, 
         if ours != theirs:
             row_id = first.table["row_id"][int(ours_N[index])].as_py()
             raise UserError(
-                f"--against {second.path}: row {row_id} has another prompt there; compare runs over the same "
-                "prompts"
+                f"--against {second.path}: row {row_id} has a different prompt there; compare runs over the "
+                "same prompts"
             )
 
 

@@ -45,7 +45,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
     rows = completions.rows(*IDENTITY_COLUMNS, "prompt", "completion_ids", "num_prompt_tokens")
     scored = [row["finish_reason"] != ERROR and len(row["completion_ids"]) > 0 for row in rows]
     if not any(scored):
-        raise UserError(f"{completions.path} has no completion with a token")
+        raise UserError(f"{completions.path} has no completion with any token")
     tokenizer = load_tokenizer(checkpoint)
     token_rows = [
         _token_row(tokenizer, row, checkpoint)
@@ -131,7 +131,7 @@ def _token_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], checkpoi
         if len(prompt_ids) == row["num_prompt_tokens"]:
             return TokenRow([*prompt_ids, *row["completion_ids"]], len(prompt_ids))
     raise UserError(
-        f"--model {checkpoint.name}: its tokenizer makes {len(prompt_ids)} tokens of the prompt of row "
+        f"--model {checkpoint.name}: its tokenizer gives {len(prompt_ids)} tokens for the prompt of row "
         f"{row['row_id']}, and the run had {row['num_prompt_tokens']}: name the run's target, or a model "
         "with the same tokenizer"
     )

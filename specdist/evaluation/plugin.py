@@ -51,18 +51,18 @@ def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
         found.append(_call(config.task, function, {**row, "completion": text}))
     names = next((list(scores) for scores in found if scores is not None), [])
     if not names:
-        raise UserError(f"{completions.path} has no row that --task {config.task} could score")
+        raise UserError(
+            f"{completions.path} has no row to score with --task {config.task}: all ended with an error"
+        )
     for row, scores in zip(rows, found, strict=True):
         if scores is not None and set(scores) != set(names):
             raise UserError(
                 f"--task {config.task}: row {row['row_id']} has the scores {sorted(scores)}, others have "
-                f"{sorted(names)}; all rows need the same"
+                f"{sorted(names)}; all rows need the same names"
             )
     taken = sorted(set(names).intersection(IDENTITY_COLUMNS))
     if taken:
-        raise UserError(
-            f"--task {config.task}: {taken[0]} names a column of the rows; call the score otherwise"
-        )
+        raise UserError(f"--task {config.task}: {taken[0]} is also a column of the rows; rename the score")
     numbers = {name: [0.0 if each is None else each[name] for each in found] for name in names}
     groups = Groups.of([row["row_id"] for row in rows])
     return Scores(
@@ -77,7 +77,7 @@ def _call(task: str, function: Callable[[dict[str, Any]], Any], row: dict[str, A
     try:
         answer = function(row)
     except Exception as error:  # it is the user's, and can raise anything
-        raise UserError(f"{where}: the function raises {error!r}") from error
+        raise UserError(f"{where}: the function raised {error!r}") from error
     scores = answer if isinstance(answer, dict) else {"score": answer}
     for name, value in scores.items():
         if not isinstance(value, Real) or not math.isfinite(value):

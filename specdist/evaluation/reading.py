@@ -64,7 +64,9 @@ def read_completions(path: Path) -> Completions:
     if not path.is_file():
         raise UserError(f"{path}: no such file or folder; name the folder of a run, or its merged file")
     if path.suffix not in SUFFIXES:
-        raise UserError(f"{path} is of no known type: a merged file ends in one of {', '.join(SUFFIXES)}")
+        raise UserError(
+            f"{path} has an unknown file type: a merged file ends in one of {', '.join(SUFFIXES)}"
+        )
     table = _read_merged(path)
     missing = [name for name in OUTPUT_COLUMNS if name not in table.column_names]
     if missing:
@@ -80,4 +82,4 @@ def _read_merged(path: Path) -> pa.Table:
             return pa.parquet.read_table(path)
         return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read (damaged, or cut short?): {error}") from error
+        raise UserError(f"{path} cannot be read (damaged or truncated?): {error}") from error

@@ -118,11 +118,11 @@ def identity_lines(identity: Identity) -> list[str]:
     lines = [
         f"{identity.num_identical:,} of {identity.num_rows:,} rows have the same tokens "
         f"({found['share_identical']:.2%})",
-        f"to be expected: {identity.expectation}",
+        f"expected: {identity.expectation}",
     ]
     only = identity.num_only_first + identity.num_only_second
     if only:
-        lines.append(f"{only:,} rows are in one of the runs only, and are not compared")
+        lines.append(f"{only:,} rows are in only one of the runs and are not compared")
     if identity.kinds:
         kinds = ", ".join(f"{name} {count:,}" for name, count in sorted(identity.kinds.items()))
         share = found["share_of_tokens_before_first_difference"]

@@ -80,7 +80,7 @@ def _describe(completions: Completions) -> str:
     lines = [f"{completions.path}: {num_rows:,} completions of {_num_prompts(completions):,} prompts"]
     if errors:
         shown = "; ".join(f"{count:,} x {reason}" for reason, count in errors.most_common(3))
-        lines.append(f"{sum(errors.values()):,} rows ended with an error and count as wrong: {shown}")
+        lines.append(f"{sum(errors.values()):,} rows ended with an error and count as incorrect: {shown}")
     num_cut, num_completions = _num_cut(completions), num_rows - sum(errors.values())
     if num_cut:
         settings = {} if completions.manifest is None else completions.manifest.fingerprint
@@ -164,7 +164,7 @@ def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> di
 def _fact_lines(facts: Mapping[str, Any]) -> list[str]:
     lines = []
     if facts.get("num_rows_without_reference"):
-        lines.append(f"{facts['num_rows_without_reference']:,} rows have no reference, and are left out")
+        lines.append(f"{facts['num_rows_without_reference']:,} rows have no reference and are left out")
     if "outcomes" in facts:
         lines.append(
             "programs: " + ", ".join(f"{count:,} {name}" for name, count in facts["outcomes"].items())

@@ -60,7 +60,7 @@ def check_sandbox(limits: Limits) -> tuple[str, ...]:
     found = run_program(PROBE, limits)
     if found.outcome != PASSED:
         raise UserError(
-            f"a program of a few imports does not run within {limits.wall_s:g} s and "
+            f"a program of a few imports did not finish within {limits.wall_s:g} s and "
             f"{limits.memory_bytes / 2**20:g} MiB ({found.outcome}: {found.detail}): raise --time_limit_s or "
             "--memory_limit_mib"
         )

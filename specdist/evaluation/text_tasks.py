@@ -60,7 +60,7 @@ def score_texts(
     all_rows = completions.rows(*names)
     rows = [row for row in all_rows if as_references(row[column])]
     if not rows:
-        raise UserError(f"the column {column} of {completions.path} holds no reference at all")
+        raise UserError(f"the column {column} of {completions.path} contains no references")
     numbers: dict[str, list[float]] = {}
     texts: dict[str, list[str | None]] = {}
     for row in rows:

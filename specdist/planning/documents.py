@@ -69,7 +69,7 @@ def shapes_note(options: dict[str, Any]) -> str | None:
     shapes = [str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES]
     if not shapes:
         return None
-    return f"Put models in place of {' and '.join(shapes)}: jobs/make_synthetic.py makes random ones"
+    return f"Replace {' and '.join(shapes)} by models: jobs/make_synthetic.py makes random ones"
 
 
 def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> str:

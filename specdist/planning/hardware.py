@@ -119,5 +119,5 @@ def find_gpu(name: str, dtype: str) -> Gpu:
             "machine's device"
         )
     if dtype == "bfloat16" and not gpu.has_bfloat16:
-        raise UserError(f"--dtype bfloat16 is not for --gpu {name}, which has none: use --dtype float16")
+        raise UserError(f"--dtype bfloat16 is not supported by --gpu {name}: use --dtype float16")
     return gpu

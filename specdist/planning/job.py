@@ -137,7 +137,7 @@ def _check_lengths(work: Work, target: ModelSize, draft: ModelSize | None) -> No
         if model is not None and work.row_tokens > model.max_positions:
             raise UserError(
                 f"--prompt_tokens {work.prompt_tokens} and --output_tokens {work.output_tokens} make "
-                f"{work.row_tokens} tokens, but {model.name} was made for {model.max_positions}: lower one"
+                f"{work.row_tokens} tokens, but {model.name} supports {model.max_positions}: lower one"
             )
 
 
@@ -146,7 +146,7 @@ def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, 
         f"{model.name} ({model.num_parameters / 1e9:.2f}B)" for model in (target, draft) if model is not None
     )
     rate = gpu.sustained_flops_per_s(target.bytes_per_number) / TERA
-    source = "measured" if gpu.name == HERE else "assumed of kernels"
+    source = "measured" if gpu.name == HERE else "assumed for kernels"
     return (
         f"{models} in {dtype} on {site.num_nodes} x {site.gpus_per_node} {gpu.name}: "
         f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and "

@@ -32,8 +32,8 @@ def open_model(
         except (OSError, ValueError, StrictDataclassError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(
-                f"{option} {name} has no configuration that can be read ({reason}): name a folder with a "
-                f"config.json, a model of the hub that you may read, or a shape ({', '.join(SHAPES)})"
+                f"{option} {name} has no readable configuration ({reason}): name a folder with a "
+                f"config.json, a hub model that you can access, or a shape ({', '.join(SHAPES)})"
             ) from error
     model = Checkpoint(
         option=option,

@@ -32,32 +32,36 @@ class PlanConfig(TrustOptions):
     gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")
     gpus_per_node: int = option(1, help="GPUs of a node; a replica does not cross nodes")
     nodes: int = option(1, help="nodes")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help=f"what --gpu {HERE} and --validate run on")
+    device: Literal["auto", "cpu", "cuda"] = option(
+        "auto", help=f"device that --gpu {HERE} and --validate run on"
+    )
 
     # Work
-    prompt_tokens: int = option(512, help="tokens of a prompt")
-    output_tokens: int = option(256, help="tokens of a completion")
-    num_prompts: int = option(10_000, help="completions to generate")
+    prompt_tokens: int = option(512, help="tokens per prompt")
+    output_tokens: int = option(256, help="tokens per completion")
+    num_prompts: int = option(10_000, help="number of completions to generate")
     acceptance: float | None = option(None, help="probability that a drafted token is accepted, 0 to 1")
     trace: str | None = option(
         None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
     )
-    caught: float = option(0.5, help="share of the misses that branches catch, 0 to below 1")
-    max_num_seqs: int | None = option(None, help="most rows in flight (default: what memory holds)")
+    caught: float = option(0.5, help="share of the misses that branches catch, from 0 to below 1")
+    max_num_seqs: int | None = option(
+        None, help="maximum number of running sequences (default: what memory allows)"
+    )
 
     # What to do
-    memory: bool = option(False, help="answer only whether it fits")
+    memory: bool = option(False, help="report only what fits in memory")
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
     prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
     output: str | None = option(None, help="folder of the run, for the commands that are printed")
     validate: bool = option(
         False, help="predict runs of --target and --draft (folders) on this machine, run them, and compare"
     )
-    batch_sizes: list[int] | None = option(None, help="rows at a time of --validate (1 4)", action="extend")
+    batch_sizes: list[int] | None = option(None, help="batch sizes of --validate (1 4)", action="extend")
     draft_lengths: list[int] | None = option(
         None, help="draft tokens per round of --validate (3 5)", action="extend"
     )
-    repeats: int = option(3, help="runs of each setting of --validate, of which the median counts")
+    repeats: int = option(3, help="runs of each setting of --validate; the median is used")
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
@@ -71,29 +75,31 @@ class PlanConfig(TrustOptions):
         known = set(CALIBRATION_LENGTHS).intersection(self.draft_lengths or [])
         if known:
             raise UserError(
-                f"--draft_lengths {min(known)} is what --validate calibrates with, and predicting it shows "
-                "nothing: choose other lengths"
+                f"--draft_lengths {min(known)} is used by --validate for calibration, so predicting it "
+                "proves nothing: choose other lengths"
             )
         rows = self.max_num_seqs
         _require("max_num_seqs", rows, rows is None or rows >= 1, "must be at least 1")
         rate = self.acceptance
         _require("acceptance", rate, rate is None or 0 <= rate <= 1, "must be in [0, 1]")
-        _require("caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): no branches catch all")
+        _require(
+            "caught", self.caught, 0 <= self.caught < 1, "must be in [0, 1): branches never catch every miss"
+        )
         if self.memory and self.validate:
             raise UserError("--memory and --validate exclude each other: leave one out")
         if self.output_config is not None and (self.memory or self.validate):
             raise UserError(
-                f"--output_config {self.output_config} is for a recommendation, which --memory and "
-                "--validate do not make: leave it out"
+                f"--output_config {self.output_config} writes a recommendation, and --memory and --validate "
+                "make none: leave it out"
             )
         for name in ("prompts", "output"):
             if getattr(self, name) is not None and (self.memory or self.validate):
                 raise UserError(
-                    f"--{name} {getattr(self, name)} is for the commands that start a run, which --memory "
-                    "and --validate do not print: leave it out"
+                    f"--{name} {getattr(self, name)} is used in the commands that start a run, and --memory "
+                    "and --validate print none: leave it out"
                 )
         if self.validate and self.draft is None:
-            raise UserError("--validate compares speculative runs: name a --draft too")
+            raise UserError("--validate compares speculative runs: give --draft too")
         for name in ("acceptance", "trace"):
             self._check_rate(name, getattr(self, name))
         if rate is not None and self.trace is not None:
@@ -114,7 +120,9 @@ class PlanConfig(TrustOptions):
                 f"--{name} {value} has no effect with --validate, which measures it: leave it out"
             )
         if self.draft is None:
-            raise UserError(f"--{name} {value} has no effect without a --draft: name one or leave it out")
+            raise UserError(
+                f"--{name} {value} has no effect without --draft: add it or leave this option out"
+            )
 
 
 def _require(name: str, value: Any, holds: bool, rule: str) -> None:

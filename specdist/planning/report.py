@@ -55,13 +55,15 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
                     "weights": _gib(share.weight_bytes),
                     "reserved": _gib(share.reserved_bytes),
                     "usable": _gib(share.usable_bytes),
-                    "cache per row": _gib(share.cache_bytes_per_row + share.branch_bytes_per_row, digits=4),
-                    "most rows": share.most_rows,
+                    "cache per sequence": _gib(
+                        share.cache_bytes_per_row + share.branch_bytes_per_row, digits=4
+                    ),
+                    "max sequences": share.most_rows,
                     "": ("fits" if fit.most_rows else "does not fit") if first else "",
                 }
             )
     table = Table.of(rows, num_names=2)
-    return f"GiB per GPU, for rows of {work.row_tokens} tokens:\n{table.console()}"
+    return f"GiB per GPU, for sequences of {work.row_tokens} tokens:\n{table.console()}"
 
 
 def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
@@ -97,8 +99,8 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
     gpu, width = site.gpu, target.bytes_per_number
     free_tokens = gpu.sustained_flops_per_s(width) * width / (2 * gpu.sustained_bytes_per_s)
     limit = (
-        f"Here the time of a pass of the target is that of reading its matrices for up to about "
-        f"{free_tokens:.0f} tokens, and grows with them beyond"
+        f"A target pass takes the time of reading the weights for up to about {free_tokens:.0f} tokens; "
+        "beyond that, its time grows with the number of tokens"
     )
     plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)
     others = [plan for plan in plans if plan.settings.mode != "target only" and plan.is_runnable]
@@ -107,10 +109,10 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
             return f"Target only: there is no draft, or none fits. {limit}."
         best = max(others, key=lambda plan: plan.tokens_per_s)
         return (
-            f"Do not speculate: plain decoding with {plain.settings.num_rows} rows gives "
-            f"{plain.tokens_per_s:,.0f} tokens/s, and the best that speculation gives is "
-            f"{best.tokens_per_s / plain.tokens_per_s:.2f} times that ({NAMES[best.settings.mode]}; from "
-            f"{WORTHWHILE:g} on it would be taken). {limit}."
+            f"Do not speculate: plain decoding with {plain.settings.num_rows} sequences gives "
+            f"{plain.tokens_per_s:,.0f} tokens/s, and the best speculative setting gives "
+            f"{best.tokens_per_s / plain.tokens_per_s:.2f} times that ({NAMES[best.settings.mode]}; "
+            f"worthwhile from {WORTHWHILE:g} on). {limit}."
         )
     name = NAMES[chosen.settings.mode]
     sentences = [f"{name[0].upper()}{name[1:]} with {_setting(chosen)}"]
@@ -124,8 +126,8 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
     text = ": ".join(sentences) + f". {limit}; its passes have {chosen.prediction.tokens_per_pass:.0f}."
     if chosen.settings.mode == "branches":
         text += (
-            f" It takes {chosen.settings.num_branches} branches per row that catch "
-            f"{chosen.settings.caught:.0%} of the misses, which was assumed (--caught)."
+            f" It takes {chosen.settings.num_branches} branches per sequence that catch "
+            f"{chosen.settings.caught:.0%} of the misses, an assumption (--caught)."
         )
     better = [plan for plan in plans if plan.tokens_per_s_per_gpu > WORTHWHILE * chosen.tokens_per_s_per_gpu
               and plan.is_runnable]  # fmt: skip
@@ -133,17 +135,16 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
         most = max(better, key=lambda plan: plan.tokens_per_s_per_gpu)
         text += (
             f" Per GPU, {NAMES[most.settings.mode]} with {_setting(most)} gives more "
-            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): take it if GPUs left over are "
-            "of use to others."
+            f"({most.tokens_per_s_per_gpu:,.0f} tokens/s on {most.num_gpus}): choose it if other jobs can "
+            "use the remaining GPUs."
         )
     return text
 
 
 def _setting(plan: Plan) -> str:
     length = plan.settings.num_draft_tokens
-    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} rows" + f" and {length} draft tokens" * bool(
-        length
-    )
+    drafts = f" and {length} draft tokens" if length else ""
+    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
 
 
 def _gib(num_bytes: int, digits: int = 1) -> str:

@@ -33,5 +33,5 @@ def acceptance_of(path: Path) -> float:
         num_verified += pc.sum(table["is_verified"]).as_py() or 0
         num_accepted += pc.sum(table["is_accepted"]).as_py() or 0
     if not num_verified:
-        raise UserError(f"--trace {path} holds no token that was verified: give --acceptance instead")
+        raise UserError(f"--trace {path} contains no verified token: give --acceptance instead")
     return float(num_accepted / num_verified)

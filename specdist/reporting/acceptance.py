@@ -1,4 +1,4 @@
-"""How much of the draft's work was accepted: by place in the block, by length, by the draft's own entropy."""
+"""How much of the draft's work was accepted: by position in the block, by length, by the draft's entropy."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ MAX_LABELLED_LENGTHS = 7
 
 
 def drafted_per_position(stats: Stats) -> np.ndarray:
-    """How many blocks had a token at each place."""
+    """How many blocks had a token at each position."""
     lengths = np.array(stats.draft_length_histogram, np.int64)
     return np.cumsum(lengths[::-1])[::-1][1:]
 
 
 def accepted_share_per_position(stats: Stats) -> np.ndarray:
-    """Of the tokens drafted at each place, those that were accepted."""
+    """The share of the tokens drafted at each position that were accepted."""
     drafted = drafted_per_position(stats)
     accepted = np.zeros(len(drafted))
     accepted[: len(stats.num_accepted_tokens_per_pos)] = stats.num_accepted_tokens_per_pos
@@ -49,21 +49,21 @@ def accepted_share_per_position(stats: Stats) -> np.ndarray:
 
 
 def by_position(runs: Sequence[ReportedRun]) -> Panel:
-    figure, axes = one_plot("place in the block", "accepted")
+    figure, axes = one_plot("position in the block", "accepted")
     for index, run in enumerate(runs):
         shares = accepted_share_per_position(run.total)
-        places = np.arange(1, len(shares) + 1)
+        positions = np.arange(1, len(shares) + 1)
         acceptance = run.predictions.acceptance
         if len(runs) == 1:
-            bars = axes.bar(places, shares, color=BLUE, width=0.75, label="measured")
+            bars = axes.bar(positions, shares, color=BLUE, width=0.75, label="measured")
             label_bars(axes, bars, lambda share: f"{share:.0%}")
         else:
-            axes.plot(places, shares, marker=RUN_MARKERS[index], color=RUN_COLOURS[index], label=run.label)
+            axes.plot(positions, shares, marker=RUN_MARKERS[index], color=RUN_COLOURS[index], label=run.label)
         if acceptance is not None and run.is_exact:
             alone = len(runs) == 1
-            label = f"α to the power of the place, α = {acceptance:.3f}" if alone else None
+            label = f"α to the power of the position, α = {acceptance:.3f}" if alone else None
             axes.plot(
-                places, acceptance**places, ":", color=ORANGE if alone else RUN_COLOURS[index],
+                positions, acceptance**positions, ":", color=ORANGE if alone else RUN_COLOURS[index],
                 marker="D" if alone else "", label=label,
             )  # fmt: skip
     axes.set_ylim(0, 1.06)
@@ -78,40 +78,48 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
                 ("drafted", lambda run: count(run.total.num_draft_tokens)),
                 ("accepted", lambda run: count(run.total.num_accepted_tokens)),
                 ("share accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
-                ("α: chance of a verified token", lambda run: number(run.predictions.acceptance, 3)),
+                ("α: acceptance rate of verified tokens", lambda run: number(run.predictions.acceptance, 3)),
             ],
         )
     ]
     content.append(_positions(runs))
     if not all(run.is_exact for run in runs):
-        content.append(paragraph("In a lossy run, tokens taken on trust count as accepted."))
+        content.append(paragraph("In a lossy run, tokens committed unverified count as accepted."))
     return Panel(
         name="acceptance-by-position",
-        title="Acceptance by place in the block",
-        help="Of the tokens that the draft put at each place of a block, how many became part of a "
-        "completion. A token counts only if all before it were accepted. The dotted line is α to the "
-        "power of the place: what it would be if every token had the same chance, whatever its place.",
+        title="Acceptance by position in the block",
+        help="The share of the draft tokens at each position of a block that became part of a completion. A "
+        "token counts only if all before it were accepted. The dotted line is α to the power of the "
+        "position: the share if every token had the same chance of acceptance, whatever its position.",
         figure=figure,
-        alt="Share of accepted tokens by place in the block",
+        alt="Share of accepted tokens by position in the block",
         content=content,
     )
 
 
 def _positions(runs: Sequence[ReportedRun]) -> Markup:
-    """Of a single run also how many tokens were drafted at each place."""
+    """For a single run, also the number of tokens drafted at each position."""
     drafted = [drafted_per_position(run.total) for run in runs]
     shares = [accepted_share_per_position(run.total) for run in runs]
-    num_places = max(map(len, shares))
-    places = range(min(num_places, MAX_POSITIONS_LISTED))
-    caption = f"The first {len(places)} of {num_places} places" if num_places > len(places) else ""
+    num_positions = max(map(len, shares))
+    positions = range(min(num_positions, MAX_POSITIONS_LISTED))
+    caption = (
+        f"The first {len(positions)} of {num_positions} positions" if num_positions > len(positions) else ""
+    )
     if len(runs) == 1:
-        rows = [[str(place + 1), count(drafted[0][place]), percent(shares[0][place])] for place in places]
-        return table(["place", "drafted there", "accepted"], rows, caption=caption)
+        rows = [
+            [str(position + 1), count(drafted[0][position]), percent(shares[0][position])]
+            for position in positions
+        ]
+        return table(["position", "drafted", "accepted"], rows, caption=caption)
     rows = [
-        [str(place + 1), *(percent(found[place]) if place < len(found) else NOTHING for found in shares)]
-        for place in places
+        [
+            str(position + 1),
+            *(percent(found[position]) if position < len(found) else NOTHING for found in shares),
+        ]
+        for position in positions
     ]
-    return table(["accepted at place", *(run.label for run in runs)], rows, caption=caption)
+    return table(["accepted at position", *(run.label for run in runs)], rows, caption=caption)
 
 
 def lengths(runs: Sequence[ReportedRun]) -> Panel:
@@ -155,8 +163,8 @@ def lengths(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="block-lengths",
         title="Drafted and accepted lengths",
-        help="How long the blocks were that the draft proposed, and how much of them the target kept. "
-        "Whatever is accepted, every pass adds one token of the target's own.",
+        help="The lengths of the blocks that the draft proposed, and how many of their tokens the target "
+        "accepted. Every pass also adds one token of the target's own.",
         figure=figure,
         alt="Histograms of drafted and accepted lengths",
         content=[table_by_run("per block", runs, rows)],
@@ -193,9 +201,9 @@ def by_entropy(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="acceptance-by-entropy",
         title="Acceptance by the draft's entropy",
-        help="How sure the draft was of a token (0 nats: certain; larger: undecided), and how often the "
-        "target then accepted it. Bars through the points are 95% intervals. The steeper the fall, the "
-        "more a policy gains that stops where the entropy is high, such as svip.",
+        help="How uncertain the draft was about a token (0 nats: certain), and how often the target then "
+        "accepted it. Error bars are 95% intervals. The steeper the fall, the more a policy gains that stops "
+        "at high entropy, such as svip.",
         figure=_entropy_figure(shares) if shares else None,
         alt="Share of accepted tokens by entropy of the draft",
         content=content,

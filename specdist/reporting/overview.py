@@ -35,19 +35,18 @@ def banners(runs: Sequence[ReportedRun]) -> list[Markup]:
     for run in runs:
         if not run.is_exact:
             told = (
-                "Its policy sprinter commits tokens that its verifier does not doubt without asking "
-                f"the target: {count(run.total.num_trusted_tokens)} tokens were taken on trust, and "
-                "the completions do not follow the target's distribution. (“exact: false” in the "
-                "manifest.)"
+                "Its policy sprinter committed tokens that its verifier trusts, unverified by the target: "
+                f"{count(run.total.num_trusted_tokens)} tokens, so the completions "
+                "do not follow the target's distribution. (“exact: false” in the manifest.)"
             )
             found.append(banner(f"{run.label} is NOT exact.", told, class_="lossy", role="alert"))
         if run.status is not None:
             status = run.status
             told = (
                 f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
-                f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are "
-                f"running, {len(status.failed)} failed, {status.num_waiting} wait. All figures below "
-                "are of finished shards. Start the run's command again to go on."
+                f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are running, "
+                f"{len(status.failed)} failed, {status.num_waiting} wait. All figures below cover finished "
+                "shards only. Start the run's command again to go on."
             )
             found.append(banner(f"{run.label} is not finished.", told, class_="unfinished", role="status"))
     return found
@@ -57,7 +56,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
     """The figures of a single run that are read first, each with what it means."""
     figures, total = run.summary, run.total
     found = [
-        ("tokens/s", speed(figures["tokens_per_s"]), "completion tokens per second of a replica's work"),
+        ("tokens/s", speed(figures["tokens_per_s"]), "completion tokens per second of one replica's work"),
         (
             f"tokens/s per {run.device_name}",
             speed(figures["tokens_per_s_per_device"]),
@@ -66,7 +65,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
         (
             "tokens per target pass",
             number(_tokens_per_pass(run)),
-            "of a row; 1 without a draft" if run.has_drafts else "of a row; no draft was used",
+            "per sequence; 1 without a draft" if run.has_drafts else "per sequence; no draft was used",
         ),
     ]
     if run.has_drafts:
@@ -80,7 +79,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
             (
                 "speed-up",
                 f"{number(factor.measured)} ×" if factor and factor.measured else NOTHING,
-                "over the target alone, if its passes took as long as here",
+                "compared with the target alone, if its passes took the same time",
             ),
         ]
     found += [
@@ -111,10 +110,10 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
         ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
         ("tokens/s per rank or GPU", lambda run: speed(run.summary["tokens_per_s_per_device"])),
         ("ranks of a replica", lambda run: count(run.num_devices)),
-        ("tokens per target pass of a row", lambda run: number(_tokens_per_pass(run))),
+        ("tokens per target pass and sequence", lambda run: number(_tokens_per_pass(run))),
         ("draft tokens accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
         ("target passes per token", lambda run: number(run.total.verification_rate, 3)),
-        ("draft tokens lost per token", lambda run: number(run.total.discard_rate, 3)),
+        ("draft tokens discarded per token", lambda run: number(run.total.discard_rate, 3)),
         ("rows", lambda run: count(run.total.num_rows)),
         ("error rows", lambda run: count(run.total.num_error_rows)),
         ("cut completions", lambda run: count(run.total.num_cut_completions)),
@@ -158,7 +157,8 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="configuration",
         title="Configuration and exactness",
-        help="With which options the run was started (config.yaml), and what may be expected of its tokens.",
+        help="The options that the run was started with (config.yaml), and how far its tokens can be "
+        "reproduced.",
         content=content,
     )
 

@@ -47,9 +47,8 @@ def _without_draft(runs: Sequence[ReportedRun], num_runs: int) -> Panel:
         title="No draft",
         help="Acceptance, lengths, discarded tokens and the papers' formulas are about drafted tokens.",
         content=[
-            left_out(f"{who} generated with the target alone, so these panels are left out. Run with "
-            "--draft and "
-                     "a --policy other than none to see them.")
+            left_out(f"{who} generated with the target alone, so these panels are left out. Run with --draft "
+            "and a --policy other than none to get them.")
         ],
     )  # fmt: skip
 
@@ -81,7 +80,7 @@ def error_rows(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="errors",
         title="Rows with an error",
-        help="A row that cannot be used does not end a run: it gets finish_reason “error” and its reason.",
+        help="An unusable row does not end a run: it gets finish_reason “error” and the reason.",
         content=content,
     )
 

@@ -72,7 +72,7 @@ def read_tuned(folder: Path) -> Tuned:
         return Tuned(folder, dict(document["config"]), settings, _setting(oracle) if oracle else None)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"--tune {folder} has no {TUNED_FILE} that can be read ({error!r}): name the --output folder of "
+            f"--tune {folder} has no readable {TUNED_FILE} ({error!r}): name the --output folder of "
             "jobs/tune.py; if an older version wrote it, run that again with --replay_only"
         ) from error
 

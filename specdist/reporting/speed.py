@@ -94,16 +94,16 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
         missing = names([run for run in runs if not run.span_s])
         content.append(
             left_out(
-                f"Left out: {missing}. Its statistics do not say when its shards were worked on: an older "
-                "version wrote them."
+                f"Left out: {missing}. Its statistics, written by an older version, do not say when its "
+                "shards were worked on."
             )
         )
     return Panel(
         name="speed-over-time",
         title="Speed over time",
-        help="Completion tokens per second by the clock, all replicas together, and per "
-        f"{_devices(runs)} that was at work. Each shard's tokens are spread evenly over the time in which "
-        "it was worked on; dotted lines are means.",
+        help="Completion tokens per second of wall-clock time, all replicas together, and per "
+        f"{_devices(runs)} that was at work. Each shard's tokens are spread evenly over the time in which it "
+        "was worked on; dotted lines are means.",
         figure=_time_figure(timed) if timed else None,
         alt="Tokens per second over time",
         content=content,
@@ -170,8 +170,8 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="speed-by-shard",
         title="Speed by shard, and the slowest shards",
-        help="Each shard's completion tokens over the time that its replica spent on it. The dotted line "
-        "is the median; a shard far below it had longer prompts, worse drafts, or a slower machine.",
+        help="Each shard's completion tokens divided by the time that its replica spent on it. The dotted "
+        "line is the median; a shard far below it had longer prompts, worse drafts, or a slower machine.",
         figure=figure,
         alt="Tokens per second of every shard",
         content=content,

@@ -1,4 +1,4 @@
-"""Theory beside practice: predicted against measured time, and the papers' figures beside the run's."""
+"""Theory and measurement: predicted against measured time, and the papers' figures next to the run's."""
 
 from __future__ import annotations
 
@@ -46,18 +46,17 @@ def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
     if len(shown) < len(runs):
         content.append(
             left_out(
-                f"No points of {names([run for run in runs if run not in shown])}: a picture takes "
+                f"No points of {names([run for run in runs if run not in shown])}: the plot needs at least "
                 f"{FEWEST_SHARDS} shards and as many completions. Smaller --rows_per_shard gives more shards."
             )
         )
     return Panel(
         name="predicted-time",
         title="Predicted against measured time",
-        help="Each point is a shard: the time that its target and draft passes should have taken, T = "
-        "t_draft × draft passes + t_target × target passes, against the time that they took (prompts, "
-        "messages and waiting aside). On the line the two agree; points above it took longer. A pass that "
-        "rows of two shards share counts for the older shard, and its time for both: points of short "
-        "shards scatter.",
+        help="Each point is a shard: the predicted time of its target and draft passes, T = t_draft × draft "
+        "passes + t_target × target passes, against the measured time (without prompts, messages and "
+        "waiting). On the line the two agree; points above it took longer. A pass shared by rows of two "
+        "shards counts for the older shard, and its time for both, so points of short shards scatter.",
         figure=_scatter(shown) if shown else None,
         alt="Predicted against measured seconds of every shard",
         content=content,
@@ -110,12 +109,13 @@ def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Markup:
     parts = [table(["time per pass", "t_draft", "t_target", "R²"], rows, caption=_caption(run, runs))]
     used = time_per_pass(run)
     if used is not None:
-        parts.append(paragraph(f"The picture takes the times “{used.source}”."))
+        parts.append(paragraph(f"The plot uses the times “{used.source}”."))
     if any(run.summary["costs"][name] is None for name in REGRESSIONS):
         parts.append(
             paragraph(
-                f"{NOTHING}: too few observations, or draft and target passes in the same proportion "
-                "everywhere (as with a fixed length), which leaves their two times open."
+                f"{NOTHING}: too few samples, or collinear ones: draft and target passes in the same "
+                "proportion everywhere (as with a fixed length), so that their two times cannot be "
+                "separated."
             )
         )
     return box(parts)
@@ -146,9 +146,9 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
     if any(run.operations for run in runs):
         content.append(
             paragraph(
-                "SPRINTER's authors count operations of a round as if all of its tokens were kept "
-                "(predicted); a run pays for the rejected ones too (measured). Attention and prompts are "
-                "left out."
+                "SPRINTER's authors count the operations of a round as if all of its tokens were accepted "
+                "(predicted); a run also pays for the rejected ones (measured). Attention and prompts are "
+                "not counted."
             )
         )
     if any(run.verifier for run in runs):
@@ -162,11 +162,11 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
         )
     return Panel(
         name="theory",
-        title="Theory beside practice",
-        help="What the formulas say of a run with this acceptance α, and what was measured. A ratio far "
-        "from 1 in the first table says that tokens are not independent of one another, or that time went "
-        "into what the formulas leave out: the host, messages, waiting. The wall-time factor is the "
-        "speed-up over the target alone if its passes took as long as this run's.",
+        title="Theory and measurement",
+        help="What the formulas predict for a run with this acceptance α, and what was measured. A ratio far "
+        "from 1 in the first table means that tokens are not independent of one another, or that time was "
+        "spent on what the formulas leave out: the host, messages, waiting. The wall-time factor is the "
+        "speed-up over the target alone if its passes took the same time as in this run.",
         content=content,
     )
 

@@ -22,12 +22,12 @@ from specdist.reporting.style import BLACK, GREY, RUN_COLOURS, RUN_MARKERS, lege
 POLICY_MARKERS = "o^svDPXp<>"
 POLICY_COLOURS = (*RUN_COLOURS, "#882255", "#44aa99", "#999933", GREY)
 HELP = (
-    "How often the target is asked for a row (left is better) and how many drafted tokens come to nothing "
-    "(down is better), both per token of the completions. A longer draft goes left and up. No policy gets "
-    "below or left of the oracle, which drafts exactly as far as the target will accept."
+    "Target passes of a sequence (left is better) and discarded draft tokens (down is better), both per "
+    "completion token. Longer drafts move left and up. No policy can be below or left of the oracle, which "
+    "drafts exactly as far as the target will accept."
 )
 
-AHEAD = " What a draft that works ahead has drafted in vain, in branches too, counts as lost."
+AHEAD = " Tokens that a draft working ahead drafted in vain, including branches, count as discarded."
 
 
 def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
@@ -42,7 +42,7 @@ def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
         is_greedy = all(run.config.get("temperature") == 0 for run in runs)
         content.append(
             paragraph(
-                "The oracle is worked out with the measured α (SpecDec++, Theorem 4.1"
+                "The oracle is computed with the measured α (SpecDec++, Theorem 4.1"
                 + (")." if is_greedy else "; of random draws it is a bound in expectation).")
             )
         )
@@ -71,16 +71,16 @@ def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Setting
     if tuned is not None:
         settings = {name: found for name, found in tuned.settings.items() if name != TARGET_ONLY}
         differences = list(chain.from_iterable(tuned.differences(run) for run in runs))
-        told = f"Policies: replayed by jobs/tune.py on its own prompts ({tuned.path})."
+        told = f"Policies: replayed by jobs/tune.py on the prompts of its calibration ({tuned.path})."
         if differences:
-            told += " Not like this run: " + "; ".join(dict.fromkeys(differences)) + "."
+            told += " Different from this run: " + "; ".join(dict.fromkeys(differences)) + "."
         return settings, paragraph(told)
     if len(runs) == 1:
         estimated = replay_blocks(runs[0])
         if estimated is not None:
             told = (
-                "Policies: estimated from this run's own blocks, none longer than its own. "
-                "python jobs/tune.py replays every policy exactly; give its folder with --tune."
+                "Policies: estimated from this run's blocks, and no longer than those. python jobs/tune.py "
+                "replays every policy exactly; give its folder with --tune."
             )
             return estimated, paragraph(told)
     told = (
@@ -94,7 +94,7 @@ def _figure(
     runs: Sequence[ReportedRun], replayed: Settings, oracles: Sequence[tuple[str, Setting]]
 ) -> Figure:
     figure, axes = one_plot(
-        "verification rate: target passes per token", "discard rate: lost tokens per token", 4.4
+        "verification rate: target passes per token", "discard rate: discarded tokens per token", 4.4
     )
     for index, (policy, settings) in enumerate(sorted(replayed.items())):
         _draw_policy(axes, policy, settings, POLICY_MARKERS[index], POLICY_COLOURS[index])
@@ -159,5 +159,5 @@ def _nearest(run: ReportedRun, replayed: Mapping[str, Sequence[Setting]]) -> Mar
         nearest = min(settings, key=lambda item: abs(item.verification_rate - rate))
         shown = noted(policy, nearest.label if nearest.label != policy else "")
         rows.append([shown, number(nearest.verification_rate, 3), number(nearest.discard_rate, 3)])
-    caption = "Of each policy the setting nearest in verification rate"
+    caption = "For each policy, the setting with the nearest verification rate"
     return table(["policy", "verification rate", "discard rate"], rows, caption=caption)

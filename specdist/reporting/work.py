@@ -56,8 +56,8 @@ def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
     return Panel(
         name="time-per-role",
         title="Where the time went",
-        help="What the target's rank 0 and the draft's rank did, as shares of the time of all shards. "
-        "Grey is waiting: much of it on the target's side means that drafting takes long.",
+        help="What the target's rank 0 and the draft's rank did, as shares of the time of all shards. Grey "
+        "is waiting: much of it on the target side means that drafting is slow.",
         figure=_figure(runs, kinds),
         alt="Shares of each role's time by kind of work",
         content=content,

@@ -52,9 +52,7 @@ def write_report(
         raise UserError("a run is given twice: name every folder once")
     if folder is None:
         if len(outputs) > 1:
-            raise UserError(
-                "several runs have no folder of their own for a report: say where to with --folder"
-            )
+            raise UserError("a report of several runs needs a folder: give one with --folder")
         folder = outputs[0] / REPORT_FOLDER
     tuned = None if tune is None else read_tuned(tune)
     runs = read_runs(outputs)

@@ -46,21 +46,23 @@ class TrainConfig:
 
     # What goes in and out
     kind: HeadKind = option(help="acceptance: for --policy specdecpp; verifier: for --policy sprinter")
-    data: str = option(help="folder that jobs/collect.py has left, of the same kind")
-    output: str = option(help="folder that gets head.safetensors, head.json and the plots")
+    data: str = option(help="output folder of jobs/collect.py, of the same kind")
+    output: str = option(help="output folder for head.safetensors, head.json and the plots")
     eval_data: str | None = option(
-        None, help="another such folder to evaluate on (default: rows of --data that are kept out)"
+        None, help="another such folder to evaluate on (default: held-out rows of --data)"
     )
     validation_share: float | None = option(
-        None, help="share of the rows of --data that are kept out of the training (default 0.1)"
+        None, help="share of the rows of --data held out from training (default 0.1)"
     )
-    overwrite: bool = option(False, help="replace the head that --output holds")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda where there is one")
+    overwrite: bool = option(False, help="replace an existing head in --output")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
 
     # The head
-    depth: int | None = option(None, help="acceptance: residual layers before the linear one (D, default 3)")
+    depth: int | None = option(
+        None, help="acceptance: number of residual layers before the linear layer (D, default 3)"
+    )
     max_ratio: float | None = option(
-        None, help="verifier: a token is acceptable up to this Q/P (lambda, default 1.2)"
+        None, help="verifier: largest Q/P at which a token counts as acceptable (lambda, default 1.2)"
     )
     features: Literal["draft", "none"] | None = option(
         None,
@@ -70,23 +72,27 @@ class TrainConfig:
     )
 
     # The training
-    accepted_weight: float | None = option(None, help="acceptance: weight in the loss (w_acc, default 1)")
-    rejected_weight: float | None = option(None, help="acceptance: weight in the loss (w_rej, default 6)")
+    accepted_weight: float | None = option(
+        None, help="acceptance: weight of accepted tokens in the loss (w_acc, default 1)"
+    )
+    rejected_weight: float | None = option(
+        None, help="acceptance: weight of rejected tokens in the loss (w_rej, default 6)"
+    )
     learning_rate: float | None = option(
         None,
-        help="Adam's at first, then down a cosine (default: SpecDec++'s 5e-5 at a hidden size of 4,096, in "
-        "inverse proportion to it at others; verifier: 10 times that)",
+        help="initial learning rate of Adam, with cosine decay (default: SpecDec++'s 5e-5 at a hidden size "
+        "of 4,096 and inversely proportional to the hidden size; verifier: 10 times that)",
     )
     epochs: int | None = option(
         None,
-        help="times over the data (default: 3, with fewer than 5 thousand prompts up to 10; verifier: 50 at "
-        "most)",
+        help="passes over the data (default: 3, or up to 10 with fewer than 5,000 prompts; verifier: at most "
+        "50)",
     )
     patience: int | None = option(
-        None, help="verifier: evaluations without a better one before it ends (default 5)"
+        None, help="verifier: evaluations without improvement before training stops (default 5)"
     )
-    batch_size: int = option(32, help="prompts per step, each with all of its examples")
-    seed: int = option(0, help="of the weights, the order and the rows that are kept out")
+    batch_size: int = option(32, help="prompts per training step, each with all of its examples")
+    seed: int = option(0, help="seed of the weights, the order and the held-out rows")
 
     def __post_init__(self) -> None:
         self._resolve_kind()

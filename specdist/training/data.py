@@ -104,7 +104,7 @@ def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
     manifest = run.manifest
     found = manifest.fingerprint.get("kind")
     if found != kind:
-        what = f"a collection of kind {found}" if found else "no collection"
+        what = f"a collection of kind {found}" if found else "not a collection"
         raise UserError(
             f"{option} {folder} is {what}, but --kind is {kind}: collect with jobs/collect.py --kind {kind}"
         )
@@ -117,7 +117,7 @@ def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
         )
     table = pa.concat_tables(open_shard(run.paths(shard), verify=False) for shard in range(plan.num_shards))
     if not table.num_rows:
-        raise UserError(f"{option} {folder} has no examples: none of its prompts could be used")
+        raise UserError(f"{option} {folder} has no examples: none of its prompts was usable")
     columns = {
         name: (table[name].cast(pa.string()) if name == "prefix_kind" else table[name]).to_numpy()
         for name in COLUMNS
@@ -139,7 +139,7 @@ def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tupl
     if not 0 < num_kept_out < len(examples):
         raise UserError(
             f"--validation_share {validation_share} of the {len(examples)} rows of --data {examples.folder} "
-            f"leaves {len(examples) - num_kept_out} to train on and {num_kept_out} to evaluate on: collect "
+            f"leaves {len(examples) - num_kept_out} for training and {num_kept_out} for evaluation: collect "
             "more, change the share, or give --eval_data"
         )
     is_kept_out = np.zeros(len(examples), bool)

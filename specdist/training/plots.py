@@ -18,12 +18,12 @@ DOTS_PER_INCH = 130
 
 
 def plot_curves(histories: Mapping[str, History], path: Path) -> None:
-    """Loss over epochs, of the training and of the rows kept out: a pair of lines per training."""
+    """Loss over epochs, of the training and of the held-out rows: a pair of lines per training."""
     figure, axes = _square()
     for index, (label, history) in enumerate(histories.items()):
         color = f"C{index}"
         axes.plot(history.epochs, history.training, ".--", color=color, label=f"{label}training")
-        axes.plot(history.epochs, history.evaluation, ".-", color=color, label=f"{label}rows kept out")
+        axes.plot(history.epochs, history.evaluation, ".-", color=color, label=f"{label}held-out rows")
     axes.set_xlabel("epochs")
     axes.set_ylabel("loss in nats per token")
     _write(figure, axes, path)
@@ -39,7 +39,7 @@ def plot_calibration(found: Calibration, label: str, path: Path) -> None:
     places = [(index + 0.5) * width for index in range(len(shares))]
     axes.bar(places, shares, width=0.9 * width, color="C0", alpha=0.2, label="share of the tokens")
     axes.set_xlabel("estimate")
-    axes.set_ylabel("mean of what it estimates")
+    axes.set_ylabel("mean estimate")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     _write(figure, axes, path)

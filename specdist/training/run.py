@@ -43,7 +43,9 @@ def run_training(config: TrainConfig) -> HeadInfo:
     """Train and write everything. Raises :class:`UserError` before any training."""
     output = Path(config.output)
     if (output / INFO_NAME).exists() and not config.overwrite:
-        raise UserError(f"--output {output} holds a head: use another, or --overwrite to replace it")
+        raise UserError(
+            f"--output {output} already contains a head: use another folder, or --overwrite to replace it"
+        )
     training, evaluation = _open(config)
     device = local_device(config.device)
     try:
@@ -77,7 +79,7 @@ def _open(config: TrainConfig) -> tuple[ExampleSet, ExampleSet]:
     if evaluation.draft.fingerprint != examples.draft.fingerprint:
         raise UserError(
             f"--eval_data {config.eval_data} was collected with the draft {evaluation.draft.name}, and "
-            f"--data {config.data} with {examples.draft.name}: a head reads one draft only"
+            f"--data {config.data} with {examples.draft.name}: a head works with one draft only"
         )
     return examples, evaluation
 

@@ -25,29 +25,30 @@ class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, Tru
     _argument_group_name = "Tuning"
 
     # What goes in and out
-    output: str = option(help="folder that gets best.yaml, pareto.png, table.txt, trace.arrow, costs.json")
+    output: str = option(help="output folder: best.yaml, pareto.png, table.txt, trace.arrow, costs.json")
     num_prompts: int = option(32, help="calibration prompts, spread evenly over the file")
     replay_only: bool = option(
-        False, help="take trace.arrow and costs.json from --output, as an earlier run left them; no model"
+        False, help="reuse trace.arrow and costs.json of an earlier run in --output; loads no model"
     )
 
     # Models
     draft: str = option(help="hub id or folder of the small model")
     head: list[str] | None = option(
         None,
-        help="heads that jobs/train_head.py has trained for the draft, for specdecpp and sprinter (exact)",
+        help="heads trained for the draft by jobs/train_head.py, for specdecpp and sprinter (exact)",
         action="extend",
     )
 
     # The run that is tuned for
-    max_draft_tokens: int = option(20, help="most draft tokens per round that are tried")
+    max_draft_tokens: int = option(20, help="maximum number of draft tokens per round to try")
     acceptance: Literal["rejection", "gumbel"] = option("rejection", help="as in jobs/generate.py")
-    max_new_tokens: int = option(64, help="longest completion of a calibration prompt, in tokens")
-    max_num_seqs: int = option(8, help="rows generated at a time, for which the policy is chosen")
+    max_new_tokens: int = option(64, help="maximum length of a calibration completion, in tokens")
+    max_num_seqs: int = option(8, help="batch size (running sequences) for which the policy is chosen")
     max_seq_len: int | None = option(
-        None, help="longest prompt plus completion (default: of the calibration prompts)"
+        None,
+        help="maximum length of prompt plus completion, in tokens (default: that of the calibration prompts)",
     )
-    seed: int = option(0, help="of the calibration completions")
+    seed: int = option(0, help="seed of the calibration completions")
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_draft_tokens", "max_new_tokens"):

@@ -42,7 +42,7 @@ def console_report(result: TuningResult) -> str:
     files = [
         f"all {len(result.outcomes)} settings: {output / TABLE_FILE}",
         f"plot: {output / PLOT_FILE}",
-        f"options of the best: {output / BEST_FILE}",
+        f"options of the best setting: {output / BEST_FILE}",
     ]
     parts = [
         _conditions(result),
@@ -147,7 +147,7 @@ def _heads_table(result: TuningResult) -> str:
                 "depth": figures["depth"],
                 "w_rej": _rounded(figures["rejected_weight"]),
                 "AUC": _rounded(figures["auc"]),
-                "waste over fixed": _rounded(figures["waste_relative_to_fixed"]),
+                "discarded / fixed": _rounded(figures["waste_relative_to_fixed"]),
                 "best options": " ".join(f"{k}={v:g}" for k, v in best.candidate.options.items()),
                 "tokens/s": f"{best.batched.tokens_per_s:.1f}",
             }
@@ -183,7 +183,7 @@ def _waste(result: TuningResult, found: Sequence[Outcome]) -> float | None:
 def _waste_line(result: TuningResult) -> str:
     wastes = {policy: _waste(result, found) for policy, found in result.by_policy().items()}
     shown = [f"{policy} {waste:.2f}" for policy, waste in wastes.items() if waste is not None]
-    return "draft tokens discarded over those of fixed lengths, at the same verification rate: " + ", ".join(
+    return "discarded draft tokens relative to fixed lengths at the same verification rate: " + ", ".join(
         shown
     )
 
@@ -210,7 +210,7 @@ def _passes(costs: CostModel, num_rows: int) -> str:
         f"{float(ns) / 1e6:.2f} ms"
         for ns in (costs.draft(num_rows), costs.target(num_rows), costs.target(6 * num_rows))
     )
-    return f"a draft step {draft}, a target pass {plain}, with 5 candidates a row {block}"
+    return f"a draft step {draft}, a target pass {plain}, with 5 candidates per sequence {block}"
 
 
 def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:

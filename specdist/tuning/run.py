@@ -152,7 +152,7 @@ def _check_origin(config: TuneConfig, trace: ExhaustiveTrace, path: Path) -> Non
         if trace.origin.get(name) != getattr(config, name):
             raise UserError(
                 f"--{name} {getattr(config, name)}, but {path} was collected with {trace.origin.get(name)}: "
-                "give the same, or leave out --replay_only"
+                "give the same value, or leave out --replay_only"
             )
     if trace.max_draft_tokens < config.max_draft_tokens:
         raise UserError(
@@ -212,7 +212,7 @@ def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
         for row_id, prompt_ids in encoder.usable_prompts(prompts, range(prompts.num_rows), config.num_prompts)
     ]
     if not requests:
-        raise UserError(f"--prompts {config.prompts}: none of the prompts that were tried can be used")
+        raise UserError(f"--prompts {config.prompts}: none of the prompts tried is usable")
     return requests
 
 

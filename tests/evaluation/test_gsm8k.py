@@ -68,7 +68,7 @@ def test_rows_that_failed_count_as_wrong_and_are_named(tmp_path) -> None:
     text, document = evaluate(path, task="gsm8k")
     assert document["metrics"]["exact_match"]["value"] == 0.75
     assert document["num_error_rows"] == 1 and document["errors"] == {FAILED["error"]: 1}
-    assert "1 rows ended with an error and count as wrong: 1 x the prompt has no tokens" in text
+    assert "1 rows ended with an error and count as incorrect: 1 x the prompt has no tokens" in text
 
 
 def test_every_prompt_counts_the_same(tmp_path) -> None:

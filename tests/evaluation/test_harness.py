@@ -64,9 +64,9 @@ def refuse_other_options(tasks: Path, inputs: dict, answers: list[str]) -> None:
 
 
 def test_tasks_that_a_run_cannot_answer_are_refused(tasks) -> None:
-    with pytest.raises(UserError, match="the tasks want different options, export them apart"):
+    with pytest.raises(UserError, match="the tasks require different options; export them separately"):
         export(tasks, "toy_sums", "toy_long_sums")
-    with pytest.raises(UserError, match="toy_likely_sums: the task asks for likelihoods"):
+    with pytest.raises(UserError, match="toy_likely_sums: the task requires likelihoods"):
         export(tasks, "toy_likely_sums")
     assert not (tasks.parent / "prompts.arrow").exists()
 

@@ -70,7 +70,9 @@ def test_samples_of_a_prompt_give_pass_at_k(tmp_path) -> None:
     found = {name: metric["value"] for name, metric in document["metrics"].items()}
     assert found == pytest.approx({"pass@1": 1 / 3, "pass@2": (1 + 2 / 3) / 3, "pass@3": 2 / 3})
     assert document["facts"]["outcomes"] == {"passed": 3, "failed": 5, "not run": 1}
-    with pytest.raises(UserError, match="--k 4 needs as many samples of every prompt, and this run has 3"):
+    with pytest.raises(
+        UserError, match="--k 4 needs at least as many samples per prompt, and this run has 3"
+    ):
         evaluate(path, k=[4], overwrite=True, **ALLOWED)
 
 

@@ -47,10 +47,10 @@ def test_a_run_is_the_same_as_itself(tmp_path) -> None:
     text, document = evaluate(first, against=merged)
     assert document["identity"]["share_identical"] == 1
     assert document["identity"]["first_difference"] is None
-    assert "unknown: a merged file does not say how its run was made" in text
+    assert "unknown: a merged file does not record how its run was generated" in text
 
 
-SAME, DISTRIBUTION, OTHER = "the same tokens", "the same distribution, and other tokens", "other tokens"
+SAME, DISTRIBUTION, OTHER = "the same tokens", "the same distribution, but different tokens", "other tokens"
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_rows_of_one_run_only_are_counted(tmp_path) -> None:
     second = merged_file(tmp_path / "second.arrow", {}, FIRST[:2])
     text, document = evaluate(first, against=second)
     assert document["identity"]["num_rows"] == 2 and document["identity"]["num_rows_only_in_first"] == 3
-    assert "3 rows are in one of the runs only" in text
+    assert "3 rows are in only one of the runs" in text
 
 
 def test_runs_over_other_prompts_are_refused(tmp_path) -> None:
     first = merged_file(tmp_path / "first.arrow", {}, FIRST)
     second = merged_file(tmp_path / "second.arrow", {}, [*FIRST[:4], {**FIRST[4], "prompt": "another"}])
-    with pytest.raises(UserError, match="row 4 has another prompt there"):
+    with pytest.raises(UserError, match="row 4 has a different prompt there"):
         evaluate(first, against=second)
 
 

@@ -64,6 +64,6 @@ def test_a_model_with_another_tokenizer_is_refused(generated, tmp_path) -> None:
     folder = save(tmp_path / "other", random_llama(), train_tokenizer("zebras quiz vexed jocks " * 9))
     merged = merged_file(tmp_path / "run.arrow", {}, [{"prompt": "a b", "num_prompt_tokens": 99}])
     with pytest.raises(
-        UserError, match=r"its tokenizer makes \d+ tokens of the prompt of row 0, and the run had 99"
+        UserError, match=r"its tokenizer gives \d+ tokens for the prompt of row 0, and the run had 99"
     ):
         evaluate(merged, task="likelihood", model=folder)

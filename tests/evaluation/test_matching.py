@@ -101,7 +101,7 @@ def test_a_function_of_the_users(tmp_path, plugin) -> None:
     ("function", "message"),
     [
         ("uneven", "row 1 has the scores"),
-        ("broken", "row 0, sample 0: the function raises KeyError"),
+        ("broken", "row 0, sample 0: the function raised KeyError"),
         ("infinite", "score is inf, but must be a finite number"),
         ("absent", "cannot be loaded"),
         ("not_callable", "is not a function"),

@@ -70,7 +70,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
     assert document["gpu"]["bandwidth_bytes_per_s"] > 0
     assert [plan["mode"] for plan in document["plans"]] == ["target only"]
     assert document["launch"]["commands"][0].startswith("python jobs/generate.py")
-    with pytest.raises(UserError, match=r"--prompt_tokens 512 .* made for 256: lower one"):
+    with pytest.raises(UserError, match=r"--prompt_tokens 512 .* supports 256: lower one"):
         planned("--target", str(tmp_path), "--device", "cpu")
 
 
@@ -80,15 +80,15 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         ([*PAIR], "--acceptance is missing"),
         ([*PAIR, "--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
         ([*PAIR, "--acceptance", "0.5", "--caught", "1"], r"--caught 1.0 must be in \[0, 1\)"),
-        (["--target", "7b", "--acceptance", "0.5"], "has no effect without a --draft"),
-        (["--target", "7b", "--trace", "run"], "--trace run has no effect without a --draft"),
+        (["--target", "7b", "--acceptance", "0.5"], "has no effect without --draft"),
+        (["--target", "7b", "--trace", "run"], "--trace run has no effect without --draft"),
         ([*PAIR, "--trace", "run", "--acceptance", "0.5"], "--acceptance and --trace exclude each other"),
         ([*PAIR, "--trace", "no/such"], "--trace no/such is not a trace"),
         ([*PAIR, "--trace", "run", "--validate"], "--trace run has no effect with --validate"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
-        (["--target", "no/folder"], "--target no/folder has no configuration"),
+        (["--target", "no/folder"], "--target no/folder has no readable configuration"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
-        (["--target", "7b", "--validate"], "name a --draft too"),
+        (["--target", "7b", "--validate"], "give --draft too"),
         (["--target", "7b", "--batch_sizes", "4"], "--batch_sizes has no effect without --validate"),
         (["--target", "a", "--draft", "b", "--validate", "--draft_lengths", "4"], "choose other lengths"),
         (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml is for"),

@@ -119,7 +119,7 @@ def test_launches_can_be_typed(
 def test_a_plan_without_paths_says_where_they_go() -> None:
     text, _ = planned("--target", "70b", "--gpu", "h100-sxm", "--gpus_per_node", "8")
     assert "your paths in place of PROMPTS and OUTPUT" in text
-    assert "Put models in place of 70b" in text
+    assert "Replace 70b" in text
     for line in printed_commands(text):
         assert "--prompts PROMPTS --output OUTPUT" in line and checked(line)
 

@@ -73,7 +73,7 @@ def test_too_few_gpus_are_a_message(tmp_path: Path, told: dict[str, str]) -> Non
     code, gpus, stderr = launch(tmp_path, 1, 2, **told)
     assert (code, gpus) == (2, "")
     assert stderr == (
-        "error: replica 1 of this node needs 2 GPUs, but of 0,1,2 1 are left: raise --gpus-per-node, or "
+        "error: replica 1 of this node needs 2 GPUs, but only 1 of 0,1,2 remain: raise --gpus-per-node, or "
         "lower REPLICAS or GPUS_PER_REPLICA\n"
     )
 

@@ -155,7 +155,7 @@ def test_other_data_can_be_evaluated_on(head: Path, data: Path, tmp_path: Path) 
     foreign = write_collection(
         tmp_path / "foreign", draft=DRAFT.__class__(**{**vars(DRAFT), "fingerprint": "another"})
     )
-    with pytest.raises(UserError, match="a head reads one draft only"):
+    with pytest.raises(UserError, match="a head works with one draft only"):
         trained(data, tmp_path / "none", eval_data=str(foreign))
 
 
@@ -172,7 +172,7 @@ def test_the_file_says_what_it_was_trained_on(head: Path, data: Path) -> None:
 
 
 def test_a_head_is_not_replaced_unasked(head: Path, data: Path) -> None:
-    with pytest.raises(UserError, match="holds a head: use another, or --overwrite"):
+    with pytest.raises(UserError, match="already contains a head: use another folder, or --overwrite"):
         trained(data, head)
 
 
