@@ -70,7 +70,7 @@ def test_sizes_are_stated_first_and_a_small_disk_is_warned_of(
     with caplog.at_level(logging.INFO):
         plan_only(options, tmp_path, monkeypatch)
     assert "165 bytes" in caplog.text and "0.17 GB" in caplog.text and "about 490 " in caplog.text
-    assert "too little" in caplog.text
+    assert "not enough" in caplog.text
 
 
 def plan_only(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +102,6 @@ def test_states_that_half_precision_cannot_hold(
     monkeypatch.setattr(ModelRunner, "forward_with_hidden", huge)
     options = options | {"kind": "acceptance", "limit": 2}
     ended = run_here(main, **options, output=tmp_path / "half")
-    refused(ended, "--hidden_dtype float16 cannot hold", "use --hidden_dtype float32")
+    refused(ended, "--hidden_dtype float16 cannot represent", "use --hidden_dtype float32")
     ended = run_here(main, **options, hidden_dtype="float32", output=tmp_path / "single")
     assert ended.code == 0

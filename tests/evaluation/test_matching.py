@@ -26,7 +26,7 @@ def test_rows_without_a_reference_are_left_out(tmp_path) -> None:
     path = merged_file(tmp_path / "run.arrow", {"answer": [7, None, 9]}, ["7", "8", "8"])
     text, document = evaluate(path, task="exact_match", reference_column="answer")
     assert document["metrics"]["exact_match"]["value"] == 0.5
-    assert "1 rows have no reference, and are left out" in text
+    assert "1 rows have no reference and are left out" in text
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         (["--target", "7b", "--validate"], "give --draft too"),
         (["--target", "7b", "--batch_sizes", "4"], "--batch_sizes has no effect without --validate"),
         (["--target", "a", "--draft", "b", "--validate", "--draft_lengths", "4"], "choose other lengths"),
-        (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml is for"),
-        (["--target", "7b", "--memory", "--prompts", "x.jsonl"], "--prompts x.jsonl is for the commands"),
+        (["--target", "7b", "--memory", "--output_config", "x.yaml"], "--output_config x.yaml writes"),
+        (["--target", "7b", "--memory", "--prompts", "x.jsonl"], "--prompts x.jsonl is used in the commands"),
     ],
 )
 def test_refusals_name_the_option(

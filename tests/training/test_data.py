@@ -50,6 +50,6 @@ def test_what_cannot_be_trained_on_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 of 9 shards are missing"):
         open_examples("--data", str(half), "acceptance")
     two = open_examples("--data", str(write_collection(tmp_path / "two", num_rows=2)), "acceptance")
-    with pytest.raises(UserError, match="leaves 2 to train on and 0 to evaluate on"):
+    with pytest.raises(UserError, match="leaves 2 for training and 0 for evaluation"):
         split_rows(two, 0.1, seed=0)
     assert [len(part) for part in split_rows(two, 0.4, seed=0)] == [1, 1]
