@@ -16,8 +16,7 @@ from specdist.collecting.draft_side import Drafted
 from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.targets import Target
-from specdist.engine.verify import VerifyInput
+from specdist.engine.target import Target, VerifyInput
 
 
 class TargetSide:
@@ -53,7 +52,7 @@ class TargetSide:
         answers, begin = [np.zeros(0)], 0
         for part in in_passes(contexts_of(group)):
             num_asked = len(part.index_N)
-            verify_input = VerifyInput.about(
+            verify_input = VerifyInput.of_batch(
                 part.batch,
                 logits_indices_N=part.index_N,
                 # Nothing is drawn here.

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from specdist.cache.pages import PageTable
-from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
 from specdist.engine.engine import Engine
+from specdist.engine.no_draft import NoDraft
 from specdist.engine.proposals import DraftAhead, Proposer
-from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import Scheduler, SchedulerSettings
 from specdist.engine.sequence import Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LocalTarget, Target
+from specdist.engine.target import LocalTarget, Target
 from specdist.engine.timeline import Timeline
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
@@ -106,14 +106,14 @@ class Assembly:
         pages: PageTable | None = None,
         limits: SchedulerSettings | None = None,
         on_resize: Callable[[SchedulerSettings], None] | None = None,
-        on_alone: Callable[[tuple[int, int] | None], None] | None = None,
+        on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> Engine:
         """An engine over these requests.
 
         Args:
             pages: an empty page table, by default a new one.
             limits: of the batch, smaller than those of the assembly once memory did not suffice.
-            on_resize, on_alone: see :class:`Scheduler` and :class:`Engine`.
+            on_resize, on_lone_row: see :class:`Scheduler` and :class:`Engine`.
         """
         scheduler = Scheduler(
             limits or self.scheduling,
@@ -129,5 +129,5 @@ class Assembly:
             stats_recorder=stats_recorder,
             trusts_draft=self.trusts_draft,
             clock=clock,
-            on_alone=on_alone,
+            on_lone_row=on_lone_row,
         )

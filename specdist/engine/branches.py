@@ -1,13 +1,13 @@
-"""Branches: what the draft prepares for the case that the target says something else.
+"""Branches: alternative continuations, drafted for the case that the target rejects a token of the chain.
 
-While the target verifies a row's chain, the draft continues the likeliest alternatives to the chain's tokens,
-each in a row of its own. If the next token is one of them, its branch becomes the row's candidates, which
-would else have none for a pass. It changes only what is ready, never what is accepted: the tokens of a branch
-are drawn with the numbers that the row would use after the miss.
+While the target verifies a sequence's chain, the draft continues the likeliest alternatives to the chain's
+tokens, each in a row of its own. If the next token is one of them, its branch becomes the sequence's
+candidates; without it there would be none for one pass. Branches change only what is ready, never what is
+accepted: their tokens are drawn with the random numbers that the sequence would use after the miss.
 
-A branch (position, alternative) is worth the chance that the chain holds up to that position and breaks
-there in favour of the alternative. Each row has the same number of branches and chooses them by its own chain
-alone, so that nothing depends on the rest of the batch.
+A branch (position, alternative) is worth the probability that the chain is accepted up to that position and the
+alternative becomes the next token there. Every sequence has the same number of branches and chooses them by its
+own chain alone, so that nothing depends on the rest of the batch.
 
 S slots, N positions of all their chains, A alternatives, B branches.
 """
@@ -26,8 +26,14 @@ UNUSED = -1
 
 @dataclass(frozen=True)
 class Branches:
-    """Branches to open: of which slot, in which of its branch rows, where, with which token, the rank of that
-    token among the alternatives there, from 1, and the estimated chance that the branch will be needed."""
+    """Branches to open.
+
+    Attributes:
+        slots_B, rows_B: the slot that each branches off from, and its own row.
+        positions_B, token_ids_B: where it begins, and with which token.
+        ranks_B: rank (from 1) of that token among the alternatives at its position.
+        chances_B: estimated probability that the branch will be needed.
+    """
 
     slots_B: np.ndarray
     rows_B: np.ndarray
@@ -41,8 +47,21 @@ _NOTHING = np.zeros(0, np.int64)
 NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros(0))
 
 
-class BranchBook:
-    """The branches that are open, per slot."""
+@dataclass(frozen=True)
+class FoundBranches:
+    """Branches that begin with a next token.
+
+    ``index_B``: index of the sequence among those looked up; ``rows_B``: the branch's row; ``lengths_B``: number
+    of tokens after the next token.
+    """
+
+    index_B: np.ndarray
+    rows_B: np.ndarray
+    lengths_B: np.ndarray
+
+
+class BranchTable:
+    """The open branches of every slot."""
 
     def __init__(self, num_slots: int, num_branches: int) -> None:
         self._num_slots = num_slots
@@ -61,7 +80,7 @@ class BranchBook:
         branch_estimates: BranchEstimates,
         is_excluded_NA: np.ndarray,
     ) -> Branches:
-        """The best branches of every slot's chain, which has ``lengths`` tokens from ``begins`` on."""
+        """The best branches of every slot's chain of ``lengths`` tokens from position ``begins`` on."""
         offsets_N = arange_segments(lengths_S)
         lines_N = np.repeat(np.arange(len(slots_S)), lengths_S)
         num_positions, num_ids = int(lengths_S.max(initial=0)), branch_estimates.chances_NA.shape[1]
@@ -77,7 +96,7 @@ class BranchBook:
         chosen_B = best[lines_B, places_B]
         offsets_B, columns_B = np.divmod(chosen_B, num_ids)
         index_B = (np.cumsum(lengths_S) - lengths_S)[lines_B] + offsets_B
-        # Its rank among the alternatives is its column, less one if the drawn token stands before it.
+        # Its rank counts the alternatives up to its column: the drawn token is not one of them.
         is_alternative_NA = branch_estimates.chances_NA > 0
         ranks_NA = np.cumsum(is_alternative_NA, axis=1)
         slots_B = slots_S[lines_B]
@@ -91,7 +110,7 @@ class BranchBook:
         )
 
     def open(self, branches: Branches, lengths_B: np.ndarray) -> None:
-        """Note what was drafted after each branch's first token."""
+        """Record the branches, each with the number of tokens drafted after its first one."""
         if not len(branches.slots_B):
             return
         places = branches.slots_B, (branches.rows_B - self._num_slots) % self.num_branches
@@ -100,16 +119,14 @@ class BranchBook:
         self._ranks[places] = branches.ranks_B
         self._lengths[places] = lengths_B
 
-    def find(
-        self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For every slot whose next token has its branch: its line in ``slots_S``, the branch's row, and the
-        number of tokens after the next token."""
+    def find(self, slots_S: np.ndarray, positions_S: np.ndarray, token_ids_S: np.ndarray) -> FoundBranches:
+        """The branches that begin at these positions with these tokens, at most one per slot."""
         is_it = self._positions[slots_S] == positions_S[:, None]
         is_it &= self._token_ids[slots_S] == token_ids_S[:, None]
         lines, places = np.nonzero(is_it)
         slots = slots_S[lines]
-        return lines, self._num_slots + slots * self.num_branches + places, self._lengths[slots, places]
+        rows = self._num_slots + slots * self.num_branches + places
+        return FoundBranches(lines, rows, self._lengths[slots, places])
 
     def ranks(self, slots_S: np.ndarray, rows_S: np.ndarray) -> np.ndarray:
         """The rank of the alternative that each of these branches began with."""

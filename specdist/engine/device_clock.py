@@ -57,7 +57,7 @@ def clock_of(device: torch.device) -> Clock:
     return HostClock()
 
 
-def settled_ns(device: torch.device) -> int:
+def synchronized_ns(device: torch.device) -> int:
     """``time.perf_counter_ns`` once the device has done all that was asked of it: where a measurement begins
     or ends. A round waits for nothing."""
     if device.type == "cuda":
@@ -67,6 +67,6 @@ def settled_ns(device: torch.device) -> int:
 
 def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Result]:
     """Seconds that ``action`` took, whatever it left running on the device included; and what it returned."""
-    begin_ns = settled_ns(device)
+    begin_ns = synchronized_ns(device)
     result = action()
-    return (settled_ns(device) - begin_ns) / NS_PER_S, result
+    return (synchronized_ns(device) - begin_ns) / NS_PER_S, result

@@ -47,7 +47,7 @@ class DraftBatch:
         tails_R: where each row's first token goes.
         num_wanted_R: most tokens of each.
         reach_R: how likely each row is to be needed; 1 for a slot's own.
-        asks_policy: False for the token that will be a next token and no candidate, and where the policy was
+        uses_policy: False for the token that will be a next token and no candidate, and where the policy was
             asked before, with another history.
     """
 
@@ -57,7 +57,7 @@ class DraftBatch:
     num_wanted_R: np.ndarray
     reach_R: np.ndarray
     round: RoundContext
-    asks_policy: bool = True
+    uses_policy: bool = True
 
     @staticmethod
     def of_slots(
@@ -66,7 +66,7 @@ class DraftBatch:
         num_wanted_R: np.ndarray,
         round: RoundContext,
         *,
-        asks_policy: bool = True,
+        uses_policy: bool = True,
     ) -> DraftBatch:
         """Without any branch."""
         return DraftBatch(
@@ -76,7 +76,7 @@ class DraftBatch:
             num_wanted_R=num_wanted_R,
             reach_R=np.ones(len(slots_R)),
             round=round,
-            asks_policy=asks_policy,
+            uses_policy=uses_policy,
         )
 
 
@@ -114,7 +114,7 @@ class DraftLoop:
         self,
         runner: ModelRunner,
         policy: LengthPolicy,
-        rows: DraftState,
+        draft_state: DraftState,
         histories: Histories,
         *,
         settings: SamplingSettings,
@@ -125,7 +125,7 @@ class DraftLoop:
     ) -> None:
         self._runner = runner
         self._policy = policy
-        self._rows = rows
+        self._draft_state = draft_state
         self._histories = histories
         self._settings = settings
         self._vocab_size = vocab_size
@@ -134,7 +134,7 @@ class DraftLoop:
         self._keeps_scores = keeps_scores or settings.is_random
         self._keeps_estimates = policy.uses_features or is_traced
         self._keeps_features = self._keeps_estimates or runner.head_uses_features
-        self._asks_after_pass = isinstance(policy, HeadPolicy)
+        self._decides_after_pass = isinstance(policy, HeadPolicy)
         # After a stop token there is nothing to draft; looking at every token costs nothing only on a host.
         self._watches_stops = runner.device.type == "cpu"
         # Tokens of every pass, and all that the head has seen, until somebody takes them.
@@ -152,13 +152,13 @@ class DraftLoop:
         """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
         policy's end. Returns the number of tokens drafted per row."""
         rows_R, tails_R = draft_batch.rows_R, draft_batch.tails_R
-        last_ids_R = self._rows.token_ids[rows_R, tails_R - 1]
+        last_ids_R = self._draft_state.token_ids[rows_R, tails_R - 1]
         is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
         num_wanted_R = np.where(is_stopped_R, 0, draft_batch.num_wanted_R)
         num_drafted_R = np.zeros(len(rows_R), np.int64)
         uniforms_RD = self._uniforms(rows_R, tails_R, int(num_wanted_R.max(initial=0)))
         # Tokens before this position have been run.
-        num_computed_R = self._rows.num_computed[rows_R]
+        num_computed_R = self._draft_state.num_computed[rows_R]
         steps: list[_Step] = []
         active_A = np.arange(len(rows_R))
         for depth in itertools.count():
@@ -166,10 +166,10 @@ class DraftLoop:
             keep_A = num_wanted_R[active_A] > depth
             if last is not None and self._watches_stops:
                 keep_A &= ~self.is_stop_V[last.drawn_A.numpy()]
-            asks_after_pass = self._asks_after_pass and depth > 0
-            if draft_batch.asks_policy and not asks_after_pass and keep_A.any():
+            decides_after_pass = self._decides_after_pass and depth > 0
+            if draft_batch.uses_policy and not decides_after_pass and keep_A.any():
                 keep_A[keep_A] = self._policy.wants_more(
-                    self._question(draft_batch, active_A, keep_A, depth, last)
+                    self._policy_input(draft_batch, active_A, keep_A, depth, last)
                 )
             active_A = active_A[keep_A]
             if not len(active_A):
@@ -177,10 +177,10 @@ class DraftLoop:
             last = None if last is None else last.select(keep_A)
             logits_AV, estimates_A = self._pass(rows_R[active_A], tails_R[active_A] + depth, last)
             num_computed_R[active_A] = tails_R[active_A] + depth
-            if draft_batch.asks_policy and asks_after_pass:
+            if draft_batch.uses_policy and decides_after_pass:
                 all_A = np.ones(len(active_A), bool)
                 keep_A = self._policy.wants_more(
-                    self._question(draft_batch, active_A, all_A, depth, last, estimates_A)
+                    self._policy_input(draft_batch, active_A, all_A, depth, last, estimates_A)
                 )
                 active_A, logits_AV = active_A[keep_A], logits_AV[_on_device(keep_A, logits_AV.device)]
                 if not len(active_A):
@@ -193,10 +193,10 @@ class DraftLoop:
             num_drafted_R[active_A] = depth + 1
         if steps:
             self._write(rows_R, tails_R, num_drafted_R, steps)
-            self._rows.num_computed[rows_R] = np.minimum(num_computed_R, tails_R + num_drafted_R)
+            self._draft_state.num_computed[rows_R] = np.minimum(num_computed_R, tails_R + num_drafted_R)
         return num_drafted_R
 
-    def _question(
+    def _policy_input(
         self,
         draft_batch: DraftBatch,
         active_A: np.ndarray,
@@ -237,7 +237,7 @@ class DraftLoop:
         """
         places = rows_A, positions_A - 1
         if last is None:
-            batch, index = self._rows.catch_up(rows_A, positions_A)
+            batch, index = self._draft_state.catch_up(rows_A, positions_A)
         else:
             batch, index = FlatBatch(last.drawn_A, *places), np.arange(len(rows_A))
         self._pass_sizes.append(len(batch))
@@ -249,18 +249,18 @@ class DraftLoop:
             features_3A = self._kept_features(places) if last is None else last.features_3A
         logits_AV, estimates_A = self._runner.forward_with_estimates(batch, index, features_3A)
         known_A = None
-        if self._keeps_estimates or (self._asks_after_pass and last is not None):
+        if self._keeps_estimates or (self._decides_after_pass and last is not None):
             known_A = estimates_A.cpu().numpy()
         if self._keeps_estimates and known_A is not None:
             if last is None:
-                known_A = np.where(self._rows.is_drafted(places), known_A, UNKNOWN)
-            self._rows.keep_estimates(places, known_A)
+                known_A = np.where(self._draft_state.is_drafted(places), known_A, UNKNOWN)
+            self._draft_state.keep_estimates(places, known_A)
         return logits_AV[:, : self._vocab_size], known_A
 
     def _kept_features(self, places: tuple[np.ndarray, np.ndarray]) -> Tensor:
         """[3, A] of what stands there from an earlier draft batch; the head's word on a token that the draft
         has not drawn is dropped, whatever it reads."""
-        features_4A = np.nan_to_num(self._rows.feature_rows_at(places))
+        features_4A = np.nan_to_num(self._draft_state.feature_rows_at(places))
         return torch.from_numpy(features_4A[:ESTIMATE]).to(self._runner.device)
 
     def _draw(
@@ -275,17 +275,17 @@ class DraftLoop:
         distributions_A, scores_AV, undecided = draft_distributions(
             logits_AV,
             self._settings,
-            torch.from_numpy(self._rows.stream_keys[rows_A]),
+            torch.from_numpy(self._draft_state.stream_keys[rows_A]),
             torch.from_numpy(positions_A),
         )
         # Where the logits are not finite any id will do for the pass after it: the chain is cut before it.
         drawn_A = distributions_A.draw(uniforms_A).clamp(min=0)
         if self._keeps_scores:
-            self._rows.keep_scores(rows_A, positions_A, scores_AV)
+            self._draft_state.keep_scores(rows_A, positions_A, scores_AV)
         features_3A = None
         if self._keeps_features:
             features_3A = draft_features(logits_AV, undecided, drawn_A, self._settings)
-            self._rows.keep_estimates((rows_A, positions_A), UNKNOWN)
+            self._draft_state.keep_estimates((rows_A, positions_A), UNKNOWN)
         return _Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
 
     def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
@@ -293,9 +293,9 @@ class DraftLoop:
         if not self._settings.is_random or not num_steps:
             return None
         return uniforms(
-            torch.from_numpy(self._rows.stream_keys[rows_R])[:, None],
+            torch.from_numpy(self._draft_state.stream_keys[rows_R])[:, None],
             torch.from_numpy(tails_R[:, None] + np.arange(num_steps)),
-            torch.from_numpy(self._rows.num_misses[rows_R])[:, None],
+            torch.from_numpy(self._draft_state.num_misses[rows_R])[:, None],
             Purpose.DRAFT,
         ).to(self._runner.device)
 
@@ -318,10 +318,10 @@ class DraftLoop:
             columns.extend(torch.cat(features, dim=1).double())
         ids_T, probabilities_T, *features_3T = torch.stack(columns).cpu().numpy()
         places = rows_R[lines_T], tails_R[lines_T] + depths_T
-        self._rows.token_ids[places] = ids_T.astype(np.int64)
-        self._rows.probabilities[places] = probabilities_T
+        self._draft_state.token_ids[places] = ids_T.astype(np.int64)
+        self._draft_state.probabilities[places] = probabilities_T
         if features_3T:
-            self._rows.keep_features(places, np.stack(features_3T))
+            self._draft_state.keep_features(places, np.stack(features_3T))
         ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
         np.minimum.at(num_drafted_R, lines_T[ends], depths_T[ends] + 1)
         nonfinite = np.flatnonzero(~(probabilities_T > 0))

@@ -1,4 +1,4 @@
-"""One completion on its way: what was asked, what has been committed, and how it ended."""
+"""A request, the sequence that is generated for it, and the completion that it becomes. No tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ FinishReason = Literal["stop", "length", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion to generate. ``shard`` says whose statistics its work belongs to.
+    """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
 
-    ``max_new_tokens`` is this request's own limit; None stands for the scheduler's.
+    ``shard``: whose statistics its work belongs to. ``max_new_tokens``: this request's own limit; None: the
+    scheduler's.
     """
 
     row_id: int
@@ -26,8 +27,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A finished request. ``token_ids`` ends with the stop token, if one ended it; ``text`` is without it.
-    ``error``: why it could not be finished; then it has no text, and its tokens are a beginning."""
+    """A finished request.
+
+    ``token_ids`` ends with the stop token, if one ended it; ``text`` does not contain it. ``error``: why it
+    could not be finished; its tokens are then those generated before the error.
+    """
 
     request: Request
     token_ids: list[int]
@@ -42,14 +46,14 @@ class Completion:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the row has cost. Drafts are target passes with candidates; misses are dropped chains of them."""
+    """A sequence's totals. ``num_drafts`` counts target passes with candidates, ``num_misses`` dropped chains."""
 
     num_misses: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
-    def after_step(self, *, num_draft_tokens: int, num_accepted: int) -> Counters:
+    def after_pass(self, *, num_draft_tokens: int, num_accepted: int) -> Counters:
         return Counters(
             self.num_misses,
             self.num_drafts + (num_draft_tokens > 0),
@@ -58,24 +62,34 @@ class Counters:
         )
 
 
+@dataclass(frozen=True)
+class _BlockStart:
+    """The state to which a preemption goes back: after the next token, before the block's candidates."""
+
+    length: int
+    num_candidates: int
+    counters: Counters
+    num_traced: int
+
+
 @dataclass(eq=False)
 class Sequence:
     """The state of a running request.
 
-    ``token_ids`` holds prompt and committed tokens. A round first appends the *decision* (the recovered or
-    bonus token of the last pass), then has the candidates after it verified; those accepted are appended.
+    ``token_ids`` holds prompt and committed tokens. A round first appends the *next token* (the recovered or
+    bonus token of the last pass), then the accepted ones of the candidates after it.
 
     Attributes:
         order: admission order; the youngest is preempted first.
         slot: its row of the page table while it runs.
-        num_shared: leading tokens that it found in shared pages when it was admitted.
-        num_prefilled, context_length: how much of its context (the prompt, or what had been committed before
-            a preemption) the models have seen.
-        num_candidates, num_accepted: of the last pass, whose next token is still to be drawn.
-        forced_next_token, num_redraft: the next token of a preempted sequence, which was drawn before, and
-            how many candidates it had then.
-        error: why it cannot be finished; has_nonfinite_logits: because the target's logits were not finite.
-        num_blocks: blocks so far; trace: their drafted tokens, where the run is traced.
+        num_shared: leading tokens whose pages it shared when it was admitted.
+        num_prefilled, context_length: how much of its context (the prompt, or everything committed before a
+            preemption) has been run.
+        num_candidates, num_accepted: of the last pass, whose next token is still to be sampled.
+        forced_next_token, num_redraft: of a preempted sequence, the next token, which was sampled already, and
+            how many candidates followed it.
+        error: why it cannot be finished; has_nonfinite_logits: the target's logits were not finite.
+        num_blocks: blocks so far; trace: their drafted tokens, if the run is traced.
     """
 
     request: Request
@@ -98,9 +112,9 @@ class Sequence:
     text: str = ""
     num_blocks: int = 0
     trace: list[TracedToken] = field(default_factory=list)
-    # Where the current block began. A preempted sequence goes back there and repeats the block exactly,
-    # because its random numbers depend on position and misses alone.
-    _block: tuple[int, int, Counters, int] | None = None
+    # A preempted sequence repeats its block exactly, because its random numbers depend on position and misses
+    # alone.
+    _block_start: _BlockStart | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -122,21 +136,21 @@ class Sequence:
 
     @property
     def is_resumed(self) -> bool:
-        """It has been preempted, and its next token is known."""
+        """It was preempted, and its next token is known."""
         return self.forced_next_token is not None
 
-    def begin_block(self, decision: int, num_candidates: int, *, missed: bool) -> None:
-        """Commit the next token; a preemption goes back to here. ``missed``: a chain was dropped for it."""
+    def begin_block(self, next_token_id: int, num_candidates: int, *, missed: bool) -> None:
+        """Commit the next token; a preemption goes back to here. ``missed``: it replaced a dropped chain."""
         self.forced_next_token = None
         self.num_redraft = 0
         self.num_candidates = num_candidates
-        self.token_ids.append(decision)
+        self.token_ids.append(next_token_id)
         self.counters = replace(self.counters, num_misses=self.counters.num_misses + missed)
         self.num_blocks += 1
-        self._block = (len(self.token_ids), num_candidates, self.counters, len(self.trace))
+        self._block_start = _BlockStart(len(self.token_ids), num_candidates, self.counters, len(self.trace))
 
     def drop_candidates(self, num_draft_tokens: int) -> None:
-        """The decision ended the sequence: what was drafted after it is discarded, but was drafted."""
+        """The next token ended the sequence: the candidates after it are discarded, but count as drafted."""
         self.counters = replace(
             self.counters, num_draft_tokens=self.counters.num_draft_tokens + num_draft_tokens
         )
@@ -145,18 +159,19 @@ class Sequence:
         """Commit the accepted candidates of a verified block."""
         self.token_ids += accepted_ids
         self.num_accepted = len(accepted_ids)
-        self.counters = self.counters.after_step(
+        self.counters = self.counters.after_pass(
             num_draft_tokens=num_draft_tokens, num_accepted=len(accepted_ids)
         )
 
     def rewind(self) -> None:
-        """Give up the slot: forget the current block and what the models have seen."""
-        if self._block is not None:
-            length, self.num_redraft, self.counters, num_traced = self._block
-            del self.token_ids[length:], self.trace[num_traced:]
+        """Give up the slot: forget the current block, and that any token has been run."""
+        start = self._block_start
+        if start is not None:
+            del self.token_ids[start.length :], self.trace[start.num_traced :]
+            self.num_redraft, self.counters = start.num_candidates, start.counters
             self.num_blocks -= 1
             self.forced_next_token = self.token_ids.pop()
-        self._block = None
+        self._block_start = None
         self.slot = -1
         self.num_candidates = self.num_accepted = self.num_prefilled = self.context_length = 0
 

@@ -1,4 +1,4 @@
-"""Where a completion ends: stop tokens, stop strings, length. The end may fall anywhere inside a block."""
+"""Where a completion ends: stop token, stop string or length. The end may fall anywhere inside a block."""
 
 from __future__ import annotations
 
@@ -9,19 +9,29 @@ from specdist.engine.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True)
+class StopCheck:
+    """How many of the new tokens belong to the completion, and why it ends there, if it does."""
+
+    num_kept: int
+    reason: FinishReason | None
+
+
+@dataclass(frozen=True)
 class StopRules:
-    """Attributes:
-    token_ids: tokens that end a completion; they are its last token, and no part of its text.
-    strings: texts that end a completion; they are not part of its text.
-    decode: token ids to text, without special tokens.
+    """What ends a completion, besides its maximum length.
+
+    Attributes:
+        decode: token ids to text, without special tokens.
+        token_ids: stop tokens; a completion's last token may be one, its text does not contain it.
+        strings: stop strings; a completion's text ends before the first of them.
     """
 
     decode: Callable[[list[int]], str]
     token_ids: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
 
-    def examine(self, sequence: Sequence, new_ids: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of the new tokens belong to the completion, and why it ends there, if it does."""
+    def check(self, sequence: Sequence, new_ids: list[int]) -> StopCheck:
+        """Look for the first stop in tokens that are about to be appended."""
         reason: FinishReason | None = None
         num_kept = len(new_ids)
         room = sequence.max_length - len(sequence.token_ids)
@@ -40,7 +50,7 @@ class StopRules:
                     if self._first_stop(self.decode(committed + new_ids[:count])) is not None
                 )
                 reason = "stop"
-        return num_kept, reason
+        return StopCheck(num_kept, reason)
 
     def text(self, completion_ids: list[int]) -> str:
         """The completion's text, up to the first stop string."""

@@ -1,6 +1,6 @@
-"""Writes down what becomes of every drafted token, row by row. No tensors.
+"""The per-token acceptance trace: what became of every drafted token, sequence by sequence. No tensors.
 
-R rows that decode, K candidates of a block.
+K candidates of a block.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from specdist.engine.proposals import TracedDrafts
 from specdist.engine.sequence import Sequence
 
 
-def note_next_token(sequence: Sequence, drafts: TracedDrafts, row: int) -> None:
-    """Before the next token is committed: if a token was drafted ahead in its place, it has been verified."""
-    if not drafts.is_verified_R[row]:
+def record_token_ahead(sequence: Sequence, drafts: TracedDrafts, index: int) -> None:
+    """Record the token that was drafted ahead in the next token's place, if there was one and it was verified.
+
+    To be called before the next token is committed.
+    """
+    if not drafts.is_verified_R[index]:
         return
-    entropy, probability, top_probability, estimate = drafts.features_4R[:, row].tolist()
+    entropy, probability, top_probability, estimate = drafts.features_4R[:, index].tolist()
     sequence.trace.append(
         TracedToken(
             round=sequence.num_blocks,
             depth=sequence.num_accepted,
             position=sequence.num_completion_tokens,
-            token_id=int(drafts.token_ids_R[row]),
+            token_id=int(drafts.token_ids_R[index]),
             entropy=entropy,
             draft_probability=probability,
             top_probability=top_probability,
-            acceptance_probability=float(drafts.acceptance_R[row]),
+            acceptance_probability=float(drafts.acceptance_R[index]),
             is_verified=True,
-            is_accepted=bool(drafts.is_hit_R[row]),
+            is_accepted=bool(drafts.is_hit_R[index]),
             head_probability=_known(estimate),
         )
     )
 
 
-def note_block(
+def record_block(
     sequence: Sequence,
     candidate_ids: list[int],
     features_4K: np.ndarray,
@@ -46,9 +49,13 @@ def note_block(
     num_verified: int,
     num_accepted: int,
 ) -> None:
-    """After the next token, before the accepted candidates are committed. ``acceptance`` is None for a block
-    that no target pass has seen. Of the ``num_verified`` first, those that are trusted were only looked
-    at."""
+    """Record a block's candidates. To be called after the next token and before the accepted candidates are
+    committed.
+
+    Args:
+        acceptance_K: acceptance probabilities; None for a block that was not in a target pass.
+        num_verified: leading candidates that count as verified, except the ``num_trusted`` first.
+    """
     begin = sequence.num_completion_tokens
     features = zip(candidate_ids, *features_4K.tolist(), strict=True)
     for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.collectives import Collectives
-from specdist.engine.verify import FullDistributions, VerifyInput, VerifyOutput
+from specdist.engine.target import FullDistributions, VerifyInput, VerifyOutput
 from specdist.sampling.distributions import (
     Distributions,
     SamplingSettings,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.device_clock import settled_ns
+from specdist.engine.device_clock import synchronized_ns
 from specdist.engine.proposals import DraftAhead
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -145,6 +145,6 @@ def _pass_ns(
         np.repeat(np.arange(num_rows), lengths),
         num_context_tokens + np.concatenate([np.arange(length) for length in lengths]),
     )
-    begin_ns = settled_ns(runner.device)
+    begin_ns = synchronized_ns(runner.device)
     finish(runner.forward(batch, np.arange(len(batch))))
-    return settled_ns(runner.device) - begin_ns
+    return synchronized_ns(runner.device) - begin_ns

@@ -12,16 +12,17 @@ from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import clock_of
-from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
 from specdist.engine.engine import Engine
+from specdist.engine.no_draft import NoDraft
 from specdist.engine.proposals import DraftAhead, Proposer
-from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.scheduler import SchedulerSettings
 from specdist.engine.sequence import Request
+from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import LocalTarget, ShardedTarget, Target, target_worker_loop
+from specdist.engine.target import LocalTarget, Target
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
 from specdist.job.allocation import RowLimits, refusal, room_for_cache
@@ -178,7 +179,7 @@ class Replica:
             stats_recorder=stats_recorder,
             limits=self._limits,
             on_resize=self._limit,
-            on_alone=remember_lone_row,
+            on_lone_row=remember_lone_row,
         )
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:

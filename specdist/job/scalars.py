@@ -71,7 +71,7 @@ class Scalars(NoScalars):
         figures: dict[str, float] = {
             "rows_done": now.num_done,
             "error_rows": now.num_errors,
-            "batch_rows": self._load.num_rows,
+            "batch_rows": self._load.num_seqs,
             "free_pages": self._load.num_free_pages,
         }
         rates = {

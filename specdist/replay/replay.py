@@ -115,7 +115,7 @@ class _Run:
         self._oracle = isinstance(policy, Oracle)
         self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
         self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
-        self._asks_after_pass = isinstance(self._policy, HeadPolicy)
+        self._decides_after_pass = isinstance(self._policy, HeadPolicy)
         self._reads_head = reads_head(self._policy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
@@ -197,7 +197,7 @@ class _Run:
             if depth:
                 keep_A &= ~self._trace.is_stop_TD[places_R[active_A], depth - 1]
             active_A = active_A[keep_A]
-            if self._asks_after_pass and depth and len(active_A):
+            if self._decides_after_pass and depth and len(active_A):
                 # Its estimate of a token comes with the pass over it, drawn after or not.
                 self._count_step(len(active_A))
             if len(active_A):
@@ -216,13 +216,13 @@ class _Run:
                 active_A = active_A[wants_A]
             if not len(active_A):
                 return num_drafted_R
-            if not (self._asks_after_pass and depth):
+            if not (self._decides_after_pass and depth):
                 self._count_step(len(active_A))
             num_drafted_R[active_A] = depth + 1
         raise AssertionError("a block has an end")
 
     def _features(self, places_A: np.ndarray, depth: int) -> DraftFeatures | None:
-        if depth and self._asks_after_pass:
+        if depth and self._decides_after_pass:
             return DraftFeatures.of_head(self._trace.estimates_ETD[self._head, places_A, depth - 1])
         if depth == 0 or not self._policy.uses_features:
             return None
@@ -235,7 +235,7 @@ class _Run:
         return DraftFeatures(entropies_C, probabilities_C, top_C, estimates_C)
 
     def _earlier_estimates(self, places_A: np.ndarray, depth: int) -> np.ndarray | None:
-        if depth < 2 or not self._reads_head or self._asks_after_pass:
+        if depth < 2 or not self._reads_head or self._decides_after_pass:
             return None
         found_A: np.ndarray = self._trace.estimates_ETD[self._head, places_A, depth - 2]
         return found_A

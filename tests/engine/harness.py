@@ -15,13 +15,14 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
+from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.no_draft import NoDraft
 from specdist.engine.proposals import DraftAhead, Proposer
-from specdist.engine.proposers import ColocatedDraft, NoDraft
 from specdist.engine.scheduler import SchedulerSettings
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
-from specdist.engine.targets import Target
+from specdist.engine.target import Target
 from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner

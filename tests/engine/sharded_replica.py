@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from specdist.engine.targets import ShardedTarget, Target, target_worker_loop
+from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
+from specdist.engine.target import Target
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_sharded
 from specdist.models.runner import ModelRunner

@@ -18,8 +18,7 @@ from torch import Tensor
 from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.proposals import Traffic
-from specdist.engine.targets import Target
-from specdist.engine.verify import VerifyInput, VerifyOutput
+from specdist.engine.target import Target, VerifyInput, VerifyOutput
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
@@ -76,7 +75,7 @@ class _LeadVerdicts:
 class SlicedTarget:
     """Every slice has a runner and a cache of its own."""
 
-    is_alone = True
+    is_single_rank = True
     device = CPU
 
     def __init__(self, runners: list[MarkovRunner], vocabularies: list[VocabParallelVerifier]) -> None:

@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageTable
-from specdist.engine.branches import BranchBook
+from specdist.engine.branches import BranchTable
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.proposals import DraftAhead, OpenedRows, ProposalReply, ProposalRequest
+from specdist.engine.proposals import DraftAhead, OpenedSequences, ProposalReply, ProposalRequest
 from specdist.models.flat import FlatBatch
 from specdist.policies import FixedLength
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches
@@ -58,7 +58,7 @@ class LoneDraft:
             slots_R=NOTHING,
             num_accepted_R=NOTHING,
             next_token_ids_R=NOTHING,
-            opened=OpenedRows(
+            opened=OpenedSequences(
                 slots=self.slots,
                 stream_keys=self.slots,
                 num_misses=np.zeros_like(lengths),
@@ -90,12 +90,12 @@ class LoneDraft:
             **fields,
         )
         reply = self.draft.respond(request)
-        self.draft.follow(request)
+        self.draft.prefill_and_draft_ahead(request)
         return reply
 
 
-def no_rows() -> OpenedRows:
-    return OpenedRows(
+def no_rows() -> OpenedSequences:
+    return OpenedSequences(
         slots=NOTHING, stream_keys=NOTHING, num_misses=NOTHING, context_lengths=NOTHING, max_lengths=NOTHING
     )
 
@@ -150,10 +150,10 @@ def test_the_likeliest_misses_are_chosen() -> None:
         alternative_ids_NA=np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]]),
         chances_NA=np.array([[0, 0.3, 0.1], [0, 0.3, 0.05], [0, 0.05, 0.05]]),
     )
-    book = BranchBook(num_slots=4, num_branches=2)
+    table = BranchTable(num_slots=4, num_branches=2)
     is_excluded = np.zeros((3, 3), bool)
     is_excluded[2, 1] = True
-    chosen = book.choose(
+    chosen = table.choose(
         np.array([3, 1]), np.array([10, 20]), np.array([2, 1]), branch_estimates, is_excluded
     )
     # Slot 3: 0.3, then 0.5 x 0.3 = 0.15 before 0.1. Slot 1: its best alternative is excluded.
@@ -163,12 +163,13 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert chosen.ranks_B.tolist() == [1, 1, 2]
     assert chosen.chances_B == pytest.approx([0.3, 0.5 * 0.3, 0.05])
     assert len(set(chosen.rows_B.tolist())) == 3 and min(chosen.rows_B) >= 4
-    book.open(chosen, np.array([4, 3, 2]))
-    lines, rows, lengths = book.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
-    assert (lines.tolist(), rows.tolist(), lengths.tolist()) == ([1], [chosen.rows_B[1]], [3])
-    assert book.num_tokens(np.array([3, 1, 0])).tolist() == [7, 2, 0]
-    book.drop(np.array([3]))
-    assert not len(book.find(np.array([3]), np.array([11]), np.array([5]))[0])
+    table.open(chosen, np.array([4, 3, 2]))
+    found = table.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
+    assert found.index_B.tolist() == [1] and found.rows_B.tolist() == [chosen.rows_B[1]]
+    assert found.lengths_B.tolist() == [3]
+    assert table.num_tokens(np.array([3, 1, 0])).tolist() == [7, 2, 0]
+    table.drop(np.array([3]))
+    assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).rows_B)
 
 
 def test_beliefs_of_a_random_draw() -> None:

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
-from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
 from specdist.engine.proposals import ProposalReply, ProposalRequest, Proposer
-from specdist.engine.proposers import ColocatedDraft
 from specdist.engine.timeline import Timeline
 from specdist.policies import DraftedRows, FixedLength, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
@@ -53,7 +52,7 @@ class CheckedDraft:
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         reply = self._inner.propose(request, clock)
-        rows = self._draft._rows
+        rows = self._draft._draft_state
         for slot in request.slots_R.tolist():
             begin, end = self._begins[slot], int(rows.num_computed[slot])
             assert self._runner.is_cached(slot, begin, rows.token_ids[slot, begin:end])

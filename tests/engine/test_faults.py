@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.engine import remote
+from specdist.engine.draft_worker import ColocatedDraft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.proposals import Proposer
-from specdist.engine.proposers import ColocatedDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.sequence import Completion
 from specdist.engine.timeline import Timeline
@@ -101,7 +101,10 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         assert outcome(completions) == outcome(expected)
         assert replica.stats_recorder.shard(0).num_out_of_memory == 2
         assert replica.scheduler.settings.num_slots == 2
-    assert "at most 4 rows and 32 tokens" in caplog.text and "at most 2 rows and 16 tokens" in caplog.text
+    assert (
+        "at most 4 sequences and 32 tokens" in caplog.text
+        and "at most 2 sequences and 16 tokens" in caplog.text
+    )
 
 
 class OverAWire(Harness):

@@ -3,7 +3,7 @@
 import pytest
 
 from specdist.engine.sequence import FinishReason, Request, Sequence
-from specdist.engine.stopping import StopRules
+from specdist.engine.stopping import StopCheck, StopRules
 from tests.engine.harness import decode
 
 EOS = 7
@@ -37,7 +37,7 @@ def sequence_of(num_committed: int, max_length: int) -> Sequence:
 )
 def test_what_is_kept_of_a_block(new_ids: list[int], num_kept: int, reason: FinishReason | None) -> None:
     rules = StopRules(decode, frozenset([EOS]), ("EF",))
-    assert rules.examine(sequence_of(5, max_length=13), new_ids) == (num_kept, reason)
+    assert rules.check(sequence_of(5, max_length=13), new_ids) == StopCheck(num_kept, reason)
 
 
 def test_the_text_ends_before_the_first_stop_string() -> None:

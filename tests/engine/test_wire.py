@@ -11,7 +11,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import (
     AheadReport,
-    OpenedRows,
+    OpenedSequences,
     ProposalReply,
     ProposalRequest,
     RoleTimes,
@@ -74,7 +74,7 @@ def test_request_and_reply_round_trip() -> None:
         draft_now_R=ints(5, 0),
         next_distributions_W=None,
         suspended_slots=ints(1, 2),
-        opened=OpenedRows(
+        opened=OpenedSequences(
             slots=ints(1),
             stream_keys=ints(-(2**63) + 5),
             num_misses=ints(9),

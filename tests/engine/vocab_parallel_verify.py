@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.collectives import Collectives
-from specdist.engine.verify import FullDistributions, VerifyInput, VerifyOutput
+from specdist.engine.target import FullDistributions, VerifyInput, VerifyOutput
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
@@ -30,7 +30,7 @@ def verify_input_about(token_ids_T: np.ndarray) -> VerifyInput:
     batch = FlatBatch(token_ids_T, places // BLOCK, places % BLOCK + 20)
     keys = np.array([stream_key(3, row, 0) for row in range(NUM_ROWS)])
     judges = places[places % BLOCK < BLOCK - 1]
-    return VerifyInput.about(
+    return VerifyInput.of_batch(
         batch, logits_indices_N=places, stream_keys_N=keys[batch.slots_T], target_logits_indices_C=judges
     )
 

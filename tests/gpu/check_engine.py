@@ -126,9 +126,12 @@ def check_out_of_memory() -> None:
     expected = outcomes(Pair(*models).expected(rule, policy))
     for number, (plan, warning) in enumerate(
         (
-            ({"allocation": 40, "within": "models/runner.py"}, "at most 1 rows and 16 tokens at a time"),
-            ({"allocation": 3, "within": "sampling/"}, "at most 1 rows and 16 tokens at a time"),
-            ({"allocation": 9, "within": "engine/draft_loop.py"}, "at most 1 rows and 16 tokens at a time"),
+            ({"allocation": 40, "within": "models/runner.py"}, "at most 1 sequences and 16 tokens at a time"),
+            ({"allocation": 3, "within": "sampling/"}, "at most 1 sequences and 16 tokens at a time"),
+            (
+                {"allocation": 9, "within": "engine/draft_loop.py"},
+                "at most 1 sequences and 16 tokens at a time",
+            ),
             ({"capture": 2}, "without graphs from now on: Bucket"),
         )
     ):

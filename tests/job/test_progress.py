@@ -87,7 +87,7 @@ def test_scalars_are_those_of_each_minute(tmp_path: Path) -> None:
         for _ in range(6):
             clock.now += 10
             counts = counts.with_row(row_result(num_completion_tokens=20 * minute))
-            scalars.tick(counts, EngineLoad(num_rows=minute, num_free_pages=50))
+            scalars.tick(counts, EngineLoad(num_seqs=minute, num_free_pages=50))
     counts = counts.with_row(row_result(error="empty", num_spec_steps=0, num_draft_tokens=0))
     clock.now += 1
     scalars.tick(counts, EngineLoad())

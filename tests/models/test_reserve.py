@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
-from specdist.engine.verify import FullDistributions, VerifyInput
+from specdist.engine.target import FullDistributions, VerifyInput
 from specdist.models.adapters import use_paged_attention
 from specdist.models.attention import LayerShapes
 from specdist.models.flat import FlatBatch, Segments

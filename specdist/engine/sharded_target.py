@@ -1,15 +1,13 @@
-"""The target as the engine sees it: one process, or rank 0 of several tensor-parallel ranks.
+"""The target on several tensor-parallel ranks: rank 0 announces each pass, all ranks run it, rank 0 verifies.
 
-N tokens whose successor is asked for, v ids of a rank's slice of the vocabulary, V all ids.
+N tokens whose logits are wanted, v token ids of one rank's part of the vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.packing import Int64Array, pack, unpack
 from specdist.engine.proposals import Traffic
-from specdist.engine.verify import FullDistributions, VerifyInput, VerifyOutput
+from specdist.engine.target import VerifyInput, VerifyOutput
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.engine.wire import wire_broadcast
 from specdist.models.flat import FlatBatch
@@ -25,34 +23,9 @@ from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 
 
-class Target(Protocol):
-    """Runs passes of the target model."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def is_alone(self) -> bool:
-        """No other rank takes part in a pass, so that one which has failed can be repeated."""
-        ...
-
-    @property
-    def traffic(self) -> Traffic:
-        """What has travelled among its ranks so far, DeepSpeed's own sums aside."""
-        ...
-
-    def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
-        """Run the batch after the page table's updates, and verify what follows the tokens asked about."""
-        ...
-
-    def close(self) -> None:
-        """The last pass is over."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class TargetPass:
-    """Rank 0 → the other ranks of the target: what to run, and what is wanted of it."""
+    """Rank 0 → the other ranks of the target: the batch to run, and which logits are wanted."""
 
     page_updates: PageUpdates
     batch: FlatBatch
@@ -72,7 +45,7 @@ class TargetPass:
 
     @property
     def verify_input(self) -> VerifyInput:
-        return VerifyInput.about(
+        return VerifyInput.of_batch(
             self.batch,
             logits_indices_N=self.logits_indices_N,
             stream_keys_N=self.stream_keys_N,
@@ -80,34 +53,10 @@ class TargetPass:
         )
 
 
-class LocalTarget:
-    """The whole target in this process.
-
-    ``vocab_size``: ids that can be drawn; the logits may be wider by padding.
-    """
-
-    is_alone = True
-
-    def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
-        self._runner = runner
-        self._settings = settings
-        self._vocab_size = vocab_size
-        self.device = runner.device
-        self.traffic = Traffic()
-
-    def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
-        self._runner.update_pages(updates)
-        logits_NV = self._runner.forward(batch, verify_input.logits_indices_N)[:, : self._vocab_size]
-        return FullDistributions.of(logits_NV, self._settings, verify_input)
-
-    def close(self) -> None:
-        """Nothing runs elsewhere."""
-
-
 class ShardedTarget:
-    """The target's rank 0: tells the other ranks what to run, runs it with them, and decides alone."""
+    """The target's rank 0: announces each pass to the other ranks, runs it with them, and verifies alone."""
 
-    is_alone = False
+    is_single_rank = False
 
     def __init__(
         self, runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int
@@ -115,7 +64,7 @@ class ShardedTarget:
         self._runner = runner
         self._passes = wire_broadcast(RANK_ZERO, group)
         self._collectives = Collectives(group)
-        self._vocabulary = VocabParallelVerifier(self._collectives, settings=settings, vocab_size=vocab_size)
+        self._verifier = VocabParallelVerifier(self._collectives, settings=settings, vocab_size=vocab_size)
         self.device = runner.device
 
     @property
@@ -126,9 +75,8 @@ class ShardedTarget:
 
     def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
         self._passes.send(pack(TargetPass.of(updates, batch, verify_input)))
-        verify_output = self._vocabulary.verify(
-            _run(self._runner, updates, batch, verify_input), verify_input
-        )
+        logits_Nv = _run(self._runner, updates, batch, verify_input)
+        verify_output = self._verifier.verify(logits_Nv, verify_input)
         assert verify_output is not None
         return verify_output
 
@@ -139,19 +87,19 @@ class ShardedTarget:
 def target_worker_loop(
     runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int
 ) -> None:
-    """What the target's other ranks do: run every pass that rank 0 announces, and give it what it needs of
-    their logits, until it closes."""
+    """The loop of the target's other ranks: run every pass that rank 0 announces and send it what it needs of
+    the logits, until it closes."""
     passes = wire_broadcast(RANK_ZERO, group)
-    vocabulary = VocabParallelVerifier(Collectives(group), settings=settings, vocab_size=vocab_size)
+    verifier = VocabParallelVerifier(Collectives(group), settings=settings, vocab_size=vocab_size)
     while arrays := passes.receive():
         target_pass = unpack(TargetPass, arrays)
         verify_input = target_pass.verify_input
         logits_Nv = _run(runner, target_pass.page_updates, target_pass.batch, verify_input)
-        vocabulary.verify(logits_Nv, verify_input)
-        vocabulary.serve_next_distributions(logits_Nv)
+        verifier.verify(logits_Nv, verify_input)
+        verifier.serve_next_distributions(logits_Nv)
 
 
 def _run(runner: ModelRunner, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> Tensor:
-    """Logits [N, v] of this rank's slice."""
+    """Logits [N, v] of this rank's part of the vocabulary."""
     runner.update_pages(updates)
     return runner.forward(batch, verify_input.logits_indices_N)

@@ -1,10 +1,9 @@
-"""The proposers without a wire: the draft in the target's own process, and no draft at all."""
+"""Target-only generation: the proposer that proposes no candidates."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.proposals import DRAW, AheadReport, ProposalReply, ProposalRequest, RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Dense
@@ -12,28 +11,8 @@ from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import sample_next_tokens
 
 
-class ColocatedDraft:
-    """Target and draft in one process, one after the other."""
-
-    def __init__(self, draft: DraftWorker) -> None:
-        self._draft = draft
-
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        del clock  # the target waits all the while
-        try:
-            reply = self._draft.respond(request)
-            self._draft.follow(request)
-        except (RuntimeError, MemoryError):
-            self._draft.abandon(is_heard=False)
-            raise
-        return reply
-
-    def close(self) -> None:
-        """Nothing runs elsewhere."""
-
-
 class NoDraft:
-    """Target-only generation: every next token is a plain draw, and nothing is drafted after it."""
+    """Every next token is sampled from the target's distribution, and nothing is drafted after it."""
 
     def __init__(self, num_slots: int) -> None:
         self._stream_keys = np.zeros(num_slots, np.int64)
@@ -66,4 +45,4 @@ class NoDraft:
         )
 
     def close(self) -> None:
-        """Nothing runs elsewhere."""
+        """Nothing to do: no other rank waits."""
