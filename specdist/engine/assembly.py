@@ -1,4 +1,4 @@
-"""Runners, cache, scheduler, draft and engine put together: the one place where it is done."""
+"""Puts runners, cache, scheduler, draft and engine together; nothing else does."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 
-# Tokens of one page of the cache, where nothing else is asked for.
+# Default number of tokens per page of the cache.
 PAGE_SIZE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """What target and draft agree on, wherever each of them runs.
+    """Settings that target and draft share, wherever each of them runs.
 
     Attributes:
         vocab_size: ids that can be drawn; logits may be wider by padding.
-        scheduling: limits of the batch; its slots are those of the caches, too.
+        scheduling: limits of the batch; its number of slots is also that of the caches.
         num_pages: of the page table that both models' caches follow.
-        max_cache_len: tokens of one sequence that the page table has room for; by default the longest
-            sequence's.
+        max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
     """
@@ -50,7 +49,7 @@ class Assembly:
     trusts_draft: bool = False
 
     def allocate(self, runner: ModelRunner, *, num_branch_rows: int = 0, max_branch_tokens: int = 0) -> None:
-        """Take the memory of a runner's cache, once: the pages, and those of the draft's branches."""
+        """Allocate a runner's cache, once: the pages, and those of the draft's branches."""
         runner.allocate(
             num_pages=self.num_pages,
             page_size=self.page_size,
@@ -61,7 +60,7 @@ class Assembly:
         )
 
     def page_table(self) -> PageTable:
-        """An empty one: nothing is left of earlier prompts."""
+        """An empty page table."""
         return PageTable(
             num_pages=self.num_pages, page_size=self.page_size, num_slots=self.scheduling.num_slots
         )
@@ -73,7 +72,7 @@ class Assembly:
     def draft_worker(
         self, runner: ModelRunner, policy: LengthPolicy, clock: Timeline | None = None
     ) -> DraftWorker:
-        """A draft that has seen no prompt yet."""
+        """A draft without sequences."""
         return DraftWorker(
             runner,
             policy,
@@ -90,7 +89,7 @@ class Assembly:
     def local_draft(
         self, runner: ModelRunner | None, policy: LengthPolicy, clock: Timeline | None = None
     ) -> Proposer:
-        """The draft in the target's process; without a runner the target generates alone."""
+        """The draft in the target's process; without a runner, target-only generation."""
         if runner is None or not policy.max_draft_tokens:
             return NoDraft(self.scheduling.num_slots)
         return ColocatedDraft(self.draft_worker(runner, policy, clock))
@@ -112,7 +111,7 @@ class Assembly:
 
         Args:
             pages: an empty page table, by default a new one.
-            limits: of the batch, smaller than those of the assembly once memory did not suffice.
+            limits: of the batch; smaller than the assembly's after memory has run out.
             on_resize, on_lone_row: see :class:`Scheduler` and :class:`Engine`.
         """
         scheduler = Scheduler(

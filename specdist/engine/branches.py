@@ -5,9 +5,9 @@ tokens, each in a row of its own. If the next token is one of them, its branch b
 candidates; without it there would be none for one pass. Branches change only what is ready, never what is
 accepted: their tokens are drawn with the random numbers that the sequence would use after the miss.
 
-A branch (position, alternative) is worth the probability that the chain is accepted up to that position and the
-alternative becomes the next token there. Every sequence has the same number of branches and chooses them by its
-own chain alone, so that nothing depends on the rest of the batch.
+A branch (position, alternative) is worth the probability that the chain is accepted up to that position and
+the alternative becomes the next token there. Every sequence has the same number of branches and chooses them
+by its own chain alone, so that nothing depends on the rest of the batch.
 
 S slots, N positions of all their chains, A alternatives, B branches.
 """
@@ -51,8 +51,8 @@ NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zero
 class FoundBranches:
     """Branches that begin with a next token.
 
-    ``index_B``: index of the sequence among those looked up; ``rows_B``: the branch's row; ``lengths_B``: number
-    of tokens after the next token.
+    ``index_B``: index of the sequence among those looked up; ``rows_B``: the branch's row; ``lengths_B``:
+    number of tokens after the next token.
     """
 
     index_B: np.ndarray

@@ -1,4 +1,4 @@
-"""Tensors between the ranks of a target group, and how much of it there was. S ranks."""
+"""Collective operations between the ranks of a target group, with counts of messages and bytes. S ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ RANK_ZERO = 0
 
 
 class Collectives:
-    """Tensors between the ranks of a target group. Every rank calls the same ones in the same order.
+    """Collectives of one group. Every rank calls the same ones in the same order.
 
-    ``num_calls`` and ``num_bytes`` count what has travelled from rank to rank, the same on every rank.
+    ``num_calls`` and ``num_bytes`` count what all ranks together have sent; they are the same on every rank.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -22,7 +22,7 @@ class Collectives:
         self.num_bytes = 0
 
     def gather(self, tensor: Tensor) -> Tensor | None:
-        """[S, ...] of all ranks' tensors, which have one shape, at rank 0; None elsewhere."""
+        """[S, ...]: all ranks' tensors, of equal shapes, on rank 0; None on the others."""
         self._count(tensor, (self.size - 1))
         tensor = tensor.contiguous()
         if self.rank != RANK_ZERO:
@@ -33,7 +33,7 @@ class Collectives:
         return gathered
 
     def gather_everywhere(self, tensor: Tensor) -> Tensor:
-        """[S, ...] of all ranks' tensors, which have one shape, at every rank."""
+        """[S, ...]: all ranks' tensors, of equal shapes, on every rank."""
         self._count(tensor, self.size * (self.size - 1))
         gathered = tensor.new_empty(self.size, *tensor.shape)
         dist.all_gather(list(gathered), tensor.contiguous(), group=self._group)

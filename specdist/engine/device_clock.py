@@ -1,4 +1,4 @@
-"""Times of a device: marks in its queue of work, and the wait for that queue where one measures."""
+"""Times of a device: events in its queue of work, and the synchronisation that benchmarks need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class TimingEvent(Protocol):
-    """What ``torch.cuda.Event(enable_timing=True)`` offers and is used here; none of it waits."""
+    """The part of ``torch.cuda.Event(enable_timing=True)`` that is used here; none of it waits."""
 
     def record(self) -> None: ...
 
@@ -29,8 +29,8 @@ class TimingEvent(Protocol):
 class DeviceClock:
     """A mark is an event in the current stream: the moment when the device has done all work before it.
 
-    Between two marks lies the work that was queued between them, and the time in which the device had
-    nothing to do. Marks have to be read in the order in which they were made.
+    Between two marks lies the work that was queued between them, and the time in which the device was idle.
+    Marks have to be read in the order in which they were made.
     """
 
     def __init__(self, new_event: Callable[[], TimingEvent]) -> None:
@@ -43,30 +43,31 @@ class DeviceClock:
 
     def elapsed_ns(self, begin: TimingEvent, end: TimingEvent) -> int | None:
         """The device counts in steps of about half a microsecond."""
-        # Both, since torch raises an error if one is not: whoever changed the stream between them.
+        # Both are checked, since torch raises an error if one is not done; the stream may have changed.
         if not (begin.query() and end.query()):
             return None
-        # From mark to mark: a time since the start of the run would not fit in the float of milliseconds.
+        # From mark to mark: a float of milliseconds could not hold the time since the start of the run
+        # exactly.
         return max(0, round(begin.elapsed_time(end) * NS_PER_MS))
 
 
 def clock_of(device: torch.device) -> Clock:
-    """What times the work on a device."""
+    """The clock for work on a device."""
     if device.type == "cuda":
         return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))
     return HostClock()
 
 
 def synchronized_ns(device: torch.device) -> int:
-    """``time.perf_counter_ns`` once the device has done all that was asked of it: where a measurement begins
-    or ends. A round waits for nothing."""
+    """``time.perf_counter_ns`` after the device has done all queued work. For measurements only: a round
+    never synchronises."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter_ns()
 
 
 def timed(device: torch.device, action: Callable[[], Result]) -> tuple[float, Result]:
-    """Seconds that ``action`` took, whatever it left running on the device included; and what it returned."""
+    """Seconds that ``action`` took, including the work that it queued on the device; and its result."""
     begin_ns = synchronized_ns(device)
     result = action()
     return (synchronized_ns(device) - begin_ns) / NS_PER_S, result

@@ -1,12 +1,12 @@
 """Drafting ahead: what the draft does while the target verifies, instead of waiting.
 
-It continues each sequence's chain: ``a_1`` stands in the place of the next token, and if the target accepts it,
-the tokens after it are the next candidates, drafted already. In *branches* it continues the likeliest
+It continues each sequence's chain: ``a_1`` stands in the place of the next token, and if the target accepts
+it, the tokens after it are the next candidates, drafted already. In *branches* it continues the likeliest
 alternatives to the chain's tokens; if one of them becomes the next token, its branch becomes the chain.
 Neither changes what is accepted: only what is ready.
 
-R sequences that decode, S sequences that are drafted ahead of, B branches, C or N tokens of several chains, one
-after the other.
+R sequences that decode, S sequences that are drafted ahead of, B branches, C or N tokens of several chains,
+one after the other.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ class AheadDrafter:
         self._branches.open(branches, num_drafted_R[len(slots_S) :])
 
     def _choose_branches(self, slots_S: np.ndarray, num_first_S: np.ndarray) -> Branches:
-        """Open the best branches of every sequence, at its candidates and ``a_1``: the places of a next token."""
+        """Open the best branches of every sequence, at its candidates and ``a_1``: the places of a next
+        token."""
         begins_S = self._chains.num_committed[slots_S]
         lengths_S = self._chains.num_candidates[slots_S] + num_first_S
         places_N = self._chains.places(slots_S, begins_S, lengths_S)

@@ -1,16 +1,17 @@
-"""The loop that drafts: token after token for many rows at once, with nothing waited for in between.
+"""The draft loop: one token per step for many rows at once, without waiting for the device in between.
 
-On a GPU the drawn tokens stay there from step to step; the host learns them when the draft batch is over.
-What must be known on the way is known beforehand (positions, random numbers, how many tokens each row wants),
-unless a policy asks for features.
+On a GPU the drawn tokens stay on the device from step to step; the host reads them when the loop is over. All
+that a step needs is known beforehand (positions, random numbers, how many tokens each row wants), unless the
+policy uses features.
 
-A step is a pass and a draw. Most policies are asked before the pass; one that reads a trained head is
-asked between the two, since the pass over a token gives the head's estimate of it. What stops there has run
-its last token and draws nothing: an all-accepted round needs that pass later in any case. A head that also
-reads the features of the token gets them with it, since they are known since its draw; a token that the draft
-has not drawn has none, and no estimate.
+A step is a pass and a draw. Most policies decide before the pass. One that reads a trained head decides
+between the two, since the pass over a token gives the head's estimate of that token. A row that stops there
+has run its last token and draws nothing; the pass is not wasted, since a fully accepted block needs it
+anyway. A head may also read the features of the token, which are known since its draw; a token that the draft
+has not drawn has no features and gets no estimate.
 
-R rows of a draft batch, A of them that are still drafting, D steps, V vocabulary.
+R rows to draft for (sequences, and with draft-ahead their branches), A of them that are still drafting, D
+steps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DraftBatch:
-    """What is to be drafted.
+    """The rows to draft for.
 
     Attributes:
-        rows_R, slots_R: rows of the draft, and the slots that they are of, or branches of.
-        tails_R: where each row's first token goes.
-        num_wanted_R: most tokens of each.
-        reach_R: how likely each row is to be needed; 1 for a slot's own.
-        uses_policy: False for the token that will be a next token and no candidate, and where the policy was
-            asked before, with another history.
+        rows_R, slots_R: rows of the draft's page table, and the slot that each belongs to.
+        tails_R: position of each row's first new token.
+        num_wanted_R: most tokens to draft for each.
+        reach_R: probability that each row will be needed; 1 for a slot's own row.
+        uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
+            that repeats one of which the policy has decided before.
     """
 
     rows_R: np.ndarray
@@ -68,7 +69,7 @@ class DraftBatch:
         *,
         uses_policy: bool = True,
     ) -> DraftBatch:
-        """Without any branch."""
+        """Sequences only, without branches."""
         return DraftBatch(
             rows_R=slots_R,
             slots_R=slots_R,
@@ -81,10 +82,10 @@ class DraftBatch:
 
 
 class _Step(NamedTuple):
-    """The draws after a pass, on the device, and the places in the draft batch of the rows that they are for.
+    """One step's draws, on the device, and the indices of their rows in the draft batch.
 
-    ``features_3A``: of the draws, where somebody uses them. ``earlier_estimates_A``: a head's, on the host,
-    of the tokens of the block before the draws, for a policy that is told late.
+    ``features_3A``: of the drawn tokens, if they are used. ``earlier_estimates_A``: a head's estimates, on
+    the host, of the tokens before them.
     """
 
     active_A: np.ndarray
@@ -94,7 +95,7 @@ class _Step(NamedTuple):
     earlier_estimates_A: np.ndarray | None = None
 
     def select(self, keep_A: np.ndarray) -> _Step:
-        """Those of some of the rows."""
+        """The rows of a mask."""
         if keep_A.all():
             return self
         kept = _on_device(keep_A, self.drawn_A.device)
@@ -108,7 +109,7 @@ class _Step(NamedTuple):
 
 
 class DraftLoop:
-    """Extends chains by the draft model's own draws."""
+    """Extends chains by tokens that the draft model draws."""
 
     def __init__(
         self,
@@ -135,9 +136,9 @@ class DraftLoop:
         self._keeps_estimates = policy.uses_features or is_traced
         self._keeps_features = self._keeps_estimates or runner.head_uses_features
         self._decides_after_pass = isinstance(policy, HeadPolicy)
-        # After a stop token there is nothing to draft; looking at every token costs nothing only on a host.
+        # Nothing is drafted after a stop token. Only on a host can that be checked after every step for free.
         self._watches_stops = runner.device.type == "cpu"
-        # Tokens of every pass, and all that the head has seen, until somebody takes them.
+        # Tokens of every pass, and tokens that the head has read, since they were last taken.
         self._pass_sizes: list[int] = []
         self._num_head_tokens = 0
         self._has_warned = False
@@ -149,8 +150,8 @@ class DraftLoop:
         return counts
 
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
-        """Draft from each row's ``tails`` position on, until it has what is wanted, a stop token, or its
-        policy's end. Returns the number of tokens drafted per row."""
+        """Draft from each row's ``tails`` position on, until it has ``num_wanted`` tokens or a stop token, or
+        the policy stops it. Returns the number of tokens drafted per row."""
         rows_R, tails_R = draft_batch.rows_R, draft_batch.tails_R
         last_ids_R = self._draft_state.token_ids[rows_R, tails_R - 1]
         is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
@@ -188,7 +189,7 @@ class DraftLoop:
                 estimates_A = None
             uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
             step = self._draw(logits_AV, active_A, rows_R[active_A], tails_R[active_A] + depth, uniforms_A)
-            # The estimates are of the tokens before these, which are of the block from the second on.
+            # The estimates are of the tokens before these; at depth 0 that token is not in the block.
             steps.append(step._replace(earlier_estimates_A=estimates_A if depth else None))
             num_drafted_R[active_A] = depth + 1
         if steps:
@@ -205,7 +206,8 @@ class DraftLoop:
         last: _Step | None,
         estimates_A: np.ndarray | None = None,
     ) -> DraftedRows:
-        """About some of the rows; ``last`` is their last step, and ``estimates`` the head's of its tokens."""
+        """What the policy decides by; ``last`` is the rows' last step, ``estimates`` the head's for its
+        tokens."""
         index = active_A[keep_A]
         features = earlier_A = None
         if last is not None:
@@ -258,8 +260,8 @@ class DraftLoop:
         return logits_AV[:, : self._vocab_size], known_A
 
     def _kept_features(self, places: tuple[np.ndarray, np.ndarray]) -> Tensor:
-        """[3, A] of what stands there from an earlier draft batch; the head's word on a token that the draft
-        has not drawn is dropped, whatever it reads."""
+        """[3, A], as an earlier draft loop has kept them. The head's estimate of a token that the draft has
+        not drawn is dropped, whatever its features are here."""
         features_4A = np.nan_to_num(self._draft_state.feature_rows_at(places))
         return torch.from_numpy(features_4A[:ESTIMATE]).to(self._runner.device)
 
@@ -278,7 +280,7 @@ class DraftLoop:
             torch.from_numpy(self._draft_state.stream_keys[rows_A]),
             torch.from_numpy(positions_A),
         )
-        # Where the logits are not finite any id will do for the pass after it: the chain is cut before it.
+        # Where the logits are not finite, any id will do for the next pass: the chain is cut before it.
         drawn_A = distributions_A.draw(uniforms_A).clamp(min=0)
         if self._keeps_scores:
             self._draft_state.keep_scores(rows_A, positions_A, scores_AV)
@@ -289,7 +291,7 @@ class DraftLoop:
         return _Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
 
     def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
-        """[R, D], all random numbers of the draft batch."""
+        """[R, D]: all random numbers of the loop."""
         if not self._settings.is_random or not num_steps:
             return None
         return uniforms(
@@ -306,8 +308,8 @@ class DraftLoop:
         num_drafted_R: np.ndarray,
         steps: list[_Step],
     ) -> None:
-        """Bring the draft batch to the host, and cut ``num_drafted_R`` after the first stop token, and before
-        one that the draft's logits gave no distribution for: whether they did is known before any draw."""
+        """Copy the drawn tokens to the host, and cut ``num_drafted_R`` after the first stop token and before
+        the first one whose logits are not finite. Neither cut depends on the tokens dropped."""
         lines_T = np.concatenate([step.active_A for step in steps])
         depths_T = np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps])
         drawn_T = torch.cat([step.drawn_A for step in steps])
@@ -329,7 +331,8 @@ class DraftLoop:
         if len(nonfinite) and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the draft's logits are not finite (NaN or infinite) in some places: nothing is drafted there"
+                "the draft's logits are not finite (NaN or infinite) at some positions: "
+                "no tokens are drafted there"
             )
 
 

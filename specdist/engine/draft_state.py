@@ -1,8 +1,8 @@
-"""What the draft keeps of every sequence: tokens, the probability and features of each, and the scores that it
-was drawn from.
+"""What the draft keeps of every sequence: tokens, the probability and features of each, and the scores that
+it was drawn from.
 
-A row here is a row of the draft's page table: a slot with its sequence, or one of the slot's *branches*, which are
-numbered after the slots. Code that drafts treats both alike.
+A row here is a row of the draft's page table: a slot with its sequence, or one of the slot's *branches*,
+which are numbered after the slots. Code that drafts treats both alike.
 
 A rows that are drafting, S rows that a step drew for, T tokens, W rows that are looked up, V vocabulary.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specdist.models.flat import FlatBatch
 from specdist.policies import NUM_FEATURES, DraftFeatures
+from specdist.sampling.random import RandomKeys
 from specdist.utils.ranges import arange_segments
 
 NOWHERE = -1
@@ -38,8 +39,8 @@ class DraftState:
         self._features = np.zeros((NUM_FEATURES, num_rows, max_length), np.float32)
         self.num_computed = np.zeros(num_rows, np.int64)
         self.stream_keys = np.zeros(num_rows, np.int64)
-        # Chains dropped so far. A position is drafted again only after a chain was dropped, so this count keys
-        # the random numbers: a chain drafted ahead is the same as one drafted later, after a preemption.
+        # Chains dropped so far. A position is drafted again only after a chain was dropped, so this count
+        # keys the random numbers: a chain drafted ahead is the same as one drafted later, after a preemption.
         self.num_misses = np.zeros(num_rows, np.int64)
         self._scores = _StepScores(num_rows, max_length, vocab_size, device)
 
@@ -54,6 +55,10 @@ class DraftState:
         positions_T = np.repeat(begins_A, lengths_A) + arange_segments(lengths_A)
         batch = FlatBatch(self.token_ids[rows_T, positions_T], rows_T, positions_T)
         return batch, np.cumsum(lengths_A) - 1
+
+    def random_keys(self, rows_W: np.ndarray, positions_W: np.ndarray) -> RandomKeys:
+        """Of the random numbers that decide the tokens at these positions."""
+        return RandomKeys(self.stream_keys[rows_W], positions_W, self.num_misses[rows_W])
 
     def keep_scores(self, rows_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
         """Keep, without a copy, the scores or probabilities that these rows' tokens were drawn from."""
@@ -119,7 +124,8 @@ class Chains:
     def places(
         slots_S: np.ndarray, begins_S: np.ndarray, lengths_S: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Slot and position of every token of ``lengths`` tokens from ``begins`` on; an index into the state."""
+        """Slot and position of every token of ``lengths`` tokens from ``begins`` on; an index into the
+        state."""
         return np.repeat(slots_S, lengths_S), np.repeat(begins_S, lengths_S) + arange_segments(lengths_S)
 
 

@@ -1,11 +1,12 @@
 """The draft's side of a round: sample the next tokens of the last round, then draft the next candidates.
 
 After a sequence's committed tokens comes its *chain*: the candidates that the target is verifying, and after
-them the tokens drafted ahead meanwhile (see draft_ahead.py; a draft that takes turns with the target has none).
-The target's distribution after the accepted candidates resolves the chain, by the standard rule:
+them the tokens drafted ahead meanwhile (see draft_ahead.py; a draft that takes turns with the target has
+none). The target's distribution after the accepted candidates resolves the chain, by the standard rule:
 
 - The chain ends there: the bonus token is sampled from the distribution.
-- The chain goes on with a token that the target has rejected: the recovered token is sampled from the residual.
+- The chain goes on with a token that the target has rejected: the recovered token is sampled from the
+  residual.
 - All candidates were accepted and the chain goes on with ``a_1``, drafted ahead: it is verified like any
   candidate. If it is accepted, it is the next token, and the rest of the chain are the next candidates.
 
@@ -42,7 +43,6 @@ from specdist.models.memory import peak_memory_bytes, release_memory
 from specdist.models.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, BatchPolicy, LengthPolicy, RoundContext, VerifiedTokens
 from specdist.sampling.distributions import Dense, SamplingSettings
-from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import (
     acceptance_probabilities,
     sample_next_tokens,
@@ -138,8 +138,9 @@ class DraftWorker:
         pending = self._ahead.pending(slots_R)
         resolution = self._resolve(request)
         branch_ranks_R = self._ahead.adopt_branches(slots_R, resolution.is_hit_R)
-        # Without a draft that works ahead, this is the whole round's drafting. With one, only resumed sequences
-        # draft now: as many candidates as before their preemption, whatever the policy would say today.
+        # Without a draft that works ahead, this is the whole round's drafting. With one, only resumed
+        # sequences draft now: as many candidates as before their preemption, whatever the policy would say
+        # today.
         chains.num_candidates[slots_R] += self._draft_loop.extend(
             DraftBatch.of_slots(
                 slots_R,
@@ -194,8 +195,8 @@ class DraftWorker:
             )
 
     def recover(self, *, has_replied: bool) -> None:
-        """The last request failed for lack of memory, before or after the reply: every sequence will be opened
-        again. Without a reply, all sequences return to their state before the request."""
+        """The last request failed for lack of memory, before or after the reply: every sequence will be
+        opened again. Without a reply, all sequences return to their state before the request."""
         if not has_replied:
             self._histories.restore(self._before.histories)
             self._draft_state.stream_keys = self._before.stream_keys
@@ -250,9 +251,7 @@ class DraftWorker:
             target_W = request.next_distributions_W
             assert isinstance(target_W, Dense)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
-            keys_W = RandomKeys(
-                draft_state.stream_keys[slots_W], positions_W, draft_state.num_misses[slots_W]
-            )
+            keys_W = draft_state.random_keys(slots_W, positions_W)
             drafted_W = torch.from_numpy(drafted_R[drawn]).to(self.device)
             target_probabilities_W = target_W.probabilities_of(drafted_W).cpu()
             draft_probabilities_W = torch.from_numpy(draft_state.probabilities[slots_W, positions_W])

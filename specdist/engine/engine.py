@@ -5,11 +5,12 @@ Every round commits (accepted + 1) tokens per sequence. The round's first token 
 before. A sequence without candidates is an ordinary sequence, so prefill, target-only and speculative rounds
 are all the same round.
 
-With ``trusts_draft`` (SPRINTER, lossy) only the last candidate of a block is verified: the approximate verifier
-has passed the others, and they are committed as they are. The target still runs them, to fill its cache.
+With ``trusts_draft`` (SPRINTER, lossy) only the last candidate of a block is verified: the approximate
+verifier has passed the others, and they are committed as they are. The target still runs them, to fill its
+cache.
 
-R sequences that decode, C candidates of all of them, one after the other, W sequences whose next token is to be
-sampled.
+R sequences that decode, C candidates of all of them, one after the other, W sequences whose next token is to
+be sampled.
 """
 
 from __future__ import annotations
@@ -130,8 +131,9 @@ class Engine:
         num_pass_tokens = num_block_tokens + len(request.context)
         pass_time: PhaseTime | None = None
         if num_pass_tokens:
-            weights = {"prefill": len(request.context), "verify": num_block_tokens}
-            with self._clock.mixed_phase(weights) as pass_time:
+            with self._clock.mixed_phase(
+                {"prefill": len(request.context), "verify": num_block_tokens}
+            ) as pass_time:
                 verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks, request.context)
             for verified_block in verified:
                 self._commit_candidates(verified_block, finished)
@@ -176,7 +178,8 @@ class Engine:
         )
 
     def _num_to_draft(self, plan: RoundPlan) -> np.ndarray:
-        """A draft that works ahead is not waited for: only a resumed sequence's candidates are drafted anew."""
+        """A draft that works ahead is not waited for: only a resumed sequence's candidates are drafted
+        anew."""
         if not self.scheduler.settings.num_ahead_tokens:
             return np.array(plan.draft_limits, np.int64)
         return np.array([sequence.num_redraft for sequence in plan.decoding], np.int64)
@@ -184,7 +187,8 @@ class Engine:
     def _commit_next_tokens(
         self, plan: RoundPlan, reply: ProposalReply, finished: list[Sequence]
     ) -> list[Block]:
-        """Append each sequence's next token; the sequences that it does not end have their candidates verified."""
+        """Append each sequence's next token; the sequences that it does not end have their candidates
+        verified."""
         blocks = []
         for proposal in reply.proposals():
             sequence = plan.decoding[proposal.index]

@@ -1,7 +1,7 @@
-"""What a round can run into: memory that does not suffice, and logits that are not finite.
+"""Failures of a round: lack of memory, and logits that are not finite.
 
-Neither costs other rows anything: a row that has begun a block goes back to its beginning and repeats it with
-the same random numbers, as after any preemption.
+Neither changes other sequences: one that has begun a block repeats it with the same random numbers, as after
+any preemption.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import torch
 from specdist.engine.sequence import Sequence
 from specdist.utils.errors import UserError
 
-# So many rows without a distribution, and none with one, are not an accident of single rows.
+# If this many sequences have non-finite logits and none has finite ones, the model is at fault.
 NUM_SUSPECT_ROWS = 8
-# What torch's allocators, and the libraries that have their own, say in plain RuntimeErrors.
-MEMORY_COMPLAINTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
+# In the RuntimeErrors of torch's allocators, and of libraries that allocate themselves.
+OUT_OF_MEMORY_TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 class DraftOutOfMemory(RuntimeError):
-    """The draft, on a rank of its own, could not do what it was asked, and waits for the next request."""
+    """The draft, on a rank of its own, ran out of memory; it waits for the next request."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch might have gone through."""
+    """Whether a smaller batch might succeed."""
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError, DraftOutOfMemory)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_COMPLAINTS)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def first_line(error: BaseException) -> str:
@@ -35,7 +35,7 @@ def first_line(error: BaseException) -> str:
 
 
 def not_finite(sequence: Sequence) -> str:
-    """Why a row has ended whose next token could not be made; the first token of a prompt is position 0."""
+    """The error of a sequence without a next token. A prompt's first token has position 0."""
     return (
         f"the target's logits for the token at position {len(sequence.token_ids)} (of prompt and completion) "
         "are not finite: NaN or infinite"
@@ -43,35 +43,35 @@ def not_finite(sequence: Sequence) -> str:
 
 
 def too_large(error: str) -> str:
-    """Why a row has ended that ran alone."""
+    """The error of a sequence that ran out of memory alone."""
     return f"the row does not fit into the device's memory, not even alone ({error})"
 
 
 class NonFiniteGuard:
-    """Whether the rows without finite logits are single ones, or all of them.
+    """Tells single sequences with non-finite logits from a target all of whose logits are.
 
-    They are held back until another row has had finite ones. If none has, nothing is written down: the target
-    itself is broken.
+    Sequences that ended for non-finite logits are held back until some sequence has had finite ones. If none
+    has, nothing is recorded: the target itself is broken.
     """
 
     def __init__(self) -> None:
         self._held: list[Sequence] = []
-        self._is_lifted = False
+        self._has_seen_finite = False
 
-    def lift(self) -> None:
-        """A row had finite logits."""
-        self._is_lifted = True
+    def note_finite(self) -> None:
+        """A sequence had finite logits."""
+        self._has_seen_finite = True
 
-    def released(self, finished: list[Sequence], *, is_end: bool = False) -> list[Sequence]:
-        """Of these rows, and those held back before, all that may be written down now; at the end of all
-        requests that is each.
+    def filter(self, finished: list[Sequence], *, is_end: bool = False) -> list[Sequence]:
+        """Those of these sequences, and of those held back before, that may be recorded now: all of them at
+        the end of all requests.
 
-        Raises :class:`UserError` when enough were seen.
+        Raises :class:`UserError` if ``NUM_SUSPECT_ROWS`` are held back.
         """
         held = [sequence for sequence in finished if sequence.has_nonfinite_logits]
-        if self._is_lifted or is_end:
-            released, self._held = self._held + finished, []
-            return released
+        if self._has_seen_finite or is_end:
+            recordable, self._held = self._held + finished, []
+            return recordable
         self._held += held
         if len(self._held) >= NUM_SUSPECT_ROWS:
             raise UserError(

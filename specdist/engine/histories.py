@@ -1,8 +1,9 @@
-"""The length policy's history of every sequence: by slot while it runs, by random stream while it is preempted.
+"""The length policy's history of every sequence: by slot while it runs, by random stream while it is
+preempted.
 
 A preempted sequence goes back to the beginning of its last block. The target has verified that block by then,
-but the draft has not received the result: its slot still holds the history at the beginning of the block. That
-history is put aside as it is, so the sequence will draft the same block again.
+but the draft has not received the result: its slot still holds the history at the beginning of the block.
+That history is put aside as it is, so the sequence will draft the same block again.
 
 R sequences, S slots, H numbers of a history.
 """

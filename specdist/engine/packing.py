@@ -1,6 +1,6 @@
 """Messages between ranks as dataclasses, packed into int32 arrays by their own field annotations.
 
-What travels, and in what type, is said once, where the field is declared:
+A field's annotation says how it is sent:
 
     slots_R: np.ndarray                       integers: int32 on the wire, int64 in memory
     stream_keys: Int64Array                   integers that need 64 bits
@@ -29,7 +29,7 @@ NOT_SENT = "not_sent"
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """An array's type on the wire and in memory; one of several rows is flattened in between."""
+    """An array's type on the wire and in memory; with ``num_rows`` it is a matrix, sent flattened."""
 
     on_wire: type
     in_memory: type
@@ -50,7 +50,7 @@ BoolArray = Annotated[np.ndarray, Packed(np.int32, np.bool_)]
 
 
 def not_sent(default: Any = None) -> Any:
-    """A field that travels by other means, or is known at both ends."""
+    """A field that is sent by other means, or is known at both ends."""
     return dataclasses.field(default=default, metadata={NOT_SENT: True})
 
 
@@ -68,7 +68,7 @@ def unpack(message_type: type[Message], arrays: list[np.ndarray]) -> Message:
     remaining = iter(arrays)
     message: Message = _unpack(message_type, remaining)
     if next(remaining, None) is not None:
-        raise ValueError(f"a message of more parts than {message_type.__name__} has")
+        raise ValueError(f"the message has more parts than {message_type.__name__}")
     return message
 
 
@@ -111,7 +111,7 @@ def _array_field(packed: Packed) -> _Field:
 
 
 def _optional_field(nested: Any) -> _Field:
-    """Its absence is an array of one 0 in the place of a 1 and the contents."""
+    """Sent as an array of one 1 and the contents, or as an array of one 0."""
 
     def write(value: Any, add: Callable[[np.ndarray], None]) -> None:
         add(np.array([value is not None], np.int32))

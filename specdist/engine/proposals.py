@@ -28,9 +28,9 @@ NO_CONTEXT = -1
 
 @dataclass(frozen=True, kw_only=True)
 class DraftAhead:
-    """What the draft does during a target pass: ``num_tokens`` tokens after each sequence's candidates, of which
-    the first stands in the place of the next token, and ``num_branches`` branches per sequence. With 0 tokens it
-    waits."""
+    """What the draft does during a target pass: ``num_tokens`` tokens after each sequence's candidates, of
+    which the first stands in the place of the next token, and ``num_branches`` branches per sequence. With 0
+    tokens it waits."""
 
     num_tokens: int = 0
     num_branches: int = 0
@@ -43,7 +43,8 @@ class OpenedSequences:
     Attributes:
         slots, stream_keys: where they run, and their random streams.
         num_misses: how often a chain of theirs has been dropped.
-        context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed sequence.
+        context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed
+            sequence.
         max_lengths: most tokens that each may have.
     """
 
@@ -73,10 +74,10 @@ class ProposalRequest:
 
     Attributes:
         slots_R, num_accepted_R: how many candidates of its last block each sequence keeps.
-        next_token_ids_R: the token after them where it is known (one-hot distributions, or a resumed sequence),
-            else ``DRAW``.
-        draft_now_R: most candidates to draft before the reply, beyond those drafted ahead. When the draft works
-            ahead, this is 0 except for resumed sequences.
+        next_token_ids_R: the token after them where it is known (one-hot distributions, or a resumed
+            sequence), else ``DRAW``.
+        draft_now_R: most candidates to draft before the reply, beyond those drafted ahead. When the draft
+            works ahead, this is 0 except for resumed sequences.
         next_distributions_W: the target's distributions for the ``DRAW`` sequences, in order.
         suspended_slots: of sequences that were preempted and will be opened again; a slot may have a new
             sequence already.
@@ -149,9 +150,11 @@ class AheadReport:
 
     Attributes:
         num_tokens_R: tokens that had been drafted ahead.
-        is_hit_R: the first of them is the next token and the others are the candidates; else they are dropped.
+        is_hit_R: the first of them is the next token and the others are the candidates; else they are
+            dropped.
         num_branches_R, num_branch_tokens_R: branches that had been prepared, and their tokens.
-        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none has.
+        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
+            has.
     """
 
     num_tokens_R: np.ndarray

@@ -1,8 +1,8 @@
-"""The draft on a rank of its own: the proposer that asks it, and the loop in which it answers.
+"""The draft on a rank of its own: the proposer that sends it requests, and the loop that serves them.
 
-Target → draft: counts, next tokens and context tokens as one message of integers, and one probability row
-for each row whose next token is to be drawn. Draft → target: token ids and the scalar probability of each
-candidate. Messages carry the number of the target group that they belong to.
+Target → draft: counts, next tokens and context tokens as one message of integers, and one distribution for
+each sequence whose next token is to be sampled. Draft → target: token ids and the scalar probability of each
+candidate. Requests carry the number of the target group that they come from.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REQUEST, CLOSE = 0, 1
 
 
 class RemoteDraft:
-    """The proposer in the target's lead process."""
+    """The proposer on the target's rank 0."""
 
     def __init__(self, draft_rank: int, *, group: int = 0) -> None:
         self._group = group
@@ -34,7 +34,7 @@ class RemoteDraft:
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
-        # Idle: gloo's send ends when the receiver asks for the message, and a draft that works ahead is busy.
+        # Counted as idle: gloo's send returns once the receiver takes it, and a draft may be working ahead.
         self._requests.send([np.array([REQUEST, self._group]), *pack(request)])
         if request.next_distributions_W is not None:
             assert isinstance(request.next_distributions_W, Dense)
@@ -56,16 +56,16 @@ class RemoteDraft:
 
 
 def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: int, clock: Timeline) -> None:
-    """Answer requests until every target group has closed. The contexts are run after the answer is sent,
-    while the target is busy with its pass.
+    """Serve requests until every target group has closed. Contexts are run after the reply is sent, while the
+    target runs its pass.
 
-    ``clock`` is that of all the drafts; what is in no phase is transfer. A reply to one group carries the
-    times since the last reply to any. A request for which memory does not suffice is answered with the error;
-    so is the next one, where the work after an answer has failed.
+    ``clock`` is shared by all the drafts; time outside its phases counts as transfer. A reply to one group
+    carries the times since the last reply to any group. If memory runs out before the reply, the reply is the
+    error; if it runs out after the reply, the reply to the next request is.
     """
     requests, replies = wire_from(rank0), wire_to(rank0)
     is_open = set(drafts)
-    complaints: dict[int, str] = {}
+    errors: dict[int, str] = {}
     clock.restart()
     while is_open:
         with clock.phase("idle"):
@@ -83,14 +83,14 @@ def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: i
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
         has_replied = False
         try:
-            if group not in complaints:
+            if group not in errors:
                 replies.send(pack(draft.respond(request)))
                 has_replied = True
-                draft.follow(request)
+                draft.prefill_and_draft_ahead(request)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            complaints[group] = f"draft: {first_line(error)}"
-            draft.abandon(is_heard=has_replied)
-        if group in complaints and not has_replied:
-            replies.send([np.frombuffer(complaints.pop(group).encode(), np.uint8)])
+            errors[group] = f"draft: {first_line(error)}"
+            draft.recover(has_replied=has_replied)
+        if group in errors and not has_replied:
+            replies.send([np.frombuffer(errors.pop(group).encode(), np.uint8)])

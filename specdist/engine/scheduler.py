@@ -1,8 +1,8 @@
 """Which tokens run in the next pass: continuous batching over the free pages. No tensors.
 
-A row that finishes frees its slot and pages, and the next request is admitted in the same round; prompts are
-prefilled in chunks under the pass's token budget. When the pages run out the youngest row is preempted: it
-waits, is prefilled again, and continues where its last block began.
+A sequence that finishes frees its slot and pages, and the next request is admitted in the following round;
+prompts are prefilled in chunks under the pass's token budget. When the pages run out, the youngest sequence
+is preempted: it waits, is prefilled again, and continues where its last block began.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdist.sampling.keys import stream_key
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Limits of a batch, in rows and tokens."""
+    """Limits of a batch, in sequences and tokens."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -30,12 +30,12 @@ class SchedulerSettings:
 
     @property
     def num_slots(self) -> int:
-        """Rows in flight: each must always get its whole block into a pass, or the lengths of its blocks,
-        and with them its tokens, would depend on the other rows."""
+        """Sequences in flight. Each must always get its whole block into a pass, or the lengths of its
+        blocks, and with them its tokens, would depend on the other sequences."""
         return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // (self.max_draft_tokens + 1)))
 
     def halved(self) -> SchedulerSettings:
-        """Half the rows and tokens, as far as one row's block allows."""
+        """Half the sequences and tokens, but at least one sequence and its block."""
         return replace(
             self,
             max_num_seqs=max(1, self.num_slots // 2),
@@ -44,7 +44,7 @@ class SchedulerSettings:
 
     @property
     def is_smallest(self) -> bool:
-        """One row at a time, and no more of it than a block."""
+        """One sequence at a time, and one block of it."""
         return self.num_slots == 1 and self.max_num_batched_tokens == self.max_draft_tokens + 1
 
 
@@ -63,8 +63,10 @@ class Chunk:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One round: rows that decode, the most candidates of each, and the prompt chunks beside them.
-    ``suspended_slots`` have just been taken from preempted rows."""
+    """One round: the sequences that decode, the most candidates of each, and the prompt chunks beside them.
+
+    ``opened``: sequences that were just admitted. ``suspended_slots``: slots of those just preempted.
+    """
 
     decoding: list[Sequence]
     draft_limits: list[int]
@@ -93,10 +95,10 @@ class Scheduler:
         *,
         on_resize: Callable[[SchedulerSettings], None] | None = None,
     ) -> None:
-        """``on_resize``: told of new limits, for the schedulers after this one."""
+        """``on_resize``: called with new limits, which later schedulers should start with."""
         self.settings = settings
         self._on_resize = on_resize
-        # The limits under which each of these sequences first met a lack of memory.
+        # By order: the limits under which each of these sequences first ran out of memory.
         self._limits_before: dict[int, SchedulerSettings] = {}
         self._pages = pages
         self._requests = requests
@@ -107,11 +109,11 @@ class Scheduler:
 
     @property
     def num_free_pages(self) -> int:
-        """That a row could take now."""
+        """Pages that can be handed out now."""
         return self._pages.num_available
 
     def plan(self) -> RoundPlan:
-        """Decide the next round. Empty when every request is finished."""
+        """The next round. Empty when every request is finished."""
         limits, suspended_slots = self._reserve_blocks()
         decoding = [sequence for sequence in self.running if not sequence.is_prefilling]
         budget = self.settings.max_num_batched_tokens - sum(
@@ -140,31 +142,31 @@ class Scheduler:
         )
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence has ended: its slot and pages are free for the next round."""
+        """Free the slot and pages of a sequence that has ended."""
         self._limits_before.pop(sequence.order, None)
         self._give_back(sequence)
         self.running.remove(sequence)
 
     @property
     def lone_row(self) -> tuple[int, int] | None:
-        """Row and sample of the sequence that has all of the smallest batch."""
+        """Row and sample of the sequence that runs alone in the smallest batch; None if none does."""
         if not self.settings.is_smallest or not self.running:
             return None
         return self.running[0].request.row_id, self.running[0].request.sample_index
 
     def shrink(self) -> Sequence | None:
-        """A round has not gone through for lack of memory: preempt all rows, and go on with half the batch.
+        """A round has failed for lack of memory: preempt all sequences, and halve the batch.
 
-        Returns the sequence that was alone in the smallest batch, and has been taken out: it cannot run at
-        all. The batch is then as large again as before this sequence began to lack memory.
+        If a sequence was alone in the smallest batch, it is taken out and returned, since it cannot run at
+        all; the batch is then as large as before that sequence first ran out of memory.
         """
-        culprit: Sequence | None = None
+        too_long: Sequence | None = None
         for sequence in self.running:
             self._limits_before.setdefault(sequence.order, self.settings)
         if self.lone_row is not None:
-            culprit = self.running[0]
-            self.settings = self._limits_before[culprit.order]
-            self.finish(culprit)
+            too_long = self.running[0]
+            self.settings = self._limits_before[too_long.order]
+            self.finish(too_long)
         else:
             self.settings = self.settings.halved()
         while self.running:
@@ -173,18 +175,20 @@ class Scheduler:
         self._free_slots = list(range(self.settings.num_slots - 1, -1, -1))
         if self._on_resize is not None:
             self._on_resize(self.settings)
-        return culprit
+        return too_long
 
     def _reserve_blocks(self) -> tuple[dict[int, int], list[int]]:
-        """Make room for every decoding row's next block; per sequence (by order) its most candidates, and the
-        slots of the rows that had to give way."""
+        """Reserve pages for every decoding sequence's next block.
+
+        Returns the most candidates of each (by order), and the slots of the sequences preempted for it.
+        """
         limits: dict[int, int] = {}
         suspended_slots: list[int] = []
         for sequence in list(self.running):
             if sequence.slot < 0 or sequence.is_prefilling:
                 continue
             length = len(sequence.token_ids)
-            # After the candidates the pass always yields one token more.
+            # One more token always follows the accepted candidates.
             limit = min(self.settings.max_draft_tokens, sequence.max_length - length - 2)
             limits[sequence.order] = max(0, limit)
             reach = min(length + 1 + max(0, limit) + self.settings.num_ahead_tokens, sequence.max_length)
@@ -222,7 +226,7 @@ class Scheduler:
         )
 
     def _open(self, sequence: Sequence) -> bool:
-        """Admit if the context fits and, where other rows run, a block for each row fits beside it."""
+        """Admit the sequence if its context fits and, if others run, a block of each fits beside it."""
         slot = self._free_slots[-1]
         num_shared = self._pages.open(slot, sequence.token_ids)
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens

@@ -46,7 +46,8 @@ class Completion:
 
 @dataclass(frozen=True)
 class Counters:
-    """A sequence's totals. ``num_drafts`` counts target passes with candidates, ``num_misses`` dropped chains."""
+    """A sequence's totals. ``num_drafts`` counts target passes with candidates, ``num_misses`` dropped
+    chains."""
 
     num_misses: int = 0
     num_drafts: int = 0
@@ -86,8 +87,8 @@ class Sequence:
         num_prefilled, context_length: how much of its context (the prompt, or everything committed before a
             preemption) has been run.
         num_candidates, num_accepted: of the last pass, whose next token is still to be sampled.
-        forced_next_token, num_redraft: of a preempted sequence, the next token, which was sampled already, and
-            how many candidates followed it.
+        forced_next_token, num_redraft: of a preempted sequence, the next token, which was sampled already,
+            and how many candidates followed it.
         error: why it cannot be finished; has_nonfinite_logits: the target's logits were not finite.
         num_blocks: blocks so far; trace: their drafted tokens, if the run is traced.
     """

@@ -1,7 +1,7 @@
-"""Books every round's work to the shards whose rows took part in it.
+"""Counts every round's work for the shards whose sequences took part in it.
 
-Rows of two shards may share a pass: no row waits for another, not even at the end of a shard. Times are split
-by the number of rows; a pass is counted once, for the shard of its oldest row.
+Sequences of two shards may share a pass: none waits for another, not even at the end of a shard. Times are
+split in proportion to the numbers of sequences; a pass is counted once, for the shard of its oldest sequence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from specdist.stats.shard import Stats, TargetTimes, split_proportionally
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """Where the books stood when a sequence was admitted."""
+class _Progress:
+    """Totals of the run, kept for every sequence from when it was admitted."""
 
     decoding_ns: int
     num_draft_passes: int
@@ -28,7 +28,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _UntimedPass:
-    """A target pass whose end the device had not reached when its round was booked."""
+    """A target pass whose end the device had not reached when its round was recorded."""
 
     stats: Stats
     num_tokens: int
@@ -40,8 +40,8 @@ class StatsRecorder:
 
     def __init__(self) -> None:
         self._shards: defaultdict[int, Stats] = defaultdict(Stats)
-        self._now = _Mark(0, 0, 0)
-        self._admitted: dict[int, _Mark] = {}
+        self._now = _Progress(0, 0, 0)
+        self._admitted: dict[int, _Progress] = {}
         self._untimed: deque[_UntimedPass] = deque()
 
     def shard(self, shard: int) -> Stats:
@@ -49,11 +49,11 @@ class StatsRecorder:
         return self._shards[shard]
 
     def close_shard(self, shard: int) -> Stats:
-        """The shard is finished: hand over its statistics."""
+        """The finished shard's statistics, which are forgotten here."""
         return self._shards.pop(shard, Stats())
 
     def begin_round(self, plan: RoundPlan) -> None:
-        """Note where the books stand when a sequence is admitted."""
+        """Remember the totals at which sequences are admitted."""
         for sequence in plan.opened:
             self._admitted.setdefault(sequence.order, self._now)
             self._shards[sequence.request.shard].num_shared_prompt_tokens += sequence.num_shared
@@ -69,14 +69,14 @@ class StatsRecorder:
         target_traffic: Traffic,
         target_peak_bytes: int,
     ) -> None:
-        """Split a finished round over the shards of its rows.
+        """Split a finished round among the shards of its sequences.
 
         Args:
-            target: what has become known of the target's times since the last round was booked.
-            pass_time: of the round's target pass, if there was one; booked as soon as it is known.
+            target: the target's times that have become known since the last round was recorded.
+            pass_time: of the round's target pass, if there was one; counted as soon as it is known.
         """
         sequences = plan.decoding + [chunk.sequence for chunk in plan.chunks]
-        rows_per_shard = Counter(sequence.request.shard for sequence in sequences)
+        seqs_per_shard = Counter(sequence.request.shard for sequence in sequences)
         first = self._shards[sequences[0].request.shard]
         if pass_time is not None:
             first.observe_target_pass(num_tokens=num_pass_tokens)
@@ -92,33 +92,33 @@ class StatsRecorder:
         first.num_target_messages += target_traffic.num_messages
         first.num_target_message_bytes += target_traffic.num_bytes
         first.num_preemptions += plan.num_preempted
-        self._now = _Mark(
+        self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,
             self._now.num_draft_passes + len(reply.draft_pass_sizes_P),
             self._now.num_target_passes + (pass_time is not None),
         )
-        for shard, part in split_proportionally(target.total, rows_per_shard).items():
+        for shard, part in split_proportionally(target.total, seqs_per_shard).items():
             self._shards[shard].wall_ns += part
         for name, amount in dataclasses.asdict(target).items():
-            for shard, part in split_proportionally(amount, rows_per_shard).items():
+            for shard, part in split_proportionally(amount, seqs_per_shard).items():
                 times = self._shards[shard].target_ns
                 setattr(times, name, getattr(times, name) + part)
         for name in ("prefill", "draft", "transfer", "idle"):
-            for shard, part in split_proportionally(getattr(reply.times, name), rows_per_shard).items():
+            for shard, part in split_proportionally(getattr(reply.times, name), seqs_per_shard).items():
                 draft_times = self._shards[shard].draft_ns
                 setattr(draft_times, name, getattr(draft_times, name) + part)
-        for shard in rows_per_shard:
+        for shard in seqs_per_shard:
             peak = self._shards[shard].peak_memory_bytes
             peak.target = max(peak.target, target_peak_bytes)
             peak.draft = max(peak.draft, reply.times.peak_memory_bytes)
 
     def record_out_of_memory(self, plan: RoundPlan) -> None:
-        """A round has not gone through; its time is the next one's."""
+        """A round has failed; its time will be counted with the next one's."""
         first = plan.decoding[0] if plan.decoding else plan.chunks[0].sequence
         self._shards[first.request.shard].num_out_of_memory += 1
 
     def record_completion(self, sequence: Sequence) -> None:
-        """Count a finished sequence; one that could not be finished is not a completion."""
+        """Count a finished sequence, unless it ended with an error."""
         stats = self._shards[sequence.request.shard]
         mark = self._admitted.pop(sequence.order)
         if sequence.error is not None:

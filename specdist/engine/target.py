@@ -1,11 +1,11 @@
 """The target as the engine sees it: one pass over a flat batch, and what verification needs of its logits.
 
 The rejection rule looks at one probability per candidate, and at one whole distribution per sequence: the one
-that its next token is sampled from. ``VerifyOutput`` offers no more than that, so that no rank has to hold the
-logits of all tokens.
+that its next token is sampled from. ``VerifyOutput`` offers no more than that, so that no rank has to hold
+the logits of all tokens.
 
-T flat tokens, N of them whose logits are wanted, C candidates of all sequences, one after the other, W positions
-whose next token is sampled, V vocabulary.
+T flat tokens, N of them whose logits are wanted, C candidates of all sequences, one after the other, W
+positions whose next token is sampled, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class VerifyInput:
         stream_keys_N: np.ndarray,
         target_logits_indices_C: np.ndarray,
     ) -> VerifyInput:
-        """Positions and candidates are read from the batch: each candidate follows the token that verifies it."""
+        """Positions and candidates are read from the batch: each candidate follows the token that verifies
+        it."""
         return VerifyInput(
             logits_indices_N=logits_indices_N,
             stream_keys_N=stream_keys_N,
@@ -70,8 +71,8 @@ class VerifyOutput(Protocol):
         ...
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        """The distributions at these of the N positions, on the target's device. To be called exactly once for
-        every pass with N > 0, since other ranks may have to take part."""
+        """The distributions at these of the N positions, on the target's device. To be called exactly once
+        for every pass with N > 0, since other ranks may have to take part."""
         ...
 
 

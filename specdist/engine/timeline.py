@@ -1,11 +1,10 @@
-"""Where a rank's time goes: a stopwatch that is always running, for one kind of work at a time.
+"""Where a rank's time goes: a stopwatch that always runs, for one kind of work at a time.
 
-So the times of a rank add up to the time that has passed, to the nanosecond. A :class:`Clock` says when
-a phase has ended. On a host that is when it is asked. A device is told what to do and does it later, so
-there a phase ends when the device has done all that was queued in it
-(:mod:`specdist.engine.device_clock`): its bounds are marks in the device's queue, which are read once
-they have been reached, and never waited for. What has not been reached at the end of a round is booked
-with the next one.
+So the times of a rank add up to the elapsed time, to the nanosecond. A :class:`Clock` says when a phase
+ended. On a host that is when the call returns. A device works asynchronously: there a phase ends when the
+device has done all that was queued in it (:mod:`specdist.engine.device_clock`). Its bounds are events in the
+device's queue, which are read once they have been reached and never waited for; time up to events that have
+not been reached at the end of a round is counted in a later round.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ Annotate = Callable[[str], contextlib.AbstractContextManager[Any]]
 
 
 class Clock(Protocol):
-    """Marks moments, and tells the time between two of them once both have come."""
+    """Marks moments, and measures the time between two of them once both have been reached."""
 
     def mark(self) -> Any:
-        """The moment at which all work asked for so far is done."""
+        """The moment at which all work queued so far is done."""
         ...
 
     def elapsed_ns(self, begin: Any, end: Any) -> int | None:
-        """Nanoseconds from a mark that has been reached to a later one, or None if that has not been."""
+        """Nanoseconds from a mark that has been reached to a later one; None if the later one has not
+        been."""
         ...
 
 
 class HostClock:
-    """Work on a host is done when the call returns, so a mark is the time at which it was made."""
+    """Work on a host is done when the call returns, so a mark is the present time."""
 
     def mark(self) -> int:
         return time.perf_counter_ns()
@@ -47,13 +47,13 @@ class HostClock:
 
 @dataclass
 class PhaseTime:
-    """What one phase has taken, phases inside it aside; ``is_known`` once its end has been reached."""
+    """The duration of a phase, without the phases inside it; ``is_known`` once its end has been reached."""
 
     ns: int = 0
     is_known: bool = False
 
 
-class _Stretch(NamedTuple):
+class _Interval(NamedTuple):
     """Time without a change of phase, up to the mark ``end``, which may not have been reached yet."""
 
     weights: Mapping[Kind, int]
@@ -63,50 +63,50 @@ class _Stretch(NamedTuple):
 
 
 class Timeline:
-    """Books every nanosecond since it was made, or since :meth:`restart`, to one kind of work."""
+    """Counts every nanosecond since its creation, or since :meth:`restart`, for one kind of work."""
 
     def __init__(self, rest: Kind, *, clock: Clock | None = None, annotate: Annotate | None = None) -> None:
-        """``rest`` is the kind of what happens outside of all phases.
+        """``rest`` is the kind of the time outside all phases.
 
         Args:
             clock: by default the host's.
-            annotate: is given the name of every phase, as ``torch.profiler.record_function``, so that a
-                trace of the device's work says what it was for.
+            annotate: a context manager that is given the name of every phase, such as
+                ``torch.profiler.record_function``; it labels a profile of the device's work.
         """
         self._clock = clock or HostClock()
         self._annotate = annotate or contextlib.nullcontext
         self._times: Counter[Kind] = Counter()
         self._weights: Mapping[Kind, int] = {rest: 1}
         self._phase = PhaseTime()
-        # Stretches whose end was not reached when last looked at, the earliest first.
-        self._pending: deque[_Stretch] = deque()
+        # Intervals whose end had not been reached when last checked, the earliest first.
+        self._pending: deque[_Interval] = deque()
         self._begin()
 
     @contextlib.contextmanager
     def phase(self, kind: Kind) -> Iterator[PhaseTime]:
-        """What runs inside is of this kind; the phase around it pauses."""
+        """Work inside is of this kind; the phase around it pauses."""
         with self.mixed_phase({kind: 1}) as time_of_it:
             yield time_of_it
 
     @contextlib.contextmanager
     def mixed_phase(self, weights: Mapping[Kind, int]) -> Iterator[PhaseTime]:
-        """What runs inside is of several kinds at once: its time is split in proportion to the weights."""
+        """Work inside is of several kinds at once: its time is split in proportion to the weights."""
         outer = self._weights, self._phase
         inner = PhaseTime()
-        self._turn_to(weights, inner)
+        self._switch_to(weights, inner)
         try:
             with self._annotate(" + ".join(kind for kind, weight in weights.items() if weight)):
                 yield inner
         finally:
-            self._turn_to(*outer, ends_phase=True)
+            self._switch_to(*outer, ends_phase=True)
 
     def take(self) -> dict[Kind, int]:
         """Nanoseconds per kind that have become known since the last call.
 
-        On a host they add up to the time since then. On a device, to the time between the last marks that had
+        On a host they add up to the time since then; on a device, to the time between the last marks that had
         been reached at each of the two calls.
         """
-        self._turn_to(self._weights, self._phase)
+        self._switch_to(self._weights, self._phase)
         self._resolve()
         times, self._times = self._times, Counter()
         return dict(times)
@@ -120,24 +120,24 @@ class Timeline:
     def _begin(self) -> None:
         self._since = self._clock.mark()
 
-    def _turn_to(self, weights: Mapping[Kind, int], phase: PhaseTime, *, ends_phase: bool = False) -> None:
-        """What follows is of other kinds."""
-        self._pending.append(_Stretch(self._weights, self._phase, self._clock.mark(), ends_phase))
+    def _switch_to(self, weights: Mapping[Kind, int], phase: PhaseTime, *, ends_phase: bool = False) -> None:
+        """Work from now on is of these kinds."""
+        self._pending.append(_Interval(self._weights, self._phase, self._clock.mark(), ends_phase))
         self._weights, self._phase = weights, phase
 
     def _resolve(self) -> None:
-        """Book the stretches whose ends have been reached."""
+        """Count the intervals whose ends have been reached."""
         while self._pending:
-            stretch = self._pending[0]
-            elapsed_ns = self._clock.elapsed_ns(self._since, stretch.end)
+            interval = self._pending[0]
+            elapsed_ns = self._clock.elapsed_ns(self._since, interval.end)
             if elapsed_ns is None:
                 return
             self._pending.popleft()
-            self._book(stretch, elapsed_ns)
+            self._add(interval, elapsed_ns)
 
-    def _book(self, stretch: _Stretch, elapsed_ns: int) -> None:
-        for kind, amount in split_proportionally(elapsed_ns, stretch.weights).items():
+    def _add(self, interval: _Interval, elapsed_ns: int) -> None:
+        for kind, amount in split_proportionally(elapsed_ns, interval.weights).items():
             self._times[kind] += amount
-        stretch.phase.ns += elapsed_ns
-        stretch.phase.is_known = stretch.ends_phase
-        self._since = stretch.end
+        interval.phase.ns += elapsed_ns
+        interval.phase.is_known = interval.ends_phase
+        self._since = interval.end

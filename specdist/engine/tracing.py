@@ -15,7 +15,8 @@ from specdist.engine.sequence import Sequence
 
 
 def record_token_ahead(sequence: Sequence, drafts: TracedDrafts, index: int) -> None:
-    """Record the token that was drafted ahead in the next token's place, if there was one and it was verified.
+    """Record the token that was drafted ahead in the next token's place, if there was one and it was
+    verified.
 
     To be called before the next token is committed.
     """

@@ -1,7 +1,9 @@
-"""Verification: one target pass over all blocks and prompt chunks, then the rejection rule for every candidate.
+"""Verification: one target pass over all blocks and prompt chunks, then the rejection rule for every
+candidate.
 
 A *block* is a sequence's next token followed by its candidates. The logits of each token verify the candidate
-after it; those of the last accepted token are what the following next token is sampled from, in the next round.
+after it; those of the last accepted token are what the following next token is sampled from, in the next
+round.
 
 R sequences that decode, C candidates of all of them, one after the other, K candidates of one block, T flat
 tokens, N tokens whose logits are wanted, W sequences whose next token is to be sampled.
@@ -46,7 +48,8 @@ class Block:
 
     @property
     def num_skipped(self) -> int:
-        """Leading candidates whose acceptance is not computed: the trusted ones, unless a trace records them."""
+        """Leading candidates whose acceptance is not computed: the trusted ones, unless a trace records
+        them."""
         return self.num_trusted if self.features_4K is None else 0
 
     def trace(self, acceptance_K: np.ndarray | None, *, num_verified: int, num_accepted: int) -> None:

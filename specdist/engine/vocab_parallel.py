@@ -1,18 +1,19 @@
-"""VerifyOutput of a target whose ranks hold a slice of the vocabulary each: [N, V] is nowhere built or sent.
+"""Verification with a vocabulary-parallel output head: each rank holds a slice of the vocabulary, and logits
+of shape [N, V] are neither built nor sent.
 
-What crosses between the ranks in a pass, beside the announcement of the pass itself:
+What the ranks exchange in a pass, besides its announcement:
 
-- greedy, and coupled draws: the best token of every slice and its height, 2 numbers per asked token;
-- rejection: one log-normaliser per slice and asked token, one score per slice and candidate; and once rank 0
-  has counted what it accepts, the places of the next tokens (an int per asked token) and the logits there;
-- with top-k first the k largest scores of every slice, of which every rank finds the same threshold;
-- with top-p the whole rows, at rank 0 alone: where the nucleus ends, among equal scores too, depends on the
+- greedy, and coupled draws: the best token of every slice and its score, 2 numbers per token;
+- rejection: one log-normaliser per slice and token, one score per slice and candidate; and after rank 0 has
+  counted the accepted candidates, the positions of the next tokens (an int per token) and the logits there;
+- with top-k, first the k largest scores of every slice, from which every rank finds the same threshold;
+- with top-p, the whole logits, to rank 0: where the nucleus ends, among equal scores too, depends on the
   order of all ids.
 
-Only rank 0 decides anything, so the ranks cannot disagree.
+Only rank 0 verifies, so the ranks cannot disagree.
 
-N asked tokens, v ids of this rank's slice, w of the widest, V of all, S slices, K of top-k, C candidates,
-W places that are decided.
+N tokens whose logits are wanted, v ids of this rank's slice, w of the widest slice, V of all, S slices, K of
+top-k, C candidates, W positions whose next token is sampled.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ NO_NEXT_TOKEN = -1
 
 
 class VocabParallelVerifier:
-    """One rank's part in verifying: rank 0's gives verify outputs, the others' give rank 0 what it needs."""
+    """One rank's part: rank 0 gets a verify output, the others send it what it needs."""
 
     def __init__(self, collectives: Collectives, *, settings: SamplingSettings, vocab_size: int) -> None:
         self._collectives = collectives
@@ -63,11 +64,11 @@ class VocabParallelVerifier:
         return self._settings.is_random and self._settings.top_p == 1
 
     def verify(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
-        """Rank 0's verify outputs on a pass; None on the other ranks: :meth:`serve_next_distributions` comes
-        next."""
+        """Rank 0's verify output of a pass. None on the other ranks, which then call
+        :meth:`serve_next_distributions`."""
         settings = self._settings
         if not len(logits_Nv):
-            # Nothing is asked, and nothing exchanged.
+            # No logits are wanted, and nothing is exchanged.
             return FullDistributions.of(logits_Nv.new_empty(0, self._vocab_size), settings, verify_input)
         if self._fetches_distributions:
             return self._verify_by_rejection(logits_Nv, verify_input)
@@ -78,10 +79,10 @@ class VocabParallelVerifier:
         return None if packed_S2N is None else FullDistributions(merge_winners(packed_S2N), verify_input)
 
     def next_distributions(self, logits_Nv: Tensor, index_W: np.ndarray) -> Distributions:
-        """The distributions at these of the N places, at rank 0, while the others
+        """On rank 0: the distributions at these of the N positions, while the others run
         :meth:`serve_next_distributions`.
 
-        They are made of the whole logits, so that they are those of an unsharded model bit by bit.
+        They are made from the whole logits, so that they equal those of an unsharded model bit by bit.
         """
         index_N = torch.full((len(logits_Nv),), NO_NEXT_TOKEN, dtype=torch.int32)
         index_N[: len(index_W)] = torch.from_numpy(index_W)
@@ -91,14 +92,14 @@ class VocabParallelVerifier:
         return distributions_from_logits(logits_WV, self._settings)
 
     def serve_next_distributions(self, logits_Nv: Tensor) -> None:
-        """Give rank 0 the rows that it decides about, where it does not have them."""
+        """On the other ranks: send rank 0 the logits that next tokens are sampled from, if it lacks them."""
         if not len(logits_Nv) or not self._fetches_distributions:
             return
         index_N = self._collectives.from_rank0(torch.empty(len(logits_Nv), dtype=torch.int32))
         self._gather_rows(logits_Nv[index_N[index_N != NO_NEXT_TOKEN].to(logits_Nv.device)])
 
     def _gather_rows(self, rows_Wv: Tensor) -> Tensor | None:
-        """Whole rows [W, V] at rank 0, in the logits' own precision."""
+        """Whole logits [W, V] on rank 0, in their own precision; None on the others."""
         widest = len(self._slices[0])
         padded_Ww = torch.nn.functional.pad(rows_Wv, (0, widest - len(self._ids)))
         gathered_SWw = self._collectives.gather(padded_Ww)
@@ -141,7 +142,7 @@ class VocabParallelVerifier:
 
 @dataclass(frozen=True)
 class _RejectionOutput:
-    """The candidates' probabilities are known; the next tokens' rows are fetched when their places are."""
+    """The candidates' probabilities are known; the logits of the next tokens are fetched on demand."""
 
     probabilities_C: Tensor
     vocabulary: VocabParallelVerifier

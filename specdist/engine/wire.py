@@ -1,7 +1,7 @@
 """Messages between ranks: the integers of a message in one frame over a preallocated buffer.
 
-A frame has a fixed size, so that the receiver need not be told it; what does not fit follows in a second
-message of the size that the first one names. A round's message fits in the first unless prompts are long.
+A frame has a fixed size, which the receiver knows; the rest of a longer message follows in a second transfer,
+whose size the frame contains. A round's message fits into one frame unless prompts are long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FRAME_INTS = 4096
 class Wire:
     """One direction of messages. ``transfer`` sends or receives a whole tensor, blocking.
 
-    ``num_messages`` and ``num_bytes`` count what has gone through.
+    ``num_messages`` and ``num_bytes`` count the transfers.
     """
 
     def __init__(self, transfer: Callable[[Tensor], object]) -> None:
@@ -30,7 +30,7 @@ class Wire:
         self._frame = torch.zeros(FRAME_INTS, dtype=torch.int32)
 
     def transfer(self, tensor: Tensor) -> None:
-        """Send, or receive into, a tensor whose shape both ends know."""
+        """Send a tensor, or receive into it; both ends know its shape."""
         self._move(tensor)
         self.num_messages += 1
         self.num_bytes += tensor.nbytes

@@ -62,8 +62,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="tokens-drafted-ahead-all-verified-with-one-number",
         file="engine/draft_worker.py",
-        old="keys_W = self._random_keys(slots_W, positions_W)",
-        new="keys_W = self._random_keys(slots_W, positions_W * 0)",
+        old="keys_W = draft_state.random_keys(slots_W, positions_W)",
+        new="keys_W = draft_state.random_keys(slots_W, positions_W * 0)",
         tests=(AHEAD,),
     ),
     Mutant(
@@ -207,8 +207,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="residual-of-another-rows-draft",
         file="engine/draft_worker.py",
-        old="draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))",
-        new="draft_W = Dense(rows.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)).roll(1, 0))",
+        old="draft_W = Dense(draft_state.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)))",
+        new="draft_W = Dense(draft_state.scores_at(slots_W, np.where(is_rejected_W, positions_W, NOWHERE)).roll(1, 0))",
         tests=(IN_TURNS,),
     ),
     Mutant(
