@@ -1,4 +1,4 @@
-"""Length policies by name: how many tokens to draft for each row."""
+"""Length policies by name: how many tokens to draft for each sequence."""
 
 from specdist.policies.adaedl import AdaEdl
 from specdist.policies.base import (

@@ -1,4 +1,5 @@
-"""AdaEDL (Agrawal et al. 2024): an entropy bound against a threshold that follows the row's own acceptance.
+"""AdaEDL (Agrawal et al. 2024): an entropy bound against a threshold that follows the sequence's own
+acceptance.
 
 Drafting stops after a token for which 1 - sqrt(γ H) < λ. After every block the threshold moves as in
 Draft & Verify (Zhang et al. 2023): up while too little is accepted, which drafts less, and down again.
@@ -7,8 +8,8 @@ Draft & Verify (Zhang et al. 2023): up while too little is accepted, which draft
     λ' =  λ + ε if A <= α else λ - ε
     λ  <- β2 λ + (1 - β2) λ'
 
-With the published β2 = 0.9 and ε = 0.01 the threshold moves by a thousandth per block, so that within a row
-of ordinary length its first value matters more than its movement.
+With the published β2 = 0.9 and ε = 0.01 the threshold moves by a thousandth per block, so within a completion
+of ordinary length its first value matters more than its changes.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ AGRAWAL_2024 = Reference(
 
 @dataclass(frozen=True, kw_only=True)
 class AdaEdl(RegisteredPolicy):
-    """A row's history is (A, λ); it begins with A = 0, as in the code of Draft & Verify."""
+    """A sequence's history is (A, λ), with A = 0 at first, as in the code of Draft & Verify."""
 
     max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
     stop_bound: float = policy_option(

@@ -1,14 +1,14 @@
-"""What the draft asks after every token: another one for this row?
+"""The interface of a length policy: after every token it decides whether to draft another for this sequence.
 
-A policy may stop before a draw, or after a draw while keeping the token. It may never have a drawn token that
-it has looked at thrown away: that would condition the kept ones on their values and bias the output.
+A policy may stop before a draw, or after a draw while keeping the token. It may never drop a drawn token that
+it has seen: that would condition the kept tokens on their values and bias the output.
 
-A policy that reads a trained head is asked one draft pass later, before the next draw: the estimate of a
-token comes from the draft's hidden state with that token as input. The next token is not drawn yet, so that
-nothing drawn is thrown away there either; what stops has run one pass without a draw.
+A policy that reads a trained head decides one draft pass later, before the next draw: the estimate of a token
+comes from the draft's hidden state with that token as input. The next token is not drawn yet, so no drawn
+token is dropped there either; a sequence that stops has run one pass without a draw.
 
-What it remembers of a row from block to block is the row's *history*, a few numbers that the draft keeps for
-it: a row that has to give up its slot in the middle takes them along, and goes on as if nothing had happened.
+What a policy remembers of a sequence from block to block is the sequence's *history*, a few numbers that the
+draft keeps. A preempted sequence keeps its history and continues as if it had not been preempted.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import numpy as np
 
 from specdist.policies.options import HeadKind
 
-# R rows, C tokens of several rows, H numbers of a history
-# Features of a token that are kept and sent: those of :class:`DraftFeatures`, a head's estimate the last.
+# R sequences, or branches of them; C tokens of several sequences, one after the other; H numbers of a
+# history. Features of a token: the fields of :class:`DraftFeatures`, of which a head's estimate is the last.
 NUM_FEATURES = 4
 
 
 @dataclass(frozen=True)
 class DraftFeatures:
-    """What the draft knows of the token that it drew last for each row, and of the distribution behind it.
+    """What the draft knows of each sequence's last drawn token, and of the distribution that it came from.
 
-    That is the one which the token was drawn from; under greedy, where it is one-hot, the softmax at
-    temperature 1. What was not worked out is NaN.
+    Under greedy, where that distribution is one-hot, the softmax at temperature 1 takes its place. Features
+    that were not computed are NaN.
 
     Attributes:
         entropies_R: in nats.
         probabilities_R: of the drawn token.
         top_probabilities_R: of the likeliest token.
-        estimates_R: a trained head's of the token, in [0, 1]; None where there is no head.
+        estimates_R: a trained head's estimates of the token, in [0, 1]; None without a head.
     """
 
     entropies_R: np.ndarray
@@ -58,7 +58,7 @@ class DraftFeatures:
         return np.stack([self.entropies_R, self.probabilities_R, self.top_probabilities_R, estimates_R])
 
     def select(self, index: np.ndarray) -> DraftFeatures:
-        """Those of some of the rows."""
+        """Of some of the sequences."""
         return DraftFeatures(
             self.entropies_R[index],
             self.probabilities_R[index],
@@ -69,13 +69,13 @@ class DraftFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundContext:
-    """The round that a draft batch of drafting is part of.
+    """The round for which is drafted.
 
     Attributes:
-        num_rows: rows that decode.
-        num_pass_tokens: of the target's pass: all of them while the draft works ahead of that pass; in turns
-            those beside the candidates, which are about to be drafted.
-        is_ahead: the draft works while the target does.
+        num_rows: sequences that decode.
+        num_pass_tokens: tokens of the target's pass: all of them when the draft works ahead; in turns, those
+            besides the candidates, which are still to be drafted.
+        is_ahead: the draft works while the target runs its pass.
     """
 
     num_rows: int
@@ -85,20 +85,19 @@ class RoundContext:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftedRows:
-    """The rows that a policy is asked about.
+    """The sequences (and their branches) for which a policy decides.
 
     Attributes:
-        slots_R: which row it is.
-        draft_rows_R: where the policy may keep what it gathers along a block: the slot itself, or a branch
-            that continues it, numbered after the slots. A new block begins with ``num_drafted`` 0.
-        histories_RH: after the last resolved block. A block that the target is still verifying is not in it:
-            a draft that works ahead asks for the next one meanwhile.
-        num_drafted: tokens of the block so far. A token that was drafted ahead as a next token is not one.
-        features: of the last of them; None before the first, and for a policy that does not use them.
-        earlier_estimates_R: a trained head's, of the token before the last, for a policy that is not asked
-            after the pass over a token; None before the second, and where there is no head.
-        reach_R: 1, or how likely it is that a branch will be its row's chain.
-        round: what else is going on.
+        slots_R: the sequences' slots.
+        draft_rows_R: an index for state of the policy along a block: the slot itself, or the number of a
+            branch, which come after the slots. A new block begins with ``num_drafted`` 0.
+        histories_RH: after the last resolved block, without the block that the target may still be verifying.
+        num_drafted: tokens of the block so far, without one drafted ahead in the place of a next token.
+        features: of the last of them; None before the first, and for a policy that does not use features.
+        earlier_estimates_R: a trained head's, of the token before the last, for a policy that does not decide
+            after the pass over a token; None before the second token, and without a head.
+        reach_R: probability that a branch will become its sequence's chain; 1 for a sequence itself.
+        round: the round for which is drafted.
     """
 
     slots_R: np.ndarray
@@ -113,7 +112,7 @@ class DraftedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedBlocks:
-    """Blocks of at least one token that the target has verified: how many each had, and how many it kept."""
+    """Verified blocks of at least one candidate, with the numbers of drafted and accepted ones."""
 
     histories_RH: np.ndarray
     num_drafted_R: np.ndarray
@@ -122,8 +121,8 @@ class VerifiedBlocks:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedTokens:
-    """Every row's tokens up to the first that the target has rejected: what was known of each, how many
-    others stood before it in its block, and what became of it."""
+    """Every sequence's verified tokens, up to the first rejected one: features, depth in the block (from 0),
+    and whether each was accepted."""
 
     features: DraftFeatures
     depths_C: np.ndarray
@@ -131,21 +130,21 @@ class VerifiedTokens:
 
 
 class LengthPolicy(Protocol):
-    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other rows."""
+    """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other sequences."""
 
     @property
     def max_draft_tokens(self) -> int:
-        """Most tokens of one block; room for them is reserved beforehand."""
+        """Most tokens of one block; pages for them are reserved beforehand."""
         ...
 
     @property
     def uses_features(self) -> bool:
-        """Whether it has to be told the features, which on a GPU are waited for after every token."""
+        """Whether it needs the features; on a GPU that synchronises after every token."""
         ...
 
     @property
     def initial_history(self) -> tuple[float, ...]:
-        """The history [H] of a row that begins."""
+        """The history [H] of a new sequence."""
         ...
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
@@ -153,51 +152,52 @@ class LengthPolicy(Protocol):
         ...
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        """[R, H]: what it remembers after these blocks."""
+        """[R, H]: the histories after these blocks."""
         ...
 
 
 @runtime_checkable
 class BatchPolicy(LengthPolicy, Protocol):
-    """A policy that looks at the whole batch, and learns from all of it. It must use features."""
+    """A policy that decides for the whole batch, and learns from all of it. It must use features."""
 
     @property
     def reads_head(self) -> bool:
-        """Whether it is given a head's estimates too: of all tokens that a pass was run over."""
+        """Whether it also needs a head's estimates, of all tokens that a pass was run over."""
         ...
 
     def num_to_verify(
         self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
     ) -> np.ndarray:
-        """[R]: how many of the tokens that were drafted ahead of each row go into the target's next pass.
+        """[R]: how many of each sequence's tokens drafted ahead go into the target's next pass.
 
-        The others stay, and are verified later. ``features`` are those of all of them, row after row.
+        The others stay in the chain and are verified later. ``features``: of all these tokens, sequence after
+        sequence.
         """
         ...
 
     def observe_tokens(self, tokens: VerifiedTokens) -> None:
-        """The target has verified these."""
+        """Learn from verified tokens."""
         ...
 
 
 @runtime_checkable
 class HeadPolicy(LengthPolicy, Protocol):
-    """A policy that is told a trained head's estimate of every token of the block, and is asked for another
-    one when the pass is over that gives it; before the first token it is asked without."""
+    """A policy that gets a trained head's estimate of every token of the block, and decides after the pass
+    that gives it; before the first token it decides without."""
 
     @property
     def head_kind(self) -> HeadKind:
-        """What the head must estimate: the chance of acceptance, or whether a token is acceptable."""
+        """What the head must estimate: the probability of acceptance, or whether a token is acceptable."""
         ...
 
 
 def reads_head(policy: LengthPolicy) -> bool:
-    """Whether the draft must carry a trained head for it."""
+    """Whether the policy needs a draft with a trained head."""
     return isinstance(policy, HeadPolicy) or (isinstance(policy, BatchPolicy) and policy.reads_head)
 
 
 class WithoutHistory:
-    """The part of a policy that remembers nothing of a row."""
+    """Mix-in for a policy without histories."""
 
     @property
     def initial_history(self) -> tuple[float, ...]:

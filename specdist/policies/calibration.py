@@ -1,9 +1,9 @@
-"""How likely a drafted token is to be accepted, learned while the run goes on.
+"""The probability that a drafted token is accepted, learned during the run.
 
-Every verified token is an observation that costs nothing. A logistic regression over what the draft knows of
-a token starts from a prior that small distilled pairs gave, and takes one Newton step per round: so it holds
-the Laplace approximation of its posterior (an extended Kalman filter without forgetting). Pooled over all
-rows. No tensors.
+Every verified token is a free observation. A logistic regression on the draft's features of a token starts
+from a prior fitted on small distilled pairs and takes one Newton step per round, so it holds the Laplace
+approximation of its posterior (an extended Kalman filter without forgetting). Pooled over all sequences. No
+tensors.
 
 N tokens, F features.
 """
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
-# What the prior is worth: about this many observations of an undecided token.
+# Weight of the prior: about this many observations of a token with acceptance probability 1/2.
 PRIOR_PRECISION = 16.0
-# On: 1, logit of the top probability, square root of the entropy, log of drawn over top probability, log of
-# the depth. Of a draw that target and draft make alike (greedy, gumbel), and of one that is verified.
+# Of: 1, logit of the top probability, square root of the entropy, log of drawn over top probability, log of
+# the depth. True: target and draft draw with the same noise or greedily; False: the rejection rule.
 PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
 NUM_FEATURES = 5
-# On the same and, after them, the logit of a trained head's estimate: it is taken at its word, but for what
-# it says too low, as heads do that were trained with unequal weights.
+# Of the same and then the logit of a trained head's estimate, which is trusted up to a constant: heads
+# trained with unequal class weights estimate too low.
 PRIOR_WEIGHTS_WITH_HEAD = (0.5, 0.0, 0.0, 0.0, 0.0, 1.0)
 SMALLEST = 1e-4
 MOST_CERTAIN = 30.0
@@ -31,7 +31,7 @@ def token_features(
     top_probabilities_N: np.ndarray,
     depths_N: np.ndarray,
 ) -> np.ndarray:
-    """[N, F] of drafted tokens; depths count from 0."""
+    """[N, F]: features of drafted tokens; depths count from 0."""
     top_N = np.minimum(np.maximum(top_probabilities_N, SMALLEST), 1 - SMALLEST)
     drawn_N = np.maximum(probabilities_N, SMALLEST)
     features_NF = np.empty((len(top_N), NUM_FEATURES))
@@ -54,8 +54,8 @@ class AcceptanceModel:
     """P(accepted | features)."""
 
     def __init__(self, *, is_coupled: bool, has_head: bool = False) -> None:
-        """``is_coupled``: target and draft draw with the same noise, or none (greedy). ``has_head``: of
-        tokens whose estimate is known, on the features of :func:`with_head`."""
+        """``is_coupled``: target and draft draw with the same noise, or without (greedy). ``has_head``: for
+        tokens with estimates, on the features of :func:`with_head`."""
         self._weights = np.array(PRIOR_WEIGHTS_WITH_HEAD if has_head else PRIOR_WEIGHTS[is_coupled])
         self._precision = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
 
@@ -66,8 +66,8 @@ class AcceptanceModel:
         return 1 / (1 + np.exp(-heights_N))
 
     def observe(self, features_NF: np.ndarray, is_accepted_N: np.ndarray) -> None:
-        """Learn from one round's verified tokens: those accepted, and the first that was not, of every
-        row."""
+        """Learn from one round's verified tokens: of every sequence, the accepted ones and the first rejected
+        one."""
         if not len(features_NF):
             return
         predicted_N = self.predict(features_NF)

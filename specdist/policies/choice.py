@@ -1,4 +1,4 @@
-"""A policy with its options: what was given, what the defaults fill in, and the object that follows."""
+"""A policy with its options: given values, defaults, and the object built from them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specdist.utils.errors import UserError
 
 
 def check_ranges(given: Mapping[str, float]) -> None:
-    """Raises :class:`UserError` for a value that its option cannot have, whatever the policy."""
+    """Raises :class:`UserError` for a value out of its option's range, whatever the policy."""
     for name, value in given.items():
         rule = next(iter(owners_of(name).values())).rule
         if not rule.holds(value):
@@ -32,8 +32,10 @@ def check_ranges(given: Mapping[str, float]) -> None:
 
 
 def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str, float]:
-    """The options in force. Raises :class:`UserError` for one of another policy, or two that exclude each
-    other. A default that the given limits exclude is moved to the nearer limit.
+    """All options of the policy, with defaults. A default outside the given limits is moved to the nearer
+    one.
+
+    Raises :class:`UserError` for an option of another policy, or for two that contradict each other.
     """
     if policy == TARGET_ONLY:
         return {}
@@ -58,14 +60,14 @@ def resolve_policy_options(policy: str, given: Mapping[str, float]) -> dict[str,
 
 
 def most_draft_tokens(options: Mapping[str, float]) -> int:
-    """Most tokens of one block under resolved options; 0 for a target alone."""
+    """Most tokens of one block under resolved options; 0 without a draft."""
     return int(options.get("max_draft_tokens", options.get("num_draft_tokens", 0)))
 
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A policy with all of its options in force; by default no draft at all. ``reads_head``: one that can do
-    without a head has one."""
+    """A policy with all of its options; by default no draft. ``reads_head``: a policy for which a head is
+    optional has one."""
 
     policy: str = TARGET_ONLY
     options: Mapping[str, float] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class PolicyChoice:
 
     @staticmethod
     def of(policy: str, **given: float) -> PolicyChoice:
-        """With defaults for what is not given. Raises :class:`UserError` as the main job does."""
+        """With defaults for the other options. Raises :class:`UserError` as the main job does."""
         check_ranges(given)
         return PolicyChoice(policy, resolve_policy_options(policy, given))
 
@@ -83,13 +85,13 @@ class PolicyChoice:
 
     @property
     def first_length(self) -> int | None:
-        """Tokens of a row's first block where the options say them; of ``fixed``, of every block."""
+        """Tokens of a sequence's first block, if an option says it; of ``fixed``, of every block."""
         length = self.options.get("num_draft_tokens")
         return None if length is None else int(length)
 
     @property
     def family(self) -> str:
-        """The policy, and what is not default in it but lengths."""
+        """The policy and its options that are not defaults, without the lengths."""
         lengths = ("num_draft_tokens", "max_draft_tokens")
         changed = [
             f"{name}={value:g}"
@@ -100,7 +102,7 @@ class PolicyChoice:
 
     @property
     def label(self) -> str:
-        """What tables call it."""
+        """Its name in tables."""
         if self.policy == TARGET_ONLY:
             return "target only"
         if self.policy == "fixed":
@@ -110,11 +112,11 @@ class PolicyChoice:
 
 
 def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: bool) -> LengthPolicy:
-    """A new policy, which has learned nothing.
+    """A new policy object, which has learned nothing yet.
 
     Args:
-        costs: for a policy that decides by them.
-        is_coupled: target and draft draw alike (greedy, gumbel).
+        costs: of passes, for a policy that uses them.
+        is_coupled: target and draft draw with the same noise, or without noise (greedy).
     """
     if choice.policy == TARGET_ONLY:
         return FixedLength(0)
@@ -127,7 +129,7 @@ def build_policy(choice: PolicyChoice, costs: CostModel | None, *, is_coupled: b
 
 
 def _argument(name: str) -> tuple[str, Any, Any]:
-    """The option as a field of a configuration: None where it is not given."""
+    """The option as a field of a configuration; None if it is not given."""
     value_type: Any = type(next(iter(owners_of(name).values())).default)
     metadata = {"help": option_help(name)}
     return name, value_type | None, dataclasses.field(default=None, metadata=metadata)

@@ -1,23 +1,24 @@
-"""Goodput: draft and verify what pays for the whole batch, by what passes cost and what is likely accepted.
+"""Goodput: draft and verify what pays for the whole batch, by measured costs and estimated acceptance.
 
-In the spirit of TurboSpec and SmartSpec. A token at depth i of a row is worth the probability that all up to
-it are accepted, and a round is worth what it commits. Wanted is the largest number of tokens per second of
-the batch, g: further steps for some rows pay if the tokens that they add exceed g times the time that they
-add (Dinkelbach's criterion for a ratio), looking ahead as many steps as there may be, for time is not a
-straight line and the first token of a block may cost what five do.
+After TurboSpec and SmartSpec. A token at depth i of a block is worth the probability that all tokens up to it
+are accepted, and a round is worth the tokens that it commits. The goal is the largest number of tokens per
+second of the batch, g: further steps for some sequences pay if the tokens that they add exceed g times the
+time that they add (Dinkelbach's criterion for a ratio). All numbers of further steps are compared, since time
+is not linear in tokens: the first token of a block may cost as much as five.
 
-- In turns, a round takes its draft steps and the target's pass; g is that of a round of equal blocks without
-  any prompt in it, since what a prompt takes is to be paid in any case. Whether to stop is decided before a
-  token is drawn, by the tokens before it; no drawn token is ever left out.
-- A draft that works ahead has the time of the target's pass for nothing, and only what exceeds it costs. What
-  is ready need not be verified at once: a token left out stays in the chain as one drafted ahead, and is
-  verified by the same rule a round later, so that leaving it out may depend on its value without any bias.
+- In turns, a round takes the time of its draft steps and of the target's pass; g is that of a round of equal
+  blocks without prompts, since prompts cost the same in any case. Whether to stop is decided before a token
+  is drawn, by the tokens before it; no drawn token is ever left out.
+- A draft that works ahead has the time of the target's pass for free; only time beyond it counts. Tokens that
+  are ready need not be verified at once: one that is held back stays in the chain as a token drafted ahead,
+  and is verified by the same rule a round later, so holding it back may depend on its value without any bias.
 
-A trained acceptance head, where there is one, knows more of a token than its features do, but only after the
-pass over it, which draws the next one. So the last token of a block is verified by its features, and those
-before it by the head's word as well, calibrated on what the target has said of other tokens.
+A trained acceptance head knows more of a token than its features do, but only after the pass over it, which
+draws the next one. So the acceptance of the last token of a block is estimated from its features, and that of
+the tokens before it from the head's estimates as well, calibrated on verified tokens.
 
-No threshold is to be tuned. R rows asked about, D steps, C tokens of several rows, one row after the other.
+No threshold needs tuning. R sequences to decide for, D steps, C tokens of several sequences, one after the
+other.
 """
 
 from __future__ import annotations
@@ -33,13 +34,12 @@ from specdist.policies.costs import CostModel
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
 from specdist.policies.references import Reference
 
-# What is assumed of the next token before any was verified, and after how many tokens half of it is
-# forgotten.
+# Acceptance assumed before any token was verified, and the half-life of the running estimate, in tokens.
 PRIOR_ACCEPTANCE = 0.7
 FORECAST_MEMORY = 256
-# The same of rounds that drafted nothing and so teach nothing: where it did not pay, it is tried again.
+# Half-life in rounds without drafts, which observe nothing: in time, drafting is tried again.
 IDLE_MEMORY = 2048
-# What the batch tells of a row is worth so many tokens of its own, of which half are forgotten after so many.
+# Weight of the batch's estimate for a sequence, in tokens of its own; and the half-life of those, in tokens.
 ROW_PRIOR_TOKENS = 32
 ROW_MEMORY = 64
 LARGEST_FORECAST = 0.98
@@ -56,9 +56,9 @@ LIU_2024 = Reference(
 
 
 class Goodput(RegisteredPolicy):
-    """Knows the whole batch: block lengths depend on what else is in flight.
+    """Decides for the whole batch: block lengths depend on the other sequences in flight.
 
-    A row's history is how many of its tokens were accepted, and how many verified, both fading.
+    A sequence's history is its numbers of accepted and of verified tokens, both decaying exponentially.
     """
 
     name: ClassVar[str] = "goodput"
@@ -84,21 +84,21 @@ class Goodput(RegisteredPolicy):
         self._target_ns, self._draft_ns = costs.target.look_up, costs.draft.look_up
         self.reads_head = reads_head
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
-        # Of tokens of which a head has given its estimate.
+        # Of tokens with a head's estimate.
         self._acceptance_by_head = AcceptanceModel(is_coupled=is_coupled, has_head=True)
-        # Of a token that is not drawn yet.
+        # Acceptance probability of a token that is not drawn yet.
         self._forecast = PRIOR_ACCEPTANCE
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
-        # So many rows with so many steps more: their tokens, and the time of the steps.
+        # Of plans of r sequences with d further steps each: their tokens, and the time of the steps.
         self._steps_D = np.arange(1, max_draft_tokens + 1)
         self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
         self._drafting_RD = np.zeros((0, max_draft_tokens))
-        # Of the draft batch: what each chain is still worth, its candidates, and the time of its steps.
+        # Of the current drafting: probability that each chain is accepted so far.
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
         self._worth = np.zeros((0, max_draft_tokens))
-        # With a head: the same but for the last token, and what is known of that one.
+        # With a head: the same without the last token, and the features of that one.
         self._resolved = np.zeros(0)
         self._last = np.zeros((0, NUM_FEATURES))
         self._num_tokens = 0
@@ -121,7 +121,7 @@ class Goodput(RegisteredPolicy):
             self._begin(rows)
         elif rows.features is not None:
             self._go_on(rows, rows.features)
-        wants_R = self._rows_that_pay(rows)
+        wants_R = self._sequences_that_pay(rows)
         num_wanted = int(wants_R.sum())
         self._num_tokens += num_wanted
         self._drafting_ns += float(self._draft_ns(num_wanted))
@@ -130,11 +130,11 @@ class Goodput(RegisteredPolicy):
     def num_to_verify(
         self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
     ) -> np.ndarray:
-        """[R]: how many of each row's ready tokens are worth the target's time.
+        """[R]: how many of each sequence's ready tokens are worth the target's time.
 
         Args:
             features: of the ready tokens.
-            num_other_tokens: in the target's pass beside them.
+            num_other_tokens: other tokens of the target's pass.
         """
         lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)
         starts_R = np.cumsum(lengths_R) - lengths_R
@@ -142,7 +142,7 @@ class Goodput(RegisteredPolicy):
         logs_C = np.cumsum(np.log(self._chances(features, depths_C)))
         before_R = np.r_[0.0, logs_C][starts_R]
         survival_C = np.exp(logs_C - before_R[lines_C])
-        # Survival falls along a row, so that the best tokens of all are every row's first ones.
+        # Survival falls along a chain, so the best tokens of the batch are the first ones of each chain.
         order_C = np.argsort(-survival_C, kind="stable")
         num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
         pass_ns = self._target_ns(num_other_tokens + np.arange(len(lines_C) + 1))
@@ -157,13 +157,13 @@ class Goodput(RegisteredPolicy):
             return
         known_CF = _known(tokens.features, tokens.depths_C)
         self._acceptance.observe(known_CF, tokens.is_accepted_C)
-        judged, found_CF = self._told_by_head(tokens.features, known_CF)
-        self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[judged])
+        index, found_CF = self._with_estimates(tokens.features, known_CF)
+        self._acceptance_by_head.observe(found_CF, tokens.is_accepted_C[index])
         kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
         self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
 
     def _begin(self, rows: DraftedRows) -> None:
-        """A draft batch begins: in turns, with the best that a round of equal blocks could give."""
+        """Drafting begins; in turns, g is the best that a round of equal blocks could reach."""
         size = int(rows.draft_rows_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival, self._resolved = np.zeros(size), np.zeros(size)
@@ -177,7 +177,7 @@ class Goodput(RegisteredPolicy):
         self._num_tokens = 0
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
-            # The next tokens' own step is over.
+            # The step for the tokens in the next tokens' places is over.
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
         num_rows = len(rows.draft_rows_R)
@@ -188,7 +188,7 @@ class Goodput(RegisteredPolicy):
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
     def _go_on(self, rows: DraftedRows, features: DraftFeatures) -> None:
-        """Every chain has one token more; and of the one before it a head may have given its estimate."""
+        """Every chain has one more token; a head may have given its estimate of the token before."""
         draft_rows_R = rows.draft_rows_R
         known_RF = _known(features, np.full(len(draft_rows_R), rows.num_drafted - 1))
         chances_R = self._acceptance.predict(known_RF)
@@ -201,8 +201,9 @@ class Goodput(RegisteredPolicy):
         self._last[draft_rows_R] = known_RF
         self._survival[draft_rows_R] = self._resolved[draft_rows_R] * chances_R
 
-    def _rows_that_pay(self, rows: DraftedRows) -> np.ndarray:
-        """bool [R]: those of the best plan of so many rows and so many steps more, if it pays at all."""
+    def _sequences_that_pay(self, rows: DraftedRows) -> np.ndarray:
+        """bool [R]: the sequences of the best plan (numbers of sequences and of further steps), if it
+        pays."""
         num_rows, num_steps = len(rows.draft_rows_R), self.max_draft_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
@@ -217,7 +218,7 @@ class Goodput(RegisteredPolicy):
         return wants_R
 
     def _plan_ns(self, rows: DraftedRows, num_steps: int) -> np.ndarray:
-        """[R, D]: the time that is added by 1, 2, .. of the rows with 1, 2, .. steps more."""
+        """[R, D]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
         num_rows = len(rows.draft_rows_R)
         if num_rows > len(self._tokens_RD):
             counts_R = np.arange(1, num_rows + 1)
@@ -233,7 +234,7 @@ class Goodput(RegisteredPolicy):
         return drafting_RD + verifying_RD - self._target_ns(num_tokens)
 
     def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
-        """[R]: how likely a token of the row is accepted that is not drawn yet."""
+        """[R]: acceptance probability of each sequence's next token that is not drawn yet."""
         accepted_R, verified_R = histories_RH.T
         forecast_R = (ROW_PRIOR_TOKENS * self._forecast + accepted_R) / (ROW_PRIOR_TOKENS + verified_R)
         return np.minimum(forecast_R, LARGEST_FORECAST)
@@ -241,17 +242,17 @@ class Goodput(RegisteredPolicy):
     def _chances(self, features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:
         known_CF = _known(features, depths_C)
         chances_C = self._acceptance.predict(known_CF)
-        judged, found_CF = self._told_by_head(features, known_CF)
-        if len(judged):
-            chances_C[judged] = self._acceptance_by_head.predict(found_CF)
+        index, found_CF = self._with_estimates(features, known_CF)
+        if len(index):
+            chances_C[index] = self._acceptance_by_head.predict(found_CF)
         return chances_C
 
-    def _told_by_head(self, features: DraftFeatures, known_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens whose estimate is known, and what is known of these with it."""
+    def _with_estimates(self, features: DraftFeatures, known_CF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The indices of the tokens whose estimates are known, and their features with the estimates."""
         if not self.reads_head or features.estimates_R is None:
             return np.zeros(0, np.int64), np.zeros((0, NUM_FEATURES + 1))
-        judged = np.flatnonzero(~np.isnan(features.estimates_R))
-        return judged, with_head(known_CF[judged], features.estimates_R[judged])
+        index = np.flatnonzero(~np.isnan(features.estimates_R))
+        return index, with_head(known_CF[index], features.estimates_R[index])
 
 
 def _known(features: DraftFeatures, depths_C: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""The heuristic of transformers (``num_assistant_tokens_schedule="heuristic"``): two more after a block that
-was accepted whole, one less after any other."""
+"""The heuristic of transformers (``num_assistant_tokens_schedule="heuristic"``): two more after a fully
+accepted block, one less after any other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROWTH, SHRINKAGE, FEWEST = 2, 1, 1
 
 @dataclass(frozen=True, kw_only=True)
 class HfHeuristic(RegisteredPolicy):
-    """A row's history is the length of its next block; ``num_draft_tokens`` is the first."""
+    """A sequence's history is the length of its next block; ``num_draft_tokens`` is the first."""
 
     num_draft_tokens: int = shared_option(FIRST_DRAFT_TOKENS)
     max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)

@@ -19,13 +19,13 @@ from specdist.policies.references import Reference
 HeadKind = Literal["acceptance", "verifier"]
 # Values to try, by option.
 Grid = Mapping[str, Sequence[float]]
-# What a policy that begins with one length is tried with.
+# First lengths to try, for policies that adapt theirs.
 FIRST_LENGTHS = (2, 5, 8)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value may be, and how that is said."""
+    """The range of a value, and its description in messages."""
 
     holds: Callable[[float], bool]
     text: str
@@ -33,12 +33,12 @@ class Rule:
 
 COUNT = Rule(lambda value: value >= 1, "must be at least 1")
 SHARE = Rule(lambda value: 0 <= value <= 1, "must be in [0, 1]")
-AMOUNT = Rule(lambda value: 0 <= value < math.inf, "must be 0 or a number above")
+AMOUNT = Rule(lambda value: 0 <= value < math.inf, "must be a finite number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionInfo:
-    """One option of one policy. ``symbol``: what the paper calls it."""
+    """One option of one policy. ``symbol``: its name in the paper."""
 
     default: float
     rule: Rule
@@ -51,28 +51,28 @@ def policy_option(default: float, rule: Rule, *, help: str, symbol: str = "") ->
     return shared_option(OptionInfo(default=default, rule=rule, help=help, symbol=symbol))
 
 
-# Of every policy whose blocks differ in length.
+# Of every policy with blocks of different lengths.
 MAX_DRAFT_TOKENS = OptionInfo(default=20, rule=COUNT, help="most draft tokens of a block")
-# Of policies that begin with one length and move on from there.
+# Of policies that adapt a first length.
 FIRST_DRAFT_TOKENS = OptionInfo(default=5, rule=COUNT, help="draft tokens of a sequence's first block")
 
 
 def shared_option(info: OptionInfo) -> Any:
-    """A dataclass field for an option that means the same to several policies."""
+    """A dataclass field for an option that several policies share."""
     return dataclasses.field(default=info.default, metadata={"option": info})
 
 
 class RegisteredPolicy:
-    """What a policy's class says of itself.
+    """What a policy's class declares.
 
     Attributes:
         name: its ``--policy``.
-        drafts: how far it drafts, in the words of a table.
-        papers: where it is from.
-        grid: values to try for its options; of others the default is taken.
-        needs_costs: it decides by what passes cost, which is measured before the run.
-        own_options: of a class that is not a dataclass with its options as fields.
-        optional_head: the kind of trained head that it reads if it is given one. (One that needs a head is a
+        drafts: how far it drafts, for tables.
+        papers: its sources.
+        grid: values to try for its options; other options keep their defaults.
+        needs_costs: it uses the costs of passes, which are measured before the run.
+        own_options: the options of a class that is not a dataclass.
+        optional_head: the kind of trained head that it can use. (A policy that needs a head is a
             :class:`specdist.policies.base.HeadPolicy`.)
     """
 

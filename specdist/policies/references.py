@@ -1,4 +1,4 @@
-"""Papers: how they are cited, and those that speculation itself is from. A policy's own are in its file."""
+"""Citations, and the papers of speculative decoding itself. A policy's own papers are in its file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """``arxiv`` is the identifier; ``venue`` where a paper has appeared elsewhere, too."""
+    """``arxiv`` is the identifier; ``venue``, where else the paper has appeared."""
 
     authors: str
     year: int
@@ -46,6 +46,6 @@ DALIRI_2024 = Reference(
     title="Coupling without Communication and Drafter-Invariant Speculative Decoding",
     arxiv="2408.07978",
 )
-# Of every run that drafts, and of each --acceptance beside.
+# Of every run with a draft, and in addition of each --acceptance.
 OF_SPECULATION = (LEVIATHAN_2023, CHEN_2023)
 OF_ACCEPTANCE: dict[str, tuple[Reference, ...]] = {"rejection": (), "gumbel": (DALIRI_2024,)}

@@ -1,4 +1,4 @@
-"""All length policies by name, and what follows from their declarations.
+"""All length policies by name, and tables derived from their declarations.
 
 A new policy is a file with its class, and a line in :data:`POLICIES`.
 """
@@ -23,7 +23,7 @@ from specdist.policies.sprinter import Sprinter
 from specdist.policies.svip import Svip
 
 TARGET_ONLY = "none"
-# Every class takes its options by their names.
+# Every class takes its options as keyword arguments.
 POLICIES: Mapping[str, Any] = {
     policy.name: policy
     for policy in (
@@ -43,14 +43,14 @@ POLICIES: Mapping[str, Any] = {
 if TYPE_CHECKING:
     PolicyName = str
 else:
-    # What --policy can be.
+    # The values of --policy.
     PolicyName = Literal[(*POLICIES, TARGET_ONLY)]
 
 OPTIONS: Mapping[str, Mapping[str, OptionInfo]] = {
     name: options_of(policy) for name, policy in POLICIES.items()
 }
 OPTION_NAMES = tuple(dict.fromkeys(option for options in OPTIONS.values() for option in options))
-# Which kind of trained head each policy reads that reads one; and those that cannot do without.
+# The kind of trained head that policies with a head read; and the policies that need one.
 HEAD_KINDS: Mapping[str, HeadKind] = {
     name: getattr(policy, "head_kind", policy.optional_head)
     for name, policy in POLICIES.items()
@@ -60,12 +60,12 @@ HEAD_POLICIES = tuple(name for name, policy in POLICIES.items() if hasattr(polic
 
 
 def owners_of(option: str) -> dict[str, OptionInfo]:
-    """The policies that take an option, and what it is to each."""
+    """The policies that have this option, with its declaration in each."""
     return {name: options[option] for name, options in OPTIONS.items() if option in options}
 
 
 def option_help(option: str) -> str:
-    """For ``--help``: what the option is to every policy that takes it."""
+    """For ``--help``: the option's meaning and default for every policy that has it."""
     groups: dict[tuple[str, str, float], list[str]] = {}
     for policy, info in owners_of(option).items():
         groups.setdefault((info.help, info.symbol, info.default), []).append(policy)
@@ -77,17 +77,17 @@ def option_help(option: str) -> str:
 
 
 def needs_costs(policy: str) -> bool:
-    """Whether it decides by what passes cost, which is then measured before the run."""
+    """Whether it uses the costs of passes, which are then measured before the run."""
     return policy != TARGET_ONLY and bool(POLICIES[policy].needs_costs)
 
 
 def uses_features(policy: str) -> bool:
-    """Whether the draft has to work out the features of every token."""
+    """Whether the draft must compute the features of every token."""
     return policy != TARGET_ONLY and bool(POLICIES[policy].uses_features)
 
 
 def papers_of(policy: str, acceptance: str) -> list[Reference]:
-    """What the methods of a run are from; nothing where the target is alone."""
+    """The papers of a run's methods; none for the target alone."""
     if policy == TARGET_ONLY:
         return []
     return list(dict.fromkeys([*OF_SPECULATION, *POLICIES[policy].papers, *OF_ACCEPTANCE[acceptance]]))
@@ -100,7 +100,7 @@ def all_papers() -> list[Reference]:
 
 
 def markdown_table() -> str:
-    """Every policy, its options and its papers, as documentation has it."""
+    """The documentation's table of policies, options and papers."""
     lines = ["| policy | drafts | its options and defaults | from |", "|---|---|---|---|"]
     for name, policy in POLICIES.items():
         options = ["`--head`"] * (name in HEAD_KINDS)

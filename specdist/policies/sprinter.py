@@ -1,13 +1,13 @@
 """SPRINTER: draft until a small verifier doubts a token.
 
-After every drafted token x the verifier V says how sure it is that Q(x) / P(x) is at most λ, which was fixed
-when it was trained. While V >= τ the block goes on; the token with V < τ is kept and ends it (Algorithm 1).
+After every drafted token x the verifier V estimates how likely Q(x) / P(x) is at most λ, a constant of its
+training. While V >= τ the block goes on; a token with V < τ is kept and ends the block (Algorithm 1).
 
-What the target does with the block is the run's choice, not the policy's. In the paper's own, lossy way only
-the last token, doubted or at the cap, is verified. The paper then takes no more from the target's pass; here
-an accepted last token is followed by a bonus token from the distribution that the pass gives anyway, as in
-every round. It follows the target's own distribution, so that the output is only nearer to it. In the exact
-way the verifier says when to stop, and everything is verified.
+What the target does with the block is an option of the run, not of the policy. As in the paper, lossily, only
+the last token (doubted, or at the cap) is verified. The paper then takes nothing more from the target's pass;
+here an accepted last token is followed by a bonus token, as in every round. It follows the target's own
+distribution, so the output can only come nearer to it. With ``--verify all`` every token is verified,
+exactly, and V only ends blocks.
 """
 
 from __future__ import annotations
