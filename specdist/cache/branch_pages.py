@@ -1,9 +1,9 @@
-"""Branches of a row in one model's memory: shared full pages, and pages of their own after them.
+"""Branches of a sequence in the draft's cache: shared full pages, followed by pages of their own.
 
-A branch is one more row of the model's page table. It belongs to this model alone (the draft), so its own
-pages lie after those that :class:`specdist.cache.pages.PageTable` hands out, always the same ones, and
-nobody has to be told of it. Opening it points it at the pages of its row, up to the one in which it begins;
-what stands before it in that page is copied. No tensors: what is to be copied is returned as places.
+A branch is one more row of the draft's page table. The target does not know it, so its own pages are fixed
+and lie after those that :class:`specdist.cache.pages.PageTable` hands out. Opening a branch points it at the
+pages of its sequence, up to the page in which it begins; the tokens before it in that page are copied. No
+tensors: the copies to make are returned as places.
 
 B branches, T tokens to copy.
 """
@@ -19,7 +19,7 @@ from specdist.utils.ranges import arange_segments
 
 @dataclass(frozen=True)
 class TokenCopies:
-    """Places of tokens in the memory, page × page_size + offset: the keys and values there are copied."""
+    """Copies of keys and values between places in the cache: page × page_size + offset."""
 
     sources_T: np.ndarray
     targets_T: np.ndarray
@@ -32,7 +32,7 @@ class BranchPageTable:
         self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_rows: int,
         max_branch_tokens: int,
     ) -> None:  # fmt: skip
-        """``num_pages`` are the slots'; a branch holds at most ``max_branch_tokens`` tokens of its own."""
+        """``num_pages``: of the slots; a branch has at most ``max_branch_tokens`` tokens of its own."""
         self._page_size = page_size
         self._num_slots = num_slots
         self._pages_per_branch = pages_per_branch(max_branch_tokens, page_size)
@@ -42,7 +42,7 @@ class BranchPageTable:
         self.pages = np.zeros((num_slots + num_branch_rows, width), np.int32)
 
     def open(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> TokenCopies:
-        """Branch off each slot's row before a position; returns what the branches' first pages lack."""
+        """Branch off each slot before a position; returns the copies that the branches' first pages need."""
         first_B = positions_B // self._page_size
         self.pages[branches_B] = self.pages[slots_B]
         columns_BP = first_B[:, None] + np.arange(self._pages_per_branch)
@@ -53,7 +53,7 @@ class BranchPageTable:
     def adopt(
         self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
     ) -> TokenCopies:
-        """Each slot's row takes over ``lengths`` tokens of a branch, from position ``begins`` on."""
+        """Each slot takes over ``lengths`` tokens of a branch, from position ``begins`` on."""
         return self._copies(branches_B, slots_B, begins_B, lengths_B)
 
     def _copies(
@@ -69,5 +69,5 @@ class BranchPageTable:
 
 
 def pages_per_branch(max_branch_tokens: int, page_size: int) -> int:
-    """Pages of its own that a branch needs wherever in a page it begins."""
+    """A branch's own pages, enough wherever in a page it begins."""
     return -(-(page_size - 1 + max_branch_tokens) // page_size)

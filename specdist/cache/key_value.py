@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """The pages' memory: per layer one matrix of keys and one of values, a page a row."""
+    """The pages' memory: per layer a matrix of keys and one of values, with one row per page."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class KeyValueCache:
         self.shapes = shapes
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        # Layers of one shape lie in one block [2 × layers, pages, page], so that tokens are copied in all of
+        # Layers of one shape share one block [2 × layers, pages, page], so that tokens are copied in all of
         # them at once.
         self._blocks: list[tuple[Tensor, int]] = []
         for shape in sorted(set(shapes.values())):
@@ -40,13 +40,13 @@ class KeyValueCache:
                 self.keys[layer], self.values[layer] = block[2 * index], block[2 * index + 1]
 
     def copy_tokens(self, sources_T: Tensor, targets_T: Tensor) -> None:
-        """Copy keys and values from place to place, page × page_size + offset; no target is a source."""
+        """Copy keys and values between places (page × page_size + offset); no target is a source."""
         for block, token_width in self._blocks:
             tokens = block.view(len(block), -1, token_width)
             tokens.index_copy_(1, targets_T, tokens.index_select(1, sources_T))
 
     def write(self, layer: int, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> None:
-        """Put each token's key and value where ``cache_index_T`` says, counted in tokens."""
+        """Write each token's key and value at ``cache_index_T`` (page × page_size + offset)."""
         heads, width = self.shapes[layer]
         for pages, tokens_TGD in ((self.keys[layer], keys_TGD), (self.values[layer], values_TGD)):
             pages.view(-1, heads * width).index_copy_(0, cache_index_T, tokens_TGD.reshape(-1, heads * width))

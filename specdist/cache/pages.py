@@ -1,12 +1,12 @@
-"""Who owns which page of the key/value cache: lengths, page tables, sharing, eviction. No tensors.
+"""The page table of the key/value cache: allocation, sharing of prefixes, eviction. No tensors.
 
-A page holds the keys and values of ``page_size`` consecutive positions of one row, for every layer. One table
-serves the target and the draft: the same page number is that stretch of tokens in both models' memory.
+A page holds the keys and values of ``page_size`` consecutive positions of one sequence, for every layer. One
+table serves target and draft: a page number stands for the same tokens in both models' caches.
 
-Full pages of prompts are shared. A page is known by the chain of tokens from the row's beginning to its
-end, so rows with a common beginning point to the same pages, and a finished row's prompt pages stay usable
-until their memory is needed. Rolling back after a rejection is remembering a shorter length: later writes
-overwrite.
+Full pages of prompts are shared. A page is identified by all tokens from the sequence's beginning to the
+page's end, so sequences with a common prefix use the same pages, and a finished sequence's prompt pages stay
+usable until their memory is needed. Rolling back after a rejection only means remembering a shorter length:
+later writes overwrite.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class PageUpdates:
 @dataclass
 class _Row:
     pages: list[int] = field(default_factory=list)
-    # Keys of the row's full context pages, in order; the first `num_published` can be found by other rows.
+    # Keys of the full context pages, in order; the first `num_published` can be found by other sequences.
     keys: list[bytes] = field(default_factory=list)
     num_published: int = 0
 
 
 class PageTable:
-    """Allocates pages to rows. A row is named by its slot, ``0 .. num_slots - 1``."""
+    """Allocates pages to sequences, each named by its slot, ``0 .. num_slots - 1``."""
 
     def __init__(self, *, num_pages: int, page_size: int, num_slots: int) -> None:
         self.num_pages = num_pages
@@ -53,22 +53,23 @@ class PageTable:
         self._free = list(range(num_pages - 1, -1, -1))
         self._page_of_key: dict[bytes, int] = {}
         self._key_of_page: dict[int, bytes] = {}
-        # Pages that no row holds but whose contents a new row may still find; the oldest is evicted first.
+        # Pages that no sequence holds but a new one may still find; the oldest is evicted first.
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._changes: list[tuple[int, int, int]] = []
 
     @property
     def num_available(self) -> int:
-        """Pages that can be handed out now: never used, released, or evictable."""
+        """Pages that can be handed out now: free or evictable."""
         return len(self._free) + len(self._evictable)
 
     def num_pages_for(self, length: int) -> int:
         return -(-length // self.page_size)
 
     def open(self, slot: int, context_ids: list[int]) -> int:
-        """Give ``slot`` to a new row and return how many leading tokens of its context are in shared pages.
+        """Give ``slot`` to a new sequence and return how many leading tokens of its context are in shared
+        pages.
 
-        At least the last token of the context is left for the row to compute.
+        At least the last token of the context is never shared, so that it is computed.
         """
         assert self._rows[slot] is None, f"slot {slot} is in use"
         row = self._rows[slot] = _Row(keys=self._chain_keys(context_ids))
@@ -82,7 +83,7 @@ class PageTable:
         return len(row.pages) * self.page_size
 
     def extend(self, slot: int, length: int) -> bool:
-        """Make room for positions ``0 .. length - 1`` of the row. False, and no change, if pages run out."""
+        """Allocate pages for positions ``0 .. length - 1``. False, and no change, if there are too few."""
         missing = self.num_pages_for(length) - len(self._row(slot).pages)
         if missing > self.num_available:
             return False
@@ -91,10 +92,10 @@ class PageTable:
         return True
 
     def publish(self, slot: int, length: int) -> None:
-        """Let other rows share this row's context pages that lie within its first ``length`` tokens.
+        """Let other sequences share the context pages within this one's first ``length`` tokens.
 
-        To be called when the pass that writes them is planned: a pass writes before it reads, so even a row
-        of the same pass may use them.
+        To be called when the pass that writes them is planned: a pass writes before it reads, so even a
+        sequence of the same pass may use them.
         """
         row = self._row(slot)
         for index in range(row.num_published, min(length // self.page_size, len(row.keys))):
@@ -105,8 +106,8 @@ class PageTable:
             row.num_published = index + 1
 
     def close(self, slot: int) -> None:
-        """The row is finished, or will start over: its pages are released."""
-        # The end of a prompt is of less use to others than its beginning, so it is evicted first.
+        """Release the pages of a sequence that is finished or preempted."""
+        # The end of a prompt is shared less often than its beginning, so it is evicted first.
         for page in reversed(self._row(slot).pages):
             self._references[page] -= 1
             if self._references[page] == 0:
@@ -117,14 +118,14 @@ class PageTable:
         self._rows[slot] = None
 
     def forget_contents(self) -> None:
-        """The passes that were to write the shared pages have not run: no new row may find them."""
+        """The passes that should have written the shared pages have failed: no new sequence may find them."""
         self._page_of_key.clear()
         self._key_of_page.clear()
         self._free += self._evictable
         self._evictable.clear()
 
     def drain_updates(self) -> PageUpdates:
-        """What changed in the page table since the last call, for the copies of it beside the models."""
+        """Changes of the page table since the last call, for the models' copies of it."""
         changes, self._changes = self._changes, []
         return PageUpdates.from_entries(changes)
 
@@ -134,7 +135,7 @@ class PageTable:
         return row
 
     def _chain_keys(self, token_ids: list[int]) -> list[bytes]:
-        """One key per full page: a digest of all tokens from the row's beginning to the page's end."""
+        """One key per full page: a digest of all tokens from the beginning to the page's end."""
         tokens = np.asarray(token_ids, dtype=np.int32)
         keys, key = [], b""
         for end in range(self.page_size, len(tokens) + 1, self.page_size):

@@ -1,7 +1,7 @@
-"""What the draft believes of the next token, beyond the one that it drew.
+"""What the draft's distribution says about a drafted token: features, and the likeliest alternatives.
 
-Kept with every drafted token are its *scores*: where the draw is the largest of them (greedy: the logits;
-gumbel: the log-probabilities plus the position's noise) the scores themselves, else the distribution.
+With every drafted token its *scores* are kept: where the draw is the largest score (greedy: the logits;
+gumbel: the log-probabilities plus the position's noise), these scores, else the distribution.
 
 N positions, V vocabulary, A alternatives.
 """
@@ -24,17 +24,17 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 
-# That the target's largest score is at a token, as a softmax of the draft's scores. Two models of which one
-# was distilled from the other agree more often than the softmax at temperature 1 says: tokens of probability
-# 0.15 were the target's own in 41-62 of 100 cases, of 0.25 in 60-79, of 0.45 in 81-88.
+# The probability that a token has the target's largest score, as a softmax of the draft's scores. A draft
+# that was distilled from its target agrees with it more often than the softmax at temperature 1 says: tokens
+# of probability 0.15 were the target's own in 41-62 of 100 cases, of 0.25 in 60-79, of 0.45 in 81-88.
 BRANCH_TEMPERATURE = 0.5
 
 
 class DraftDistributions(NamedTuple):
     """What tokens are drawn from.
 
-    ``scores_NV`` are those behind the draw. ``undecided`` is the distribution before any noise decides the
-    draw, as the temperature and the filters have shaped it; None under greedy, which forms none.
+    ``scores_NV``: the scores that decide the draw. ``undecided``: the distribution after temperature and
+    filters, before any shared noise; None under greedy, which forms none.
     """
 
     distributions: Distributions
@@ -45,7 +45,8 @@ class DraftDistributions(NamedTuple):
 def draft_distributions(
     logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
 ) -> DraftDistributions:
-    """Like :func:`specdist.sampling.coupling.next_token_distributions`, with what is behind the draw."""
+    """Like :func:`specdist.sampling.coupling.next_token_distributions`, with the scores that decide the
+    draw."""
     distributions = distributions_from_logits(logits_NV, settings)
     if isinstance(distributions, OneHot):
         return DraftDistributions(distributions, logits_NV, None)
@@ -57,10 +58,10 @@ def draft_distributions(
 
 @dataclass(frozen=True)
 class BranchEstimates:
-    """For each position: how likely the drawn token is to be kept, and what stands there if it is not.
+    """For each position: the probability that the drawn token is accepted, and the alternatives to it.
 
-    ``chances_NA``: that the drawn token is not kept and this alternative stands in its place; 0 for one that
-    cannot. The likeliest come first.
+    ``chances_NA``: the probability that the drawn token is rejected and this alternative takes its place; 0
+    for the drawn token itself. The likeliest come first.
     """
 
     survival_N: np.ndarray
@@ -71,7 +72,7 @@ class BranchEstimates:
 def estimate_branches(
     scores_NV: Tensor, drawn_N: np.ndarray, settings: SamplingSettings, num_alternatives: int
 ) -> BranchEstimates:
-    """Estimates that steer what is prepared, never what is accepted."""
+    """Estimates that decide what is prepared, never what is accepted."""
     weights_NV = (scores_NV / BRANCH_TEMPERATURE).softmax(dim=1) if not settings.is_random else scores_NV
     num_best = min(num_alternatives + 1, weights_NV.shape[1])
     best_NA = weights_NV.topk(num_best, dim=1)
@@ -80,8 +81,9 @@ def estimate_branches(
     is_drawn_NA = ids_NA == drawn_N[:, None]
     drawn_weight_N = np.where(is_drawn_NA, weights_NA, 0).sum(axis=1)
     if settings.is_random:
-        # The share that rejection accepts, 1 - TV, grows from about a half, where the draft is undecided, to
-        # all of it; what it recovers then is in proportion to no known thing but the draft's own opinion.
+        # The acceptance rate, 1 - TV, grows from about a half, where the draft is uncertain, to 1. The
+        # recovered token's distribution is unknown here; the draft's own distribution is the best estimate of
+        # it.
         survival_N = (1 + weights_NA[:, 0]) / 2
         others_N = np.maximum(1 - drawn_weight_N, np.finfo(float).tiny)
         chances_NA = weights_NA * ((1 - survival_N) / others_N)[:, None]
@@ -100,17 +102,18 @@ def draft_features(
     Of the distribution that the token was drawn from; of the softmax at temperature 1 under greedy.
 
     With logits s and probabilities p = exp(s / T - log Z), where p > 0, the entropy is log Z - sum p s / T,
-    and the likeliest token tells log Z: no logarithm of a whole vocabulary is taken. Logits must be finite.
+    and log Z follows from the likeliest token: no logarithm of a whole vocabulary is taken. Logits must be
+    finite.
 
     Args:
-        undecided: as :func:`draft_distributions` gives it; so that no softmax is taken twice.
+        undecided: from :func:`draft_distributions`, so that no softmax is computed twice.
     """
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     probabilities_NV = logits_NV.softmax(dim=1) if undecided is None else undecided.probabilities_NV
     top_N = probabilities_NV.amax(dim=1)
     lead_N = logits_NV.amax(dim=1) - torch.linalg.vecdot(probabilities_NV, logits_NV)
     temperature = 1.0 if settings.is_greedy else settings.temperature
-    # Rounding can make that of a sure token negative.
+    # Rounding can make the entropy of a certain token negative.
     entropies_N = (lead_N / temperature - top_N.log()).clamp(min=0)
     drawn_probabilities_N = probabilities_NV.gather(1, drawn_N[:, None])[:, 0]
     return torch.stack([entropies_N, drawn_probabilities_N, top_N]).float()

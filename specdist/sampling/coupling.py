@@ -37,16 +37,17 @@ def coupled_scores(distributions: Dense, stream_keys_N: Tensor, positions_N: Ten
 
 
 def coupled_draws(distributions: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
-    """Each distribution's winner, as the one-hot distribution that the rest of a greedy round works with."""
+    """Each distribution's draw, as a one-hot distribution; the rest of the round is then as in greedy
+    decoding."""
     return OneHot.of_largest(coupled_scores(distributions, stream_keys_N, positions_N))
 
 
 def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:
-    """[N, V] float64 exponential waiting times of these token ids, positive; an id's own does not depend on
-    which others are asked for."""
-    attempts_N = torch.zeros_like(positions_N)
-    words_N = hash_words(stream_keys_N, positions_N, attempts_N, Purpose.COUPLE).to(device)
-    # The position's word seeds a SplitMix64 stream, of which every token id takes its own number.
+    """[N, V] float64 exponential waiting times of these token ids, positive; an id's time does not depend on
+    the other ids."""
+    num_misses_N = torch.zeros_like(positions_N)
+    words_N = hash_words(stream_keys_N, positions_N, num_misses_N, Purpose.COUPLE).to(device)
+    # The position's word seeds a SplitMix64 stream, from which every token id takes its own number.
     steps_V = torch.arange(ids.start + 1, ids.stop + 1, device=device) * signed(GOLDEN_GAMMA)
     return -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))
 
@@ -54,7 +55,7 @@ def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device
 def next_token_distributions(
     logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
 ) -> Distributions:
-    """What the token at each position is drawn from; with coupled draws, the draw itself as a one-hot
+    """The distribution of the token at each position; with coupled draws, the draw itself as a one-hot
     distribution.
 
     Greedy is the coupled draw without noise: in both the distribution is one-hot, a candidate is accepted if

@@ -1,12 +1,10 @@
 """From logits to the distribution that a token is drawn from, the same for target and draft.
 
-Logits → distribution → draw → accept are four separate steps. Greedy is the one-hot distribution through
-the same path: :class:`OneHot` stores only where its ones are, and obeys the same distributions as
-:class:`Dense`.
+Logits → distribution → draw → accept are four separate steps. Greedy is the one-hot distribution through the
+same path: :class:`OneHot` stores only the token ids, and has the same interface as :class:`Dense`.
 
-Logits that are NaN or infinite give no distribution, and this costs no look at them: the draw is
-``NOT_FINITE``, which every candidate differs from, and the probability of a token is 0 or NaN, with which
-none is accepted.
+Logits that are NaN or infinite give no distribution. They need no check of their own: the draw is
+``NOT_FINITE``, which no candidate equals, and the probability of a token is 0 or NaN, so none is accepted.
 
 N distributions, V vocabulary, M of the N.
 """
@@ -19,8 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-# In a token id's place, where the logits give no distribution. A number of its own: other placeholders are
-# -1.
+# In a token id's place where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
 
 
@@ -28,7 +25,7 @@ NOT_FINITE = -2
 class SamplingSettings:
     """Temperature (0 = greedy), top-k (0 = all) and top-p (1 = all), applied in this order.
 
-    ``is_coupled``: target and draft draw with the same noise, instead of one verifying the other's draw.
+    ``is_coupled``: target and draft draw with the same noise (``--acceptance gumbel``).
     """
 
     temperature: float = 1.0
@@ -42,7 +39,7 @@ class SamplingSettings:
 
     @property
     def is_random(self) -> bool:
-        """A distribution's draw needs a random number of its own."""
+        """Each draw from a distribution needs a random number of its own."""
         return not self.is_greedy and not self.is_coupled
 
 
@@ -58,7 +55,7 @@ class OneHot:
 
     @staticmethod
     def of_largest(scores_NV: Tensor) -> OneHot:
-        """On each row's largest score, at its lowest id. NaN counts as the largest."""
+        """At each distribution's largest score, the lowest id of equal ones. NaN counts as the largest."""
         largest_N1 = scores_NV.argmax(dim=1, keepdim=True)
         is_finite_N1 = scores_NV.gather(1, largest_N1).isfinite()
         return OneHot(largest_N1.where(is_finite_N1, NOT_FINITE)[:, 0])
@@ -71,7 +68,7 @@ class OneHot:
         return (token_ids_N == self.token_ids_N).to(torch.float64)
 
     def draw(self, uniforms_N: Tensor | None) -> Tensor:
-        """int64 token ids; the random numbers change nothing, and need not be there."""
+        """int64 token ids; random numbers are not used."""
         del uniforms_N
         return self.token_ids_N
 

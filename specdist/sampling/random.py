@@ -1,11 +1,11 @@
-"""Counter-based random numbers: every draw is a pure function of what it is for.
+"""Counter-based random numbers: every number is a pure function of what it decides.
 
-A number is keyed by (seed, row, sample) through the row's *stream key* (``keys.py``), and by (position,
-attempt, purpose) through a counter. So a completion does not depend on which rows share its batch, on the
+A number is keyed by (seed, row, sample) through the sequence's *stream key* (``keys.py``), and by (position,
+misses, purpose) through a counter. So a completion does not depend on which sequences share its batch, on the
 shard plan or on a restart, and one number never serves two purposes. The mixer is SplitMix64's finaliser
 (Steele, Lea, Flood 2014), a bijection on 64 bits, applied twice with the key between.
 
-R rows, N any shape.
+N any shape.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 from specdist.sampling.keys import GOLDEN_GAMMA, MULTIPLIER_1, MULTIPLIER_2, signed
 
 PURPOSE_BITS = 2
-ATTEMPT_BITS = 30
-# 52 bits: the largest number, 1 - 2**-52, times any total mass stays strictly below that mass in float64.
+MISS_BITS = 30
+# 52 bits: the largest number, 1 - 2**-52, times any total mass is strictly below that mass in float64.
 UNIFORM_BITS = 52
 
 
@@ -70,9 +70,9 @@ def mix(words_N: Tensor) -> Tensor:
     return words_N ^ _shift_right(words_N, 31)
 
 
-def uniforms(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, purpose: Purpose) -> Tensor:
+def uniforms(stream_keys_N: Tensor, positions_N: Tensor, num_misses_N: Tensor, purpose: Purpose) -> Tensor:
     """float64 numbers in [0, 1), keyed like the bits of :func:`hash_words`."""
-    words_N = hash_words(stream_keys_N, positions_N, attempts_N, purpose)
+    words_N = hash_words(stream_keys_N, positions_N, num_misses_N, purpose)
     return _shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) * 2.0**-UNIFORM_BITS
 
 
@@ -81,14 +81,14 @@ def open_unit_interval(words_N: Tensor) -> Tensor:
     return (_shift_right(words_N, 64 - UNIFORM_BITS).to(torch.float64) + 0.5) * 2.0**-UNIFORM_BITS
 
 
-def hash_words(stream_keys_N: Tensor, positions_N: Tensor, attempts_N: Tensor, purpose: Purpose) -> Tensor:
-    """64 random bits as int64, one per (stream, position, attempt), for one purpose.
+def hash_words(stream_keys_N: Tensor, positions_N: Tensor, num_misses_N: Tensor, purpose: Purpose) -> Tensor:
+    """64 random bits as int64, one per (stream, position, misses), for one purpose.
 
     Args:
         stream_keys_N: int64, from :func:`specdist.sampling.keys.stream_key`; broadcasts with the others.
-        positions_N: int64 position in the row of the token that the number decides, below 2**32.
-        attempts_N: int64, below 2**30: how often what the sequence had drafted was dropped so far, so that a
-            position that is drafted again gets a fresh number.
+        positions_N: int64 position in the sequence of the token that the number decides, below 2**32.
+        num_misses_N: int64, below 2**30: how often what the sequence had drafted was dropped so far, so that
+            a position that is drafted again gets a fresh number.
     """
-    counters_N = (positions_N << (ATTEMPT_BITS + PURPOSE_BITS)) | (attempts_N << PURPOSE_BITS) | int(purpose)
+    counters_N = (positions_N << (MISS_BITS + PURPOSE_BITS)) | (num_misses_N << PURPOSE_BITS) | int(purpose)
     return mix(mix(counters_N * signed(GOLDEN_GAMMA) + stream_keys_N) ^ stream_keys_N)

@@ -4,8 +4,8 @@ P is the target's distribution at a position, Q the one that the draft drew its 
 temperature, top-k and top-p (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2):
 
 1. A candidate y is accepted if u < P(y) / Q(y). The first rejection ends its block.
-2. In the place of a rejected candidate stands the *recovered* token, drawn from norm(max(0, P - Q)).
-3. After a block that was accepted whole stands the *bonus* token, drawn from P.
+2. A rejected candidate is replaced by the *recovered* token, drawn from norm(max(0, P - Q)).
+3. A fully accepted block is followed by the *bonus* token, drawn from P.
 
 Every emitted token then follows P, whatever Q is. The two steps may run in two processes: verification needs
 one number of each distribution per candidate, the next token the whole of both, at one position per sequence.
@@ -29,10 +29,10 @@ from specdist.sampling.random import Purpose, RandomKeys
 
 
 def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> Tensor:
-    """bool [C]: which candidates are accepted, each judged by itself.
+    """bool [C]: which candidates are accepted, each decided independently.
 
     Args:
-        target_C: float64, P(y) of each candidate at its place, on the CPU.
+        target_C: float64, P(y) of each candidate at its position, on the CPU.
         draft_C: float64, Q(y), the probability with which the draft drew it; positive.
         keys_C: of the candidates' own positions.
     """

@@ -1,9 +1,9 @@
-"""The same distributions from logits in slices of the vocabulary, one slice on each of several ranks.
+"""The same distributions from logits that are split by vocabulary, one slice on each of several ranks.
 
-Every rank reduces its own slice to a few numbers per asked token; of these numbers, side by side, rank 0
-makes what the whole row would have given. Only rounding differs, and where nothing is added up not even that.
+Every rank reduces its slice to a few numbers per token; from the numbers of all ranks, rank 0 computes the
+result of the whole vocabulary. Only rounding differs, and without sums not even that.
 
-N asked tokens, v ids of one slice, S slices, K of top-k, C candidates.
+N tokens whose logits are wanted, v ids of one slice, S slices, K of top-k, C candidates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specdist.sampling.distributions import NOT_FINITE, OneHot
 
 
 def vocab_ranges(vocab_size: int, num_slices: int) -> list[range]:
-    """Consecutive ids, as evenly as can be: where it does not come out even, the first slices have one more.
+    """Consecutive ids, split as evenly as possible; the first slices are the larger ones.
 
     Raises ValueError if a slice would be empty.
     """
@@ -31,46 +31,45 @@ def vocab_ranges(vocab_size: int, num_slices: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Winners:
-    """The best token of every row of a slice: ``heights_N`` compare across slices (float64). One that is NaN,
-    or infinite, says that the row's logits are not finite; -inf, that the slice has no id left."""
+    """The best token of a slice, for each of N tokens. ``heights_N`` (float64) compare across slices: NaN or
+    +inf means that the logits are not finite, -inf that the filters have left no id in the slice."""
 
     token_ids_N: Tensor
     heights_N: Tensor
 
     def packed(self) -> Tensor:
-        """Both as one float64 tensor [2, N], which holds every id exactly."""
+        """Both in one float64 tensor [2, N], which is exact for token ids."""
         return torch.stack([self.heights_N, self.token_ids_N.to(torch.float64)])
 
 
 def likeliest(logits_Nv: Tensor, ids: range) -> Winners:
-    """Each row's largest logit, at its lowest id."""
+    """The largest logits; of equal ones, the lowest id."""
     winners_N = logits_Nv.argmax(dim=1)
     return Winners(winners_N + ids.start, _picked(logits_Nv, winners_N).to(torch.float64))
 
 
 def race_winners(scores_Nv: Tensor, ids: range, stream_keys_N: Tensor, positions_N: Tensor) -> Winners:
-    """Each row's winner of the race of :func:`specdist.sampling.coupling.coupled_draws` among a slice's ids.
+    """The winners of the race of :func:`specdist.sampling.coupling.coupled_draws` among a slice's ids.
 
-    Inside the slice the race is run on the slice's own softmax, whose normaliser is common to all its ids.
-    Between slices none is, so there the height is log P + G up to a constant of the whole row: the score less
-    the log of the waiting time, in float64, where no score is too large or too small.
+    Within a slice the race uses the slice's own softmax, since its normaliser is common to all its ids.
+    Across slices the height is log P + G up to a constant common to all slices: the score minus the log of
+    the waiting time, in float64, which can hold every score.
 
     Args:
-        scores_Nv: float32 or wider, after temperature and filters; -inf where a filter took the id out.
+        scores_Nv: float32 or wider, after temperature and filters; -inf where a filter has removed the id.
         stream_keys_N, positions_N: as for the draw over the whole vocabulary.
     """
     waiting_Nv = waiting_times(stream_keys_N, positions_N, ids, scores_Nv.device)
-    # A row without any id left is all NaN here; its height is still -inf, and it wins nowhere.
+    # Without any id left this is all NaN; the height is still -inf, so the slice never wins.
     winners_N = (scores_Nv.softmax(dim=1) / waiting_Nv).argmax(dim=1)
     heights_N = _picked(scores_Nv, winners_N).to(torch.float64) - _picked(waiting_Nv, winners_N).log()
-    # A NaN anywhere in the row makes the winner any id.
+    # With a NaN among the scores the winner is arbitrary.
     largest_N = scores_Nv.amax(dim=1)
     return Winners(winners_N + ids.start, heights_N.where(largest_N < torch.inf, torch.nan))
 
 
 def merge_winners(packed_S2N: Tensor) -> OneHot:
-    """The highest of all slices' winners, in the slices' order; of equal ones the lowest id, as ``argmax``
-    over the whole row has it."""
+    """The highest of all slices' winners; of equal ones the lowest id, like ``argmax`` over all ids."""
     # NaN counts as the highest.
     best_N = packed_S2N[:, 0].argmax(dim=0)
     is_finite_N = _picked(packed_S2N[:, 0].T, best_N).isfinite()
@@ -78,13 +77,13 @@ def merge_winners(packed_S2N: Tensor) -> OneHot:
 
 
 def top_scores(scores_Nv: Tensor, k: int) -> Tensor:
-    """[N, K] a slice's part of the top-k, filled up with -inf where the slice has fewer ids."""
+    """[N, K]: the slice's K largest scores, padded with -inf if the slice has fewer ids."""
     top_NK = scores_Nv.topk(min(k, scores_Nv.shape[1]), dim=1).values
     return torch.nn.functional.pad(top_NK, (0, k - top_NK.shape[1]), value=-torch.inf)
 
 
 def without_the_rest(scores_Nv: Tensor, top_SNK: Tensor) -> Tensor:
-    """The slice after top-k over the whole vocabulary: all ids that tie with the k-th stay."""
+    """The slice after top-k over the whole vocabulary; all ids that tie with the k-th are kept."""
     top_NSK = top_SNK.transpose(0, 1)
     kth_N1 = top_NSK.flatten(1).topk(top_NSK.shape[2], dim=1).values[:, -1:]
     return scores_Nv.masked_fill(scores_Nv < kth_N1, -torch.inf)
@@ -99,10 +98,10 @@ def log_normalisers(scores_Nv: Tensor) -> Tensor:
 
 
 def own_scores(scores_Nv: Tensor, ids: range, index_C: Tensor, token_ids_C: Tensor) -> Tensor:
-    """float64 score of every candidate that is in the slice, -inf of every other.
+    """float64 score of every candidate in the slice, -inf for the others.
 
     Args:
-        index_C: which of the N rows each candidate is a token of.
+        index_C: which of the N logits verify each candidate.
     """
     places_C = token_ids_C - ids.start
     is_own_C = (places_C >= 0) & (places_C < len(ids))

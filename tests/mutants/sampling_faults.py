@@ -69,22 +69,22 @@ SAMPLING_FAULTS = (
     Mutant(
         name="all-purposes-share-one-number",
         file="sampling/random.py",
-        old="(attempts_N << PURPOSE_BITS) | int(purpose)",
-        new="(attempts_N << PURPOSE_BITS)",
+        old="(num_misses_N << PURPOSE_BITS) | int(purpose)",
+        new="(num_misses_N << PURPOSE_BITS)",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="number-does-not-depend-on-position",
         file="sampling/random.py",
-        old="(positions_N << (ATTEMPT_BITS + PURPOSE_BITS)) | ",
+        old="(positions_N << (MISS_BITS + PURPOSE_BITS)) | ",
         new="(positions_N * 0) | ",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="number-does-not-depend-on-attempt",
         file="sampling/random.py",
-        old="| (attempts_N << PURPOSE_BITS) |",
-        new="| (attempts_N * 0) |",
+        old="| (num_misses_N << PURPOSE_BITS) |",
+        new="| (num_misses_N * 0) |",
         tests=(RANDOM,),
     ),
     Mutant(
@@ -125,8 +125,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="all-positions-share-coupled-noise",
         file="sampling/coupling.py",
-        old="hash_words(stream_keys_N, positions_N, attempts_N, Purpose.COUPLE)",
-        new="hash_words(stream_keys_N, attempts_N, attempts_N, Purpose.COUPLE)",
+        old="hash_words(stream_keys_N, positions_N, num_misses_N, Purpose.COUPLE)",
+        new="hash_words(stream_keys_N, num_misses_N, num_misses_N, Purpose.COUPLE)",
         tests=(COUPLED,),
         is_dangerous=True,
     ),
