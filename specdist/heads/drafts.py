@@ -11,13 +11,13 @@ from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
 
 HUB_SNAPSHOTS = "snapshots"
-# Of each weight file so many blocks, spread evenly from its first byte to its last.
+# Blocks of each weight file, spread evenly from its first byte to its last.
 NUM_BLOCKS = 256
 BLOCK_BYTES = 2**12
 
 
 def identify_draft(draft: Checkpoint) -> DraftIdentity:
-    """Who this checkpoint is. Its weight files are not read whole: a megabyte of each."""
+    """The identity of this checkpoint. Of each weight file only a megabyte is read."""
     with reading(f"{draft.option} {draft.name}: its weight files", "put them back as they were"):
         fingerprint = _weights_digest(draft)
     return DraftIdentity(
@@ -30,9 +30,10 @@ def identify_draft(draft: Checkpoint) -> DraftIdentity:
 
 
 def _weights_digest(draft: Checkpoint) -> str:
-    """Changes with the weights alone: names and tokenizer files make no other draft.
+    """A digest of the weights alone, not of names or tokenizer files.
 
-    The blocks are spread, since a fine-tuned model may differ from its base in a few layers only.
+    The blocks are spread over the file, since a fine-tuned model may differ from its base in a few layers
+    only.
     """
     digest = hashlib.sha256()
     for path in draft.weight_files:

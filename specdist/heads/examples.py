@@ -1,6 +1,6 @@
-"""Training examples of heads: the Arrow columns in which ``jobs/collect.py`` leaves them. Imports no torch.
+"""Training examples of heads: the Arrow columns that ``jobs/collect.py`` writes. Imports no torch.
 
-One row per drafted token whose fate is known. P and Q are the target's and the draft's probability of the
+One row per drafted token that was verified. P and Q are the target's and the draft's probability of the
 token, after the same prefix and after temperature, top-k and top-p.
 
 M examples, H hidden size.
@@ -17,7 +17,7 @@ import pyarrow as pa
 PrefixKind = Literal["original", "draft", "target", "mixed"]
 PREFIX_KINDS: tuple[PrefixKind, ...] = ("original", "draft", "target", "mixed")
 HIDDEN_TYPES = {"float16": pa.float16(), "float32": pa.float32()}
-# Of equal width in every row, so that the hidden states can be read where they lie.
+# Of equal width in every row, so that the hidden states can be read without a copy.
 COLUMNS = {
     "row_id": pa.int64(),
     "prefix_kind": pa.dictionary(pa.int8(), pa.string()),
@@ -35,7 +35,7 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleBlock:
-    """Some examples of one input row.
+    """Examples from one input row.
 
     Attributes:
         positions_M: of the drafted tokens in their sequence, prompt included, from 0.
@@ -58,7 +58,7 @@ class ExampleBlock:
 
 
 def bytes_per_example(hidden_size: int, hidden_dtype: str) -> int:
-    """What one row takes in a file, but for a few bytes per thousand rows."""
+    """Size of one row in a file, up to a few bytes per thousand rows."""
     widths = [type_.bit_width for type_ in COLUMNS.values()]
     return (sum(widths) + hidden_size * HIDDEN_TYPES[hidden_dtype].bit_width) // 8
 

@@ -1,12 +1,13 @@
 """The trained head on a draft: one logit per token from the draft's last hidden state, and its file.
 
-Both kinds read the same place. For a drafted token y_i it is the draft's last hidden state, after the final
-norm, at the position where y_i is the *input*: e_i of SpecDec++ (Huang et al. 2024, Equation 4.1). It is the
-input of the output head in the pass that also gives the distribution of y_{i+1}, so that an estimate for y_i
-is there one draft pass after y_i was drawn. SPRINTER leaves the features of its verifier open ("embedding of
-the draft token x", s(x, prefix)), and names "the last embedding of the previous token" for its experiments:
-seen from the pass that draws the next token, the same position. The other reading, the position *before* x,
-knows nothing of which token was drawn, and could not tell an acceptable token from another.
+Both kinds read the same hidden state. For a drafted token y_i it is the draft's last hidden state, after the
+final norm, at the position where y_i is the *input*: e_i of SpecDec++ (Huang et al. 2024, Equation 4.1). It
+is the input of the output head in the pass that also gives the distribution of y_{i+1}, so the estimate for
+y_i is known one draft pass after y_i was drawn. SPRINTER leaves the features of its verifier open ("embedding
+of the draft token x", s(x, prefix)), and names "the last embedding of the previous token" for its
+experiments: seen from the pass that draws the next token, the same position. The position *before* x, the
+other possible reading, does not depend on the drawn token, so it could not tell an acceptable token from
+another.
 
 N tokens, H hidden size.
 """
@@ -27,7 +28,7 @@ from specdist.models.hidden import HiddenStateHead
 from specdist.utils.errors import UserError
 
 NUM_FEATURES = 3
-# What is less likely is as good as impossible.
+# Smaller probabilities are clamped to this.
 LEAST_PROBABILITY = 1e-6
 
 
@@ -36,8 +37,8 @@ class TokenHead(HiddenStateHead):
     section 5.1, "(D + 1)-layer ResNet with SiLU"); with depth 0 it is the linear layer alone."""
 
     def __init__(self, hidden_size: int, depth: int, *, uses_features: bool = False) -> None:
-        """``uses_features``: it also reads what is known of the distribution that the token was drawn from,
-        which a small draft's state one token later has mostly forgotten. The papers' heads do not."""
+        """``uses_features``: the head also reads features of the distribution that the token was drawn from,
+        which a small draft's state one token later has mostly lost. The papers' heads do not."""
         super().__init__()
         self.entry = nn.Linear(NUM_FEATURES, hidden_size) if uses_features else None
         self.residuals = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(depth))
@@ -60,7 +61,7 @@ class TokenHead(HiddenStateHead):
         """
         state_NH = hidden_NH.to(self.dtype)
         if self.entry is not None:
-            assert features_3N is not None, "this head reads the features too"
+            assert features_3N is not None, "this head needs the features"
             logs_2N = features_3N[1:].clamp(min=LEAST_PROBABILITY).log()
             state_NH = state_NH + self.entry(torch.cat([features_3N[:1], logs_2N]).T.to(self.dtype))
         for residual in self.residuals:
@@ -69,7 +70,7 @@ class TokenHead(HiddenStateHead):
 
 
 def save_weights(head: TokenHead, folder: Path) -> str:
-    """Write the weights; returns the file's SHA-256 for the JSON beside it, which is to be written next."""
+    """Write the weights; returns the file's SHA-256, for the JSON file that is to be written next."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
     write_atomically(folder / WEIGHTS_NAME, lambda file: file.write(save(tensors)))
     return sha256_of(folder / WEIGHTS_NAME).hex()
@@ -85,9 +86,9 @@ def load_head(
 ) -> TokenHead:
     """The head in a folder, ready for inference.
 
-    Raises :class:`UserError` for one of another kind or another draft, or whose files do not belong together.
-    It reads nothing of the draft's weights: call it (or ``read_head_info(path).check(...)``) before they are
-    loaded.
+    Raises :class:`UserError` for a head of another kind or another draft, or whose files do not belong
+    together. The draft's weights are not needed: call it (or ``read_head_info(path).check(...)``) before they
+    are loaded.
     """
     info = read_head_info(path)
     info.check(path, kind=kind, draft=draft)

@@ -1,4 +1,4 @@
-"""What a trained head's file says of it, and whether it fits a draft. Imports no torch."""
+"""The metadata of a trained head, and the check that it fits a draft. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdist.utils.json_values import from_fields, parse_object
 
 WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
 FORMAT_VERSION = 1
-# Which policy a head was made for.
+# The policies that each kind of head is for.
 POLICY_OF_KIND: Mapping[HeadKind, str] = {"acceptance": "specdecpp", "verifier": "sprinter"}
 
 
@@ -65,11 +65,11 @@ class HeadInfo:
     format_version: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
-        """To be called when the weights are there: without this file a folder is not a head."""
+        """To be called after the weights are written: without this file a folder is not a head."""
         write_json(folder / INFO_NAME, dataclasses.asdict(self))
 
     def check(self, folder: str | Path, *, kind: HeadKind, draft: DraftIdentity) -> None:
-        """Raises :class:`UserError` for a head of another kind, or for another draft than this."""
+        """Raises :class:`UserError` for a head of another kind or for another draft."""
         what = f"--head {folder}"
         if self.kind != kind:
             raise UserError(
@@ -98,7 +98,8 @@ def _policies_of(kind: HeadKind) -> str:
 
 
 def read_head_info(path: str | Path) -> HeadInfo:
-    """Read the JSON in a head's folder. Raises :class:`UserError` if there is none that can be used."""
+    """Read the JSON file in a head's folder. Raises :class:`UserError` if there is none or it cannot be
+    used."""
     file = Path(path) / INFO_NAME
     try:
         values = parse_object(file.read_bytes())

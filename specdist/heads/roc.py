@@ -1,7 +1,7 @@
-"""How well scores tell accepted tokens from rejected ones. Imports no torch.
+"""ROC curves: how well scores separate accepted tokens from rejected ones. Imports no torch.
 
-A label is a probability itself: of being accepted, or 0 or 1. Where it is in between, an example stands for
-both outcomes in these shares, so that nothing is lost to chance.
+A label is a probability of acceptance. One between 0 and 1 counts as both outcomes in these shares, which
+avoids the noise of drawing one.
 
 M examples.
 """
@@ -23,8 +23,8 @@ class RocCurve:
 
     @property
     def auc(self) -> float | None:
-        """Probability that a positive example has the larger score than a negative one, ties half; None where
-        one outcome never occurs."""
+        """Probability that a positive example has a larger score than a negative one, ties counted half; None
+        if one outcome never occurs."""
         widths = np.diff(self.false_positive_rates)
         heights = (self.true_positive_rates[1:] + self.true_positive_rates[:-1]) / 2
         area = float((widths * heights).sum())
@@ -32,7 +32,8 @@ class RocCurve:
 
 
 def roc_curve(scores_M: np.ndarray, labels_M: np.ndarray) -> RocCurve:
-    """Of scores that are larger where the label should be. NaN rates where one outcome never occurs."""
+    """The curve of scores that should be larger for larger labels. Rates are NaN if one outcome never
+    occurs."""
     labels_M = labels_M.astype(float)
     order = np.argsort(-scores_M, kind="stable")
     # Examples with one score are called positive together.

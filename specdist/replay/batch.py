@@ -1,4 +1,4 @@
-"""Who is in the batch of a replay: the engine's own scheduler, over the trace's prompts."""
+"""The batches of a replay: the engine's own scheduler, over the trace's prompts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from specdist.replay.trace import ExhaustiveTrace
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """The batch, as :class:`specdist.engine.scheduler.SchedulerSettings` has it; pages are always enough.
+    """Limits of the batch, as in :class:`specdist.engine.scheduler.SchedulerSettings`; there are always
+    enough pages.
 
-    ``page_size`` says which beginnings of prompts are shared, and so how many tokens a row adds to the pass
-    in which it is admitted.
+    ``page_size`` decides which prefixes of prompts are shared, and so how many tokens a sequence adds to the
+    pass in which it is admitted.
     """
 
     max_num_seqs: int = 1
@@ -24,9 +25,9 @@ class ReplaySettings:
 
 
 def make_scheduler(trace: ExhaustiveTrace, settings: ReplaySettings, max_draft_tokens: int) -> Scheduler:
-    """All of the trace's prompts wait, in their order; ``row_id`` counts them.
+    """A scheduler with all of the trace's prompts waiting, in order; ``row_id`` numbers them.
 
-    Like the engine it has fewer rows in flight where ``max_num_batched_tokens`` does not hold a block of
+    As in the engine, fewer sequences are in flight if ``max_num_batched_tokens`` does not hold a block of
     each.
     """
     requests = [
@@ -47,12 +48,12 @@ def make_scheduler(trace: ExhaustiveTrace, settings: ReplaySettings, max_draft_t
         max_seq_len=longest,
         seed=0,
     )
-    # Each row's longest text, the block that is kept free for it, and pages begun at either end.
-    pages_per_row = (
+    # Each sequence's greatest length, its reserved block, and partly used pages at either end.
+    pages_per_sequence = (
         sum(-(-length // settings.page_size) + 1 for length in (longest, max_draft_tokens + 1)) + 1
     )
     pages = PageTable(
-        num_pages=scheduling.num_slots * pages_per_row,
+        num_pages=scheduling.num_slots * pages_per_sequence,
         page_size=settings.page_size,
         num_slots=scheduling.num_slots,
     )

@@ -12,7 +12,7 @@ NUM_COMPARED = 64
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other is at or below in both coordinates, from left to right."""
+    """The points that no other point dominates (at most as large in both coordinates), from left to right."""
     front: list[Point] = []
     for point in sorted(set(points)):
         if not front or point[1] < front[-1][1]:
@@ -21,16 +21,16 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def relative_waste(points: Sequence[Point], reference: Sequence[Point]) -> float | None:
-    """How much the one front discards over what the other does, where they verify as often.
+    """Discards of one front relative to those of the other, at equal verification rates.
 
-    Between its points a front is a straight line: a mixture of two settings. None if the two have no
-    verification rate in common, or nothing is discarded there.
+    Between its points a front is linear: a mixture of two settings. None if the fronts have no verification
+    rate in common, or the reference discards nothing there.
     """
     verified, discarded = np.array(pareto_front(points)).T
-    verified_there, discarded_there = np.array(pareto_front(reference)).T
-    begin, end = max(verified[0], verified_there[0]), min(verified[-1], verified_there[-1])
+    verified_reference, discarded_reference = np.array(pareto_front(reference)).T
+    begin, end = max(verified[0], verified_reference[0]), min(verified[-1], verified_reference[-1])
     if begin > end:
         return None
     rates = np.linspace(begin, end, NUM_COMPARED)
-    there = float(np.interp(rates, verified_there, discarded_there).sum())
-    return float(np.interp(rates, verified, discarded).sum()) / there if there else None
+    expected = float(np.interp(rates, verified_reference, discarded_reference).sum())
+    return float(np.interp(rates, verified, discarded).sum()) / expected if expected else None

@@ -1,7 +1,7 @@
 """The greedy oracle: the bound of every length policy (SpecDec++, Huang et al. 2024, Theorem 4.1).
 
-It drafts exactly as far as the target will accept. With S the positions at which the draft's likeliest token
-after the target's own is another than the target's,
+It drafts exactly as far as the target will accept. With S the set of positions at which the draft's likeliest
+token differs from the target's,
 
     N_discarded = 0,    N_target = |S| + 1.
 
@@ -18,9 +18,9 @@ from specdist.replay.trace import ExhaustiveTrace
 
 @dataclass(frozen=True)
 class Oracle:
-    """Not a policy that could be run: :func:`specdist.replay.replay` alone knows what it asks."""
+    """Not a policy for live runs: :func:`specdist.replay.replay` looks the answers up in the trace."""
 
     @staticmethod
     def max_draft_tokens(trace: ExhaustiveTrace) -> int:
-        """It has no cap but the length of a completion."""
+        """No cap except the length of a completion."""
         return max(prompt.max_new_tokens for prompt in trace.prompts)

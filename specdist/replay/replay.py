@@ -1,13 +1,13 @@
-"""A run of the engine without any model: rounds in turns, as the trace says that they come out.
+"""A run of the engine without models: rounds in turns, whose outcomes are read from a trace.
 
-The scheduler, the histories and the policy are the engine's own, and so is the order in which they are asked
-and told: resolve the last round, draft after every row's next token, commit, admit. What the models would
-have said is looked up. A replay therefore counts what a live run in turns (``--overlap none``) counts, with
-the same batches; a draft that works ahead is not replayed. As on a CPU, drafting ends after a stop token; on
-a GPU, which is not asked in the middle of a draft batch, some steps are longer and their tokens are dropped.
+The scheduler, the histories and the policy are the engine's own, and are called in its order: resolve the
+last round, draft after every sequence's next token, commit, admit. The models' outputs come from the trace.
+So a replay counts what a live run in turns (``--overlap none``) counts, with the same batches; drafting ahead
+is not replayed. As on a CPU, drafting ends after a stop token; on a GPU, where that is not checked between
+steps, some blocks are drafted further and these tokens are dropped.
 
-R rows that decode, A of them that are still drafting, C tokens of several rows, T places and D depths of the
-trace.
+R sequences that decode, A of them that are still drafting, C tokens of several sequences, T places and D
+depths of the trace.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from specdist.stats.shard import NS_PER_S, Stats
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """What a run counts, and what it would take.
+    """What a run counts, and its predicted time.
 
     Attributes:
         stats: ``num_row_steps``, ``num_draft_tokens``, ``num_accepted_tokens``, passes and histograms, as the
             engine counts them.
-        draft_ns, target_ns: of all passes by the measured curves, prompts and work on the host aside.
+        draft_ns, target_ns: of all passes, by the measured curves, without prompts and work on the host.
     """
 
     stats: Stats
@@ -65,12 +65,12 @@ class ReplayResult:
 
     @property
     def tokens_per_round(self) -> float:
-        """Completion tokens per target pass of a row."""
+        """Completion tokens per sequence and target pass."""
         return self.stats.num_completion_tokens / max(1, self.stats.num_row_steps)
 
     @property
     def tokens_per_s(self) -> float:
-        """Predicted, of the whole batch."""
+        """Predicted, for the whole batch."""
         return self.stats.num_completion_tokens * NS_PER_S / max(1.0, self.draft_ns + self.target_ns)
 
 
@@ -81,10 +81,10 @@ def replay(
     settings: ReplaySettings,
     head: int = 0,
 ) -> ReplayResult:
-    """Run all of the trace's prompts, in their order. A policy that learns must be a new one.
+    """Run all of the trace's prompts, in order. ``policy`` must be new if it learns.
 
     Args:
-        head: which of the trace's heads a policy that reads one is given.
+        head: index of the trace's head whose estimates a policy with a head gets.
 
     Raises ValueError for a policy that may draft more than the trace has, or reads a head that it lacks.
     """
@@ -126,7 +126,7 @@ class _Run:
 
     def run(self) -> ReplayResult:
         while not (plan := self._scheduler.plan()).is_empty:
-            assert not plan.num_preempted, "there are pages for all rows"
+            assert not plan.num_preempted, "there are pages for all sequences"
             self._resolve(plan)
             num_drafted_R = self._draft(plan)
             self._histories.open(
@@ -138,7 +138,7 @@ class _Run:
         return ReplayResult(stats=self._stats, draft_ns=self._draft_ns, target_ns=self._target_ns)
 
     def _resolve(self, plan: RoundPlan) -> None:
-        """What the draft learns of the last round, as in
+        """What the draft learns from the last round, as in
         :class:`specdist.engine.draft_worker.DraftWorker`."""
         slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
         num_candidates_R = np.array([sequence.num_candidates for sequence in plan.decoding], np.int64)
@@ -167,18 +167,18 @@ class _Run:
         )
 
     def _places(self, plan: RoundPlan) -> np.ndarray:
-        """[R]: where in the trace each row's first candidate of this round stands, after its next token."""
+        """[R]: the trace's place of each sequence's first candidate in this round, after its next token."""
         rows_R = np.array([sequence.request.row_id for sequence in plan.decoding], np.int64)
         lengths_R = np.array([sequence.num_completion_tokens for sequence in plan.decoding], np.int64)
         return self._trace.first_place_P[rows_R] + lengths_R + 1
 
     def _draft(self, plan: RoundPlan) -> np.ndarray:
-        """[R]: candidates of each row, as :class:`specdist.engine.draft_loop.DraftLoop` drafts them."""
+        """[R]: candidates of each sequence, as :class:`specdist.engine.draft_loop.DraftLoop` drafts them."""
         limits_R = np.array(
             [0 if self._is_last(sequence) else limit
              for sequence, limit in zip(plan.decoding, plan.draft_limits, strict=True)], np.int64
         )  # fmt: skip
-        # A row that ends with its next token has no place after it, and drafts nothing.
+        # A sequence that ends with its next token has no place after it, and drafts nothing.
         places_R = np.where(limits_R > 0, self._places(plan), 0)
         if self._oracle:
             num_drafted_R = np.minimum(limits_R, self._trace.run_lengths_T[places_R])
@@ -198,7 +198,7 @@ class _Run:
                 keep_A &= ~self._trace.is_stop_TD[places_R[active_A], depth - 1]
             active_A = active_A[keep_A]
             if self._decides_after_pass and depth and len(active_A):
-                # Its estimate of a token comes with the pass over it, drawn after or not.
+                # The estimate of a token takes the pass over it, whether or not another token is drawn then.
                 self._count_step(len(active_A))
             if len(active_A):
                 wants_A = self._policy.wants_more(
@@ -245,7 +245,7 @@ class _Run:
         self._draft_ns += float(self._costs.draft(num_rows))
 
     def _verify(self, plan: RoundPlan, num_drafted_R: np.ndarray) -> None:
-        """Commit the next tokens, then the blocks of the rows that go on."""
+        """Commit the next tokens, then the blocks of the sequences that go on."""
         blocks: list[tuple[Sequence, int]] = []
         for sequence, num_drafted in zip(plan.decoding, num_drafted_R.tolist(), strict=True):
             is_last = self._is_last(sequence)
@@ -270,7 +270,7 @@ class _Run:
         return self._trace.run_lengths_T if self._oracle else self._trace.num_accepted_T
 
     def _is_last(self, sequence: Sequence) -> bool:
-        """Whether the row ends with the next token of this round."""
+        """Whether the sequence ends with the next token of this round."""
         num_tokens = self._trace.prompts[sequence.request.row_id].num_tokens
         return sequence.num_completion_tokens + 1 == num_tokens
 

@@ -1,16 +1,16 @@
-"""The exhaustive trace: what would be drafted after every position of a completion, and what became of it.
+"""The exhaustive trace: what would be drafted from every position of a completion, and how much is accepted.
 
-A round of speculative decoding drafts from some position of the completion on, and the target verifies what
-was drafted. Which positions those are depends on the length policy; what happens there does not. So the trace
-holds, for every position of the target's own completion, the draft's tokens from there on up to the cap, as
-if a round began there. Any policy's rounds can be read from it.
+A round of speculative decoding drafts from some position of the completion on, and the target verifies the
+drafted tokens. Which positions these are depends on the length policy; what happens there does not. So the
+trace holds, for every position of the target's own completion, the draft's tokens from there on, up to the
+cap, as if a round began there. The rounds of any policy can be read from it.
 
-- Greedy and coupled draws: the draft's token is accepted where it is the target's. The trace is what a live
-  run sees, to the last token.
+- Greedy and coupled draws: the draft's token is accepted if it equals the target's. The trace is exactly what
+  a live run sees.
 - Rejection: the draft's token is drawn *given* the completion's, by the joint distribution that the rejection
   rule gives the two (Leviathan et al. 2023, appendix A.1): it is the completion's own token x with
   probability min(1, Q(x)/P(x)), else drawn from norm(max(0, Q - P)). Then it follows Q, is accepted with
-  probability min(1, P/Q), and x stands there in the end. Rounds read from the trace have the distribution of
+  probability min(1, P/Q), and the committed token is x. Rounds read from the trace have the distribution of
   a live run's.
 
 P prompts, N tokens of a completion, D depths (the cap), T places of all completions, one after the other, E
@@ -39,11 +39,11 @@ INTS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float64())
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTrace:
-    """One completion, and what the draft does after each of its positions.
+    """One completion, and the draft's tokens from each of its positions on.
 
-    Entry [n, d] is of the token drafted for position n + d by a round whose first drafted token is that of
-    position n. Nothing is drafted for the last position that the completion may have, nor after a stop
-    token: there entries are zeros.
+    Entry [n, d] is about the token drafted for position n + d in a round whose first drafted token is for
+    position n. Nothing is drafted for the last position that the completion may have, nor after a stop token:
+    these entries are zero.
 
     Attributes:
         prompt_ids, completion_ids: [prompt's length], [N]; the completion is the target's own.
@@ -51,10 +51,10 @@ class PromptTrace:
         num_accepted_N: leading tokens of each line that the target accepts.
         num_drafted_N: tokens of each line.
         token_ids_ND, is_stop_ND: the drafted tokens, and whether they end a completion.
-        entropies_ND, probabilities_ND, top_probabilities_ND: the draft's features, as policies see them.
-        acceptance_ND: min(1, P/Q) of tokens up to the first that is rejected; NaN after it, where the target
-            does not verify.
-        estimates_END: each head's of the drafted tokens; NaN of a line's last one, which no pass has read.
+        entropies_ND, probabilities_ND, top_probabilities_ND: the draft's features, as policies get them.
+        acceptance_ND: min(1, P/Q) of tokens up to the first rejected one; NaN after it.
+        estimates_END: each head's estimates of the drafted tokens; NaN for a line's last one, over which no
+            pass is run.
     """
 
     prompt_ids: np.ndarray
@@ -78,7 +78,7 @@ class PromptTrace:
 
 @dataclass(frozen=True)
 class ExhaustiveTrace:
-    """Traces of several prompts with one cap; ``origin`` says what they were collected with."""
+    """Traces of several prompts with one cap; ``origin``: the settings they were collected with."""
 
     prompts: Sequence[PromptTrace]
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class ExhaustiveTrace:
         return self.prompts[0].token_ids_ND.shape[1]
 
     def repeated(self, times: int) -> ExhaustiveTrace:
-        """All prompts so many times over, to keep a large batch full."""
+        """All prompts, ``times`` times over, to keep a large batch full."""
         return ExhaustiveTrace(list(self.prompts) * times, self.origin)
 
     @property
@@ -99,7 +99,7 @@ class ExhaustiveTrace:
 
     @cached_property
     def first_place_P(self) -> np.ndarray:
-        """Where each prompt's position 0 stands among the T places."""
+        """Index of each prompt's position 0 among the T places."""
         lengths_P = np.array([prompt.num_tokens for prompt in self.prompts])
         return np.cumsum(lengths_P) - lengths_P
 
@@ -133,7 +133,7 @@ class ExhaustiveTrace:
 
     @cached_property
     def run_lengths_T(self) -> np.ndarray:
-        """How many tokens from each place on would be accepted if drafting went on as long as they are."""
+        """How many tokens from each place on would be accepted without a cap."""
         found = []
         for prompt in self.prompts:
             runs_N = prompt.num_accepted_N.astype(np.int64)
@@ -144,7 +144,7 @@ class ExhaustiveTrace:
         return np.concatenate(found)
 
     def write(self, path: Path) -> None:
-        """One Arrow record per prompt; tables are lists, line after line."""
+        """Write one Arrow record per prompt; matrices are flattened to lists."""
         arrays = {
             item.name: [getattr(prompt, item.name) for prompt in self.prompts] for item in fields(PromptTrace)
         }
@@ -168,7 +168,7 @@ class ExhaustiveTrace:
 
     @staticmethod
     def read(path: Path) -> ExhaustiveTrace:
-        """Raises :class:`UserError` for a file that holds no such trace."""
+        """Raises :class:`UserError` for a file that is not an exhaustive trace."""
         try:
             table = pa.ipc.open_file(path.read_bytes()).read_all()
             num_depths, origin = json.loads(table.schema.metadata[METADATA])
