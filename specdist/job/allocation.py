@@ -116,7 +116,7 @@ def target_limits(
     is_random = sampling.next_distributions == "rejection"
     return PassLimits(
         num_tokens=rows.max_num_batched_tokens,
-        num_asked=min(rows.max_num_batched_tokens, rows.num_slots * (rows.max_draft_tokens + 1)),
+        num_logits=min(rows.max_num_batched_tokens, rows.num_slots * (rows.max_draft_tokens + 1)),
         num_rows=rows.num_slots,
         row_tokens=limits.max_seq_len,
         # The distributions at the next tokens wait for the next round.
@@ -137,7 +137,7 @@ def draft_limits(limits: RowLimits, sampling: Sampling, *, has_kernel: bool = Tr
     return PassLimits(
         # A first step runs a token again, and the last one of a block that was accepted whole.
         num_tokens=max(rows.max_num_batched_tokens, 2 * num_rows),
-        num_asked=num_rows,
+        num_logits=num_rows,
         num_rows=num_rows,
         row_tokens=limits.max_seq_len,
         num_kept=num_kept if is_random or limits.num_branch_rows else 0,

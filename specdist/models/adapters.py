@@ -1,7 +1,7 @@
 """Attention over pages for any model: through transformers' registry, or through an adapter of its own.
 
-GPT-Neo calls its attention by itself, whatever the registry holds, and would answer wrongly without an error.
-Its local layers see a window of the last tokens, as the sliding windows of other families do.
+GPT-Neo calls its attention directly, without the registry, and would give wrong results without an error. Its
+local layers attend to a window of the last tokens, like the sliding windows of other families.
 
 T flat tokens, H heads, D head width, E hidden size.
 """
@@ -29,7 +29,7 @@ def use_paged_attention(model: PreTrainedModel) -> None:
 
 
 def use_transformers_attention(model: PreTrainedModel) -> None:
-    """Let the model run by itself again, with the attention that transformers would choose."""
+    """Restore the model's own attention, as transformers would choose it."""
     _use_attention(model, "sdpa" if model._supports_sdpa else "eager")
 
 

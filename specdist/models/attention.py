@@ -1,7 +1,7 @@
 """Attention over the paged cache, plugged into any transformers model through its attention registry.
 
 The registry hands over queries, keys and values of one layer with the layer's own scale, sliding window and
-soft cap; what to do with them travels in the ``paged_attention`` keyword argument of the model call. So no
+soft cap; the pages to use are passed in the ``paged_attention`` keyword argument of the model call. So no
 model code is copied.
 
 T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per row, L keys per row.
@@ -25,7 +25,7 @@ HARMLESS_TENSORS = {"position_ids", "cache_position", "logits_to_keep"}
 
 
 class AttentionRules(NamedTuple):
-    """What a layer says of its attention; ``extra`` is all that is not known here."""
+    """A layer's parameters of attention; ``extra``: keyword arguments that are not known here."""
 
     scale: float | None
     window: int | None
@@ -154,7 +154,7 @@ class PagedAttention:
     def _gather(self, pages: Tensor, group: AttentionGroup, heads: int, width: int) -> Tensor:
         rows = pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
         if group.foreign_keys is not None:
-            # There are several rows, so this is a copy.
+            # With several sequences this is a copy.
             rows.view(-1, heads * width).index_fill_(0, group.foreign_keys, 0.0)
         return rows.view(group.num_rows, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Libraries meet a damaged model file with whatever fails first: made into one message each."""
+"""Turns libraries' errors on damaged model files into one message each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdist.utils.errors import UserError
 
 @contextlib.contextmanager
 def reading(what: str, remedy: str = "fetch it again") -> Iterator[None]:
-    """Around one call of a library on files of a user's: its error becomes a :class:`UserError`.
+    """A context for one call of a library on a user's files: its error becomes a :class:`UserError`.
 
     transformers, tokenizers and torch check few values before they use them; so a wrong one shows as a
     TypeError, a KeyError, a ZeroDivisionError or, from Rust, a panic, which is no Exception.

@@ -1,4 +1,4 @@
-"""Passes of fixed shapes that are recorded once and replayed, and the check that a replay tells the truth.
+"""CUDA graphs: passes of fixed shapes, recorded once and replayed, and the check that a replay is correct.
 
 N tokens whose logits are wanted, V vocabulary.
 """
@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# A first run may allocate workspaces or pick algorithms, which must not be recorded.
+# The first runs may allocate workspaces or choose algorithms, which must not be recorded.
 NUM_WARMUPS = 2
-# Every graph takes memory of its own beside the shared pool; later shapes run without one.
+# Every graph takes memory besides the shared pool; further shapes run without a graph.
 MAX_GRAPHS = 128
 # Of the largest logit: the replay runs the same kernels, yet libraries may choose others while they record.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -27,10 +27,11 @@ class WarmUpError(Exception):
 
 
 class Capturer(Protocol):
-    """Records a function whose inputs and outputs stay at the same addresses."""
+    """Records a function whose inputs and outputs keep their addresses."""
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A replay of what the function did; its result is valid until the next replay of any.
+        """Record the function; returns its replay, whose result is valid until the next replay of any
+        function.
 
         Raises :class:`WarmUpError` if the function fails in one of its ``NUM_WARMUPS`` runs before.
         """
@@ -38,7 +39,8 @@ class Capturer(Protocol):
 
 
 class CudaGraphs:
-    """CUDA graphs of one runner. They run one at a time and keep nothing between runs: they share memory."""
+    """CUDA graphs of one runner. They run one at a time and keep nothing between runs, so they share
+    memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,7 +65,7 @@ class CudaGraphs:
             del result
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as the one that watches over collectives, may use the device meanwhile.
+        # Other threads, such as the one that monitors collectives, may use the device meanwhile.
         # torch.cuda.graph leaves its stream current if it cannot end the capture: the outer block does not.
         with (
             torch.cuda.stream(current),
@@ -78,7 +80,7 @@ class CudaGraphs:
         return replay
 
     def _output_like(self, result: Tensor) -> Tensor:
-        """One buffer, outside the pool, for the results of all graphs of a width: no graph holds its own."""
+        """One buffer, outside the pool, for the results of all graphs of one width."""
         num_rows, width = result.shape
         key = (result.dtype, width)
         held = self._outputs.get(key)
@@ -89,15 +91,15 @@ class CudaGraphs:
 
 
 class CheckedGraphs:
-    """Runs functions by their key: the first run records, checks and answers; later ones replay.
+    """Runs functions by key: the first run records and checks, later ones replay.
 
-    If recording fails or a replay differs, nothing is ever replayed again: the functions then run as they
-    are, with the same shapes. Ranks that share a model stay in step even if only one of them gives up, for a
+    If recording fails or a replay differs, nothing is replayed any more: the functions then run unrecorded,
+    with the same shapes. Ranks that share a model stay in step even if only one of them gives up, for a
     key's first run takes as many runs of the function, and of its collectives, on every rank.
     """
 
     def __init__(self, capturer: Capturer | None, max_graphs: int = MAX_GRAPHS) -> None:
-        """``capturer``: None runs every function as it comes."""
+        """``capturer``: None runs every function unrecorded."""
         self._capturer = capturer
         self._max_graphs = max_graphs if capturer is not None else 0
         self._replays: dict[Hashable, Callable[[], Tensor]] = {}

@@ -1,9 +1,10 @@
-"""A model's last hidden states: the inputs of its output head, caught as it gets them, and who reads them.
+"""A model's last hidden states: the inputs of its output head, caught by a hook, and the head that reads
+them.
 
-They are what transformers calls the last hidden state, after the final norm, at just the tokens whose logits
-are asked for. Catching them at the head works for every family, and needs none of the model's code.
+They are what transformers calls the last hidden state, after the final norm, at the tokens whose logits are
+wanted. Catching them at the output head works for every family, without model code.
 
-N asked tokens, H hidden size.
+N tokens whose logits are wanted, H hidden size.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def with_head_logits(
 
 
 class LastHiddenStates:
-    """While it is open, ``hidden_NH`` is what the output head has got last."""
+    """While it is open, ``hidden_NH`` is the output head's last input."""
 
     hidden_NH: Tensor
 

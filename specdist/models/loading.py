@@ -69,7 +69,8 @@ def load_sharded(
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`.
 
     Every rank of the world that is not in the group must call :func:`join_sharding` at the same time.
-    ``on_tensor`` is called whenever a tensor has been read: slow storage is told from storage that hangs.
+    ``on_tensor`` is called whenever a tensor has been read: that distinguishes slow storage from storage that
+    hangs.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
     list (Gemma's) without weights, and fails where a layer's weight and bias are in different files.
@@ -85,7 +86,7 @@ def load_sharded(
     ids = vocab_ranges(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
     engine = deepspeed.init_inference(
         model,
-        # Without tp_group nothing is sharded, and nothing says so.
+        # Without tp_group nothing is sharded, silently.
         tensor_parallel={
             "tp_size": dist.get_world_size(group),
             "mpu": ModelParallelUnit(group),
@@ -119,7 +120,7 @@ def join_sharding() -> None:
 
 
 class ModelParallelUnit:
-    """Keeps DeepSpeed from creating a group of its own, in which the draft's rank would be missed."""
+    """Keeps DeepSpeed from creating its own group, for which it would wait for the draft's rank."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -136,7 +137,7 @@ def _read_weights(
     dtype: torch.dtype,
     on_tensor: Callable[[], None],
 ) -> None:
-    """Fill every parameter, and every buffer that belongs into a file. Raises :class:`UserError` if the files
+    """Fill every parameter and every buffer that is stored in files. Raises :class:`UserError` if the files
     do not hold them all."""
     wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     wanted |= {name: buffer for name, buffer in model.named_buffers() if name in names.known}

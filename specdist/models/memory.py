@@ -1,4 +1,4 @@
-"""How much memory a device has, how much of it is left, and how much was used at most."""
+"""A device's total, free and peak memory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def available_memory_bytes(num_sharers: int) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """What the allocator keeps for later, a larger or smaller tensor may need."""
+    """Give back memory that the allocator keeps unused, so that tensors of other sizes can have it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory held so far: the allocator's on a GPU, the resident set on a CPU."""
+    """Peak memory so far: the allocator's on a GPU, the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

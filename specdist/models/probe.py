@@ -1,7 +1,7 @@
 """Tries attention kernels on this device, on random pages, before any of them may be used.
 
 Whether a kernel takes a dtype, a head width, a page size or a window depends on the device and on versions of
-three libraries; what it answers there is compared with plain attention in float32.
+three libraries; its output is compared with plain attention in float32.
 
 T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width.
 """
@@ -33,7 +33,7 @@ PROBES = (
 # An output is an average of values of order 1, rounded to the dtype at the end and between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SEED = 0
-# torch lists every backend that it has when it has none that fits.
+# torch lists all its backends in the error when none fits.
 MAX_REASON_CHARACTERS = 160
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def plain_attention(
         )
         window = num_keys if rules.window is None else rules.window
         scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
-        # A query before the first key sees nothing, and nothing is what it gets.
+        # A query before the first key attends to nothing; its output is zero.
         probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
         outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
     return torch.cat(outputs)

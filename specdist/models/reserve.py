@@ -1,9 +1,9 @@
-"""What a rank needs on a GPU beside weights and cache: named terms, from a model's size and the run's limits.
+"""GPU memory of a rank besides weights and cache: named terms, from a model's size and the run's limits.
 
-The job reserves it before it sizes the cache, and the planner leaves it free: one formula for both. The terms
-that tensors make are bounds of what passes hold at a time, and tests compare them with passes. The constants
-below stand for what libraries take by themselves; they were not measured on a GPU, and are named so that a
-measurement can replace them.
+The job reserves this memory before it sizes the cache, and the planner leaves it free, by the same formula.
+The terms for tensors are upper bounds of what a pass holds at a time, and tests compare them with passes. The
+constants below stand for the libraries' own memory; they were not measured on a GPU, and are named so that
+measurements can replace them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from specdist.models.static import FREE_TOKENS, MAX_KEYS, MAX_TOKENS
 MIB = 2**20
 GIB = 2**30
 FLOAT_BYTES = 4
-# Per logit, while next tokens are decided: float32 scores and probabilities, and a draw's float64 sums. Top-p
-# sorts: scores, their order (int64), both once more in the sort's workspace. The noise of gumbel is float64.
+# Bytes per logit while distributions are computed: float32 scores and probabilities, and a draw's float64
+# sums. Top-p sorts: scores, their order (int64), both once more in the sort's workspace. The noise of gumbel
+# is float64.
 DECISION_BYTES = {"greedy": 12, "rejection": 12, "gumbel": 32}
 TOP_P_BYTES = 40
-# The same per entry of a row in which the token after the accepted ones is drawn: the target's row, the
-# draft's, their residual, and float64 sums.
+# Bytes per entry of a distribution that a next token is sampled from: the target's, the draft's, their
+# residual, and float64 sums.
 RESIDUAL_BYTES = 32
 # cuBLAS has 32 MiB for each of the two streams (of passes and of captures) on recent GPUs, and cuBLASLt as
 # much; the rest is for reductions and for attention.
@@ -42,7 +43,7 @@ Decisions = Literal["greedy", "rejection", "gumbel"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How next tokens are decided: what of the logits is worked out depends on it."""
+    """How tokens are sampled, which decides the memory per logit."""
 
     next_distributions: Decisions = "rejection"
     has_top_p: bool = False
@@ -60,17 +61,17 @@ class PassLimits:
 
     Attributes:
         num_tokens: of a pass.
-        num_asked: tokens whose logits are wanted.
-        num_rows: rows that take part; a draft's branches are rows.
-        row_tokens: of the longest row.
-        num_kept: rows of float32 scores over the vocabulary that stay from pass to pass.
-        num_drawn: rows whose recovered or bonus token is drawn here.
-        decides: this rank decides tokens from whole rows of logits. Else from its slice alone.
+        num_logits: tokens whose logits are wanted.
+        num_rows: sequences that take part, and with a draft their branches.
+        row_tokens: of the longest sequence.
+        num_kept: vectors of float32 scores over the vocabulary that are kept from pass to pass.
+        num_drawn: sequences whose recovered or bonus token is sampled here.
+        decides: this rank gets logits of the whole vocabulary; else only its slice.
         has_kernel: attention reads pages without a mask of its own; float32 and a soft cap cannot.
     """
 
     num_tokens: int
-    num_asked: int
+    num_logits: int
     num_rows: int
     row_tokens: int
     num_kept: int = 0
@@ -86,13 +87,13 @@ class Reserve:
     Attributes:
         activations: of the largest pass: hidden states, and the widest products of a layer.
         attention: masks and scores where no kernel does without; pages are a part of ``page_overhead``.
-        logits: of the asked tokens, and what deciding from them takes.
-        kept_scores: what drafted tokens were drawn from, until they are verified, and rows of the target in
-            which tokens are to be drawn.
+        logits: logits, and the distributions computed from them.
+        kept_scores: the distributions of drafted tokens until they are verified, and the target's
+            distributions for next tokens.
         graphs: CUDA graphs: the memory of the largest recorded pass, and every graph's own.
         libraries: workspaces of cuBLAS and others.
-        nccl: communicators whose buffers are yet to come.
-        margin: what the allocator loses between blocks.
+        nccl: buffers of communicators that are not allocated yet.
+        margin: lost by fragmentation.
     """
 
     activations: int = 0
@@ -109,7 +110,7 @@ class Reserve:
         return sum(dataclasses.astuple(self))
 
     def beside(self, other: Reserve) -> Reserve:
-        """Two models on one device, whose passes take turns: only what stays is added up."""
+        """Two models on one device, whose passes take turns: only lasting memory is added up."""
         return Reserve(
             activations=max(self.activations, other.activations),
             attention=max(self.attention, other.attention),
@@ -122,14 +123,14 @@ class Reserve:
         )
 
     def __str__(self) -> str:
-        """The terms for people, without those that are nothing."""
+        """The terms as text, without those that are zero."""
         names = {"kept_scores": "kept scores", "graphs": "CUDA graphs", "nccl": "NCCL"}
         terms = ((names.get(name, name), value) for name, value in dataclasses.asdict(self).items())
         return ", ".join(f"{name} {gib(value)}" for name, value in terms if value)
 
 
 def gib(num_bytes: int) -> str:
-    """GiB with two digits."""
+    """In GiB, with two decimals."""
     return f"{num_bytes / GIB:.2f}"
 
 
@@ -160,9 +161,9 @@ def reserve(
 
 
 def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
-    """Most that a layer holds at a time: the residual and its norm, and beside them either the norm's float32
-    copies, or the widest products (the gate's, its activation, the other half's and their product), or
-    queries, keys and values with their rotated copies."""
+    """The most that a layer holds at a time: the residual and its norm, and in addition either the norm's
+    float32 copies, or the widest products (the gate's, its activation, the other half's and their product),
+    or queries, keys and values with their rotated copies."""
     number = model.bytes_per_number
     widest_kv = max((layer.num_heads * layer.width for layer in model.layers), default=0)
     query = max((model.num_query_heads * layer.width for layer in model.layers), default=0)
@@ -175,23 +176,23 @@ def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
 
 
 def logit_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:
-    """Logits of the asked tokens as the model gives them and as a copy of a recorded pass, and what deciding
-    takes: on a sliced vocabulary of the slice, and for top-p of whole rows on the rank that decides."""
+    """Logits as the model gives them and as a copy of a recorded pass, and the distributions: with a sliced
+    vocabulary of the slice, and for top-p of the whole vocabulary on rank 0."""
     number = model.bytes_per_number
     width = -(-model.vocab_size // tp_size)
-    own = limits.num_asked * width * (2 * number + sampling.bytes_per_logit)
+    own = limits.num_logits * width * (2 * number + sampling.bytes_per_logit)
     own = max(own, limits.num_drawn * model.vocab_size * RESIDUAL_BYTES)
     if tp_size == 1 or not limits.decides:
         return own
-    # Slices of other ranks arrive side by side and are joined: for top-p all rows, else one per sequence.
-    num_whole = limits.num_asked if sampling.has_top_p else min(limits.num_asked, limits.num_rows)
+    # Slices of other ranks are gathered and joined: for top-p of all logits, else of one token per sequence.
+    num_whole = limits.num_logits if sampling.has_top_p else min(limits.num_logits, limits.num_rows)
     whole = num_whole * model.vocab_size * (3 * number + sampling.bytes_per_logit)
-    return max(own, limits.num_asked * width * 2 * number + whole)
+    return max(own, limits.num_logits * width * 2 * number + whole)
 
 
 def page_overhead(model: ModelSize, tp_size: int) -> int:
     """Bytes per token of the cache that a pass may copy: the pages of one layer, gathered side by side for a
-    kernel that does not read them where they lie. Rows that share pages may copy them more than once; if
+    kernel that cannot read them in place. Sequences that share pages may copy them more than once; if
     memory runs out, the batch is halved."""
     widest = max((2 * (layer.num_heads // tp_size) * layer.width for layer in model.layers), default=0)
     return widest * model.bytes_per_number
@@ -212,7 +213,7 @@ def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
 def _graph_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     """Recorded passes run one at a time in one pool, as large as the largest of them needs; their results go
     to one buffer outside. Every graph has its nodes."""
-    num_tokens = min(MAX_TOKENS, max(FREE_TOKENS, 2 * limits.num_asked))
+    num_tokens = min(MAX_TOKENS, max(FREE_TOKENS, 2 * limits.num_logits))
     logits = 2 * num_tokens * -(-model.vocab_size // tp_size) * model.bytes_per_number
     num_keys = min(MAX_KEYS, 2 * limits.num_rows * limits.row_tokens)
     gathered = num_keys * page_overhead(model, tp_size)

@@ -1,4 +1,4 @@
-"""One model and its share of the cache, after one function: a forward over a flat batch.
+"""One model with its cache, behind one function: a forward over a flat batch.
 
 A pass runs in one of two ways. Short segments run as a static pass where that is faster, on CUDA; all others,
 and everything on a CPU, as the ragged batch that they are. Both give the same logits.
@@ -40,11 +40,11 @@ from specdist.utils.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Acceleration:
-    """What a runner may use beside the ragged pass in plain torch.
+    """What a runner may use besides the ragged pass in plain torch.
 
     Attributes:
         is_static: run short segments as static passes.
-        capturer: records static passes; without it they run as they come.
+        capturer: records static passes; without it they run unrecorded.
         kernels: attention kernels to try, the best first.
     """
 
@@ -54,7 +54,8 @@ class Acceleration:
 
     @staticmethod
     def of(device: torch.device) -> Acceleration:
-        """What pays on this device. On a CPU a pass is not bound by launches, and padding costs."""
+        """The best choice on this device. On a CPU a pass is not bound by launches, and padding costs
+        time."""
         if device.type != "cuda":
             return Acceleration()
         return Acceleration(
@@ -64,7 +65,7 @@ class Acceleration:
         )
 
 
-NOT_ALLOCATED = "allocate() comes first"
+NOT_ALLOCATED = "allocate() must be called first"
 
 
 class ModelRunner:
@@ -84,8 +85,8 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            acceleration: by default what pays on the device.
-            on_pass: called after every pass, also of those that record a graph.
+            acceleration: by default the best choice on the device.
+            on_pass: called after every pass, including those that record a graph.
             head: reads the last hidden states of every pass; it takes the model's precision.
         """
         self.model = model.eval()
@@ -96,7 +97,7 @@ class ModelRunner:
         self._on_pass = on_pass
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._shapes = LayerShapes()
-        # A dry run of one token tells every layer's local shape, whatever the family and its sharding.
+        # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._run(zero, zero, zero, self._shapes)
         num_layers = model.config.get_text_config().num_hidden_layers
@@ -119,7 +120,7 @@ class ModelRunner:
         return KeyValueCache.bytes_per_page(self._shapes.shapes, page_size, self.dtype)
 
     def has_kernel(self, page_size: int) -> bool:
-        """Whether attention kernels of this device can be used on pages of so many tokens; tried once."""
+        """Whether attention kernels of this device work with pages of this size; tried once."""
         self._choose_kernel(page_size)
         return self._kernel is not None
 
@@ -144,7 +145,7 @@ class ModelRunner:
         num_branch_rows: int = 0,
         max_branch_tokens: int = 0,
     ) -> None:
-        """Take the cache's memory, once: the slots' pages, and those of the branches after them."""
+        """Allocate the cache, once: the slots' pages, and those of the branches after them."""
         acceleration = self._acceleration
         num_all_pages = num_pages + num_branch_rows * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
@@ -182,14 +183,14 @@ class ModelRunner:
         self._table.pages[updates.slots, updates.indices] = updates.pages
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
-        """Let rows after the slots continue the slots' rows from a position on, beside them."""
+        """Branch off each slot before a position, into a row after the slots."""
         assert self._table is not None, NOT_ALLOCATED
         self._copy(self._table.open(slots_B, branches_B, positions_B))
 
     def adopt_branches(
         self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
     ) -> None:
-        """Let the slots' rows take over ``lengths`` tokens of branches, from position ``begins`` on."""
+        """Let each slot take over ``lengths`` tokens of a branch, from position ``begins`` on."""
         assert self._table is not None, NOT_ALLOCATED
         self._copy(self._table.adopt(branches_B, slots_B, begins_B, lengths_B))
 
@@ -221,8 +222,8 @@ class ModelRunner:
         """Like :meth:`forward`, with the head's estimates of the same tokens: float64 [N] in [0, 1].
 
         Args:
-            features_3N: of the asked tokens, float32, for a head that uses them. They are known before the
-                pass, as they are of the distributions that its tokens were drawn from.
+            features_3N: of these tokens, float32, for a head that uses them. They are known before the pass:
+                they describe the distributions that the tokens were drawn from.
         """
         assert self._head is not None
         assert (features_3N is not None) == self.head_uses_features, "the head's features, if it uses them"
@@ -235,8 +236,8 @@ class ModelRunner:
         logits_index: Sequence[int] | np.ndarray,
         features_3N: Tensor | None = None,
     ) -> Tensor:
-        """Logits [N, V], and after them, where there is a head, its own: [N, V + 1]. Without features that
-        it uses, what the head says means nothing."""
+        """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
+        features that it uses, that column is meaningless."""
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         asked_N = np.asarray(logits_index, np.int64)
         if self._static is not None:
@@ -273,7 +274,7 @@ class ModelRunner:
                 batch, self._table.pages, self._cache.page_size, self.device
             )
             attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
-        # The output head needs at least one token; what it says of an unasked one is dropped.
+        # The output head needs at least one token; its logits are dropped if none are wanted.
         kept = asked_N if len(asked_N) else np.zeros(1, np.int64)
         logits = self._run(
             torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),

@@ -1,4 +1,4 @@
-"""The segments of a pass as attention over pages takes them: tensors on the device, not groups of rows.
+"""The segments of a pass as kernels for paged attention take them: tensors on the device.
 
 T flat tokens, S segments, P pages per segment, Q queries per segment, L keys per segment.
 """
@@ -55,8 +55,8 @@ class PagedSegments:
         )
 
     def foreign_keys(self) -> Tensor:
-        """Mask [S, L] of what lies beyond a segment's own keys, in pages of uniform segments. Other rows have
-        written it, or nobody: the bias hides it, but 0 × NaN is NaN. Built once per pass."""
+        """Mask [S, L] of places beyond a segment's own keys, in pages of uniform segments. They hold other
+        sequences' keys, or none: the bias hides them, but 0 × NaN is NaN. Built once per pass."""
         if self._foreign_SL is None:
             self._foreign_SL = torch.arange(self.num_keys, device=self.used_S.device) >= self.used_S[:, None]
         return self._foreign_SL

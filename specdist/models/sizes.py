@@ -1,4 +1,4 @@
-"""What a model takes: parameters, weights on each rank, keys and values of a token. No weights needed.
+"""The size of a model: parameters, weights on each rank, keys and values of a token. No weights needed.
 
 The model is built from its configuration without memory, so that every family counts as transformers builds
 it. Which of its tensors DeepSpeed cuts follows :mod:`specdist.models.loading`: the linear layers inside the
@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
 
-# GPT-Neo has a word of its own.
+# GPT-Neo has its own name for this.
 SLIDING = ("sliding_attention", "local")
 # A sum over ranks ends attention, and another one the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2

@@ -1,4 +1,4 @@
-"""A pass's inputs on their way to the device: packed into one host buffer, sent with one copy."""
+"""Sends a pass's inputs to the device: packed into one host buffer, with one copy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# While one buffer's copy is in flight the next pass fills another.
+# While one buffer is being copied, the next pass fills another.
 NUM_HOST_BUFFERS = 3
 
 
 class Event(Protocol):
-    """What :class:`torch.cuda.Event` offers."""
+    """The part of :class:`torch.cuda.Event` that is used here."""
 
     def record(self) -> None: ...
 
@@ -22,7 +22,7 @@ class Event(Protocol):
 
 
 class NothingInFlight:
-    """Copies between tensors of a host are over when they return."""
+    """For the host, where copies are done when the call returns."""
 
     def record(self) -> None:
         """Nothing to wait for."""
@@ -32,10 +32,10 @@ class NothingInFlight:
 
 
 class InputStaging:
-    """A ring of pinned host buffers before one int32 buffer on the device.
+    """A ring of pinned host buffers for one int32 buffer on the device.
 
-    A buffer is handed out again only after its last copy has arrived: overwriting it earlier would change
-    what the device reads.
+    A buffer is handed out again only after its last copy is done: overwriting it earlier would change what
+    the device reads.
     """
 
     def __init__(self, size: int, device: torch.device, new_event: Callable[[], Event] | None = None) -> None:

@@ -1,9 +1,10 @@
 """Passes of fixed shapes: decoding steps and verification blocks, padded up to a bucket.
 
-A pass over a few tokens is bound by launching its kernels, unless a recorded one is replayed; and what is
-recorded runs with the same shapes, at the same addresses, every time. So a batch of short segments is laid
+A pass over a few tokens is bound by launching its kernels, unless a recorded pass is replayed; a recording
+always runs with the same shapes, at the same addresses. So a batch of short segments is laid
 out as S segments of Q tokens with P pages each, in buffers that are never moved. A segment's own tokens are
-the last of its Q. Padding tokens write to a scratch page that belongs to no row, and their output is dropped.
+the last of its Q. Padding tokens write to a scratch page that belongs to no sequence, and their output is
+dropped.
 
 T = S × Q tokens, N tokens whose logits are wanted, V vocabulary.
 """
@@ -68,9 +69,9 @@ class Bucket(NamedTuple):
 
 
 def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_width: int) -> Bucket | None:
-    """The smallest bucket that holds the segments; None where none does, or padding would cost more.
+    """The smallest bucket that holds the segments; None if none does, or if padding would cost more.
 
-    Ranks that share a model must choose alike, or their collectives would not fit together: nothing here
+    Ranks that share a model must make the same choice, or their collectives would not match: nothing here
     depends on the device.
 
     Args:
@@ -91,7 +92,7 @@ def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_
         num_segments=num_segments,
         num_queries=num_queries,
         num_pages=num_pages,
-        # A step asks for one token of every segment, a verification for any number.
+        # A decoding step wants logits of one token per segment, a verification of any number.
         num_logits=num_segments if num_logits <= num_segments else num_segments * num_queries,
     )
 
@@ -127,10 +128,10 @@ def pack_inputs(
     positions[places_T] = batch.positions_T
     cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
     cache_index[places_T] = cache_indices(batch, page_table, page_size)
-    # Where nothing is asked for, any token will do; where something is, the first real one is asked again.
+    # If no logits are wanted, any token will do; else the first real one is repeated.
     logits.fill(places_T[0])
     logits[: len(logits_index)] = places_T[logits_index]
-    # A padding segment has one key, so that its attention is a number.
+    # A padding segment has one key, so that its attention is finite.
     used.fill(1)
     used[:num_real] = num_keys_S
     table_SP = table.reshape(num_segments, num_pages)
@@ -161,8 +162,8 @@ class StaticPasses:
         Args:
             run_model: (token ids [T], positions [T], logits index [N], attention, features [3, N]) to logits
                 [N, V].
-            capturer: None runs every pass as it comes.
-            takes_features: it is given features of the asked tokens; else None.
+            capturer: None runs every pass unrecorded.
+            takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
         """
         self._run_model = run_model
         self._cache = cache
@@ -174,7 +175,7 @@ class StaticPasses:
         most_segments = _smallest(SEGMENT_BUCKETS, num_slots) or SEGMENT_BUCKETS[-1]
         largest = Bucket(most_segments, -(-MAX_TOKENS // most_segments), table_width, MAX_TOKENS)
         self._staging = InputStaging(sum(largest.part_lengths), device)
-        # They may have been worked out on the device: beside the staged inputs.
+        # They may be on the device already, so they are not among the staged inputs.
         self._features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
 
     def forward(
@@ -214,7 +215,7 @@ class StaticPasses:
 
     @torch.inference_mode()
     def _compute(self, bucket: Bucket) -> Tensor:
-        """The pass over what is in the buffer. No shape depends on what that is."""
+        """The pass over the buffer's contents. No shape depends on them."""
         packed = self._staging.buffer[: sum(bucket.part_lengths)]
         *_, used_S, table = packed.split(bucket.part_lengths)
         num_indices = 3 * bucket.num_tokens + bucket.num_logits

@@ -1,4 +1,4 @@
-"""A checkpoint's weights in files: which they are, whether they are whole, and their tensors one by one."""
+"""The weight files of a checkpoint: finding them, checking that they are complete, reading their tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bo
 
 @contextlib.contextmanager
 def open_weights(path: Path) -> Iterator[StoredTensors]:
-    """The tensors of one file, none of which is in memory before it is asked for."""
+    """The tensors of one file, each read on demand."""
     if path.suffix == PICKLE_SUFFIX:
         # weights_only: tensors and plain containers; anything that would call a function is an error.
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
