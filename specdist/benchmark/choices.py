@@ -49,8 +49,8 @@ def policy_choices(
         cap = max_draft_tokens
         if initial_lengths is not None and max(lengths, default=0) > cap:
             raise UserError(
-                f"--initial_lengths {max(lengths)} is more than --max_draft_tokens {cap}: lower the one or "
-                "raise the other"
+                f"--initial_lengths {max(lengths)} is more than --max_draft_tokens {cap}: lower the first or "
+                "raise the second"
             )
         lengths = [length for length in lengths if length <= cap]
     choices = [
@@ -98,7 +98,7 @@ def _parse(entry: str) -> tuple[str, dict[str, float], bool]:
 def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
     name, _, value = item.partition("=")
     if name == "max_draft_tokens":
-        raise UserError(f"--policies {entry}: give --max_draft_tokens, which is that of all policies")
+        raise UserError(f"--policies {entry}: use --max_draft_tokens, which applies to all policies")
     if not takes(policy, name):
         known = [name for name in OPTIONS[policy] if name != "max_draft_tokens"]
         raise UserError(

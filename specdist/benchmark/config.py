@@ -30,94 +30,108 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
 
     _argument_group_name = "Benchmark"
 
-    output: str | None = option(None, help="JSON file of the result")
+    output: str | None = option(None, help="JSON file for the result")
     profile: str | None = option(
         None,
-        help="instead: folder for traces (torch.profiler), shares of time by kind of work, floors of passes",
+        help="instead of a comparison: folder for traces (torch.profiler), time shares by kind of work, and "
+        "lower bounds of pass times",
     )
 
     # Models: a trained pair, or a synthetic one
     target: str | None = option(None, help="hub id or folder of the large model")  # type: ignore[assignment]
     draft: str | None = option(None, help="hub id or folder of the small model")
-    synthetic: str | None = option(None, help=f"shape of a random pair instead: {', '.join(SHAPES)}")
-    acceptance: float | None = option(None, help="greedy acceptance of the random pair, above 0, at most 1")
-    epsilon: float | None = option(None, help="weight of the random target's later layers, instead")
-    synthetic_folder: str = option("runs/synthetic", help="folder that keeps the random pairs")
+    synthetic: str | None = option(None, help=f"use a random pair of this shape instead: {', '.join(SHAPES)}")
+    acceptance: float | None = option(
+        None, help="greedy acceptance rate of the random pair, above 0 and at most 1"
+    )
+    epsilon: float | None = option(
+        None, help="instead of the acceptance rate: weight of the random target's later layers"
+    )
+    synthetic_folder: str = option("runs/synthetic", help="folder in which random pairs are kept")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the checkpoint's; float32 for a random pair"
     )
 
     # Work
     prompts: str | None = option(  # type: ignore[assignment]
-        None, help="Arrow, Parquet or JSONL; without it a random pair gets random ids"
+        None, help="Arrow, Parquet or JSONL; without it, a random pair gets random token ids"
     )
     group_column: str | None = option(
         None,
-        help="column of --prompts that names groups, which are timed one by one, with equally many rows each",
+        help="column of --prompts that names groups; each group is timed separately, with the same number of "
+        "rows",
     )
-    num_prompts: int = option(32, help="rows to generate in every measurement, of all groups together")
-    max_prompt_tokens: int = option(64, help="longest random prompt; the shortest has a quarter of it")
-    max_new_tokens: int = option(64, help="longest completion; every row has a limit from a quarter of it up")
+    num_prompts: int = option(32, help="number of rows per measurement, over all groups")
+    max_prompt_tokens: int = option(
+        64, help="maximum length of a random prompt; the minimum is a quarter of it"
+    )
+    max_new_tokens: int = option(
+        64, help="maximum length of a completion; each row's limit is between a quarter of it and all of it"
+    )
     temperature: float = option(0.0, help="0 = greedy")
     acceptance_rule: Literal["rejection", "gumbel"] = option(
-        "rejection", help="rule of specdist; the two are one for temperature 0"
+        "rejection", help="acceptance rule of specdist; the two are equivalent at temperature 0"
     )
-    seed: int = option(0, help="seed of the random pair, prompts, limits and samples")
+    seed: int = option(0, help="seed of the random pair, prompts, length limits and samples")
 
     # Methods and measurement
     policies: list[str] | None = option(
         None,
-        help="instead of transformers compare these length policies with the target alone: all, or names, "
-        "which may have options: svip:stop_root_entropy=0.5",
+        help="instead of transformers, compare these length policies with the target alone: all, or names, "
+        "optionally with options: svip:stop_root_entropy=0.5",
         action="extend",
     )
     head: str | None = option(
-        None, help="folder of the trained head that specdecpp, sprinter (exact here) or goodput+head reads"
+        None, help="folder of the trained head for specdecpp, sprinter (exact here) or goodput+head"
     )
     initial_lengths: list[int] | None = option(
         None,
-        help="draft tokens of the first round, for policies that take --num_draft_tokens (default: "
+        help="draft tokens in the first round, for policies that have --num_draft_tokens (default: "
         f"{' '.join(map(str, INITIAL_LENGTHS))})",
         action="extend",
     )
     max_draft_tokens: int | None = option(
         None,
-        help="most draft tokens of a round, but of fixed (default: 20, or more for a longer first round)",
+        help="maximum draft tokens per round, not for fixed (default: 20, or more for a longer first round)",
     )
-    batch_sizes: list[int] | None = option(None, help="rows at a time (default: 1 8 32)", action="extend")
+    batch_sizes: list[int] | None = option(None, help="batch sizes (default: 1 8 32)", action="extend")
     num_draft_tokens: int = option(
-        5, help="draft tokens per round, for both systems; with --policies the length that tables show first"
+        5,
+        help="draft tokens per round, for both systems; with --policies, the length that the tables show "
+        "first",
     )
     placements: list[str] | None = option(
         None,
-        help="specdist's draft: colocated = in the target's process; separate = in its own (default: "
-        "colocated; separate for a profile)",
+        help="placement of specdist's draft: colocated = in the target's process; separate = in its own "
+        "(default: colocated; separate for a profile)",
         action="extend",
         choices=(COLOCATED, SEPARATE),
     )
     overlaps: list[str] | None = option(
         None,
-        help="a separate draft: none = in turns with the target; ahead = drafts on meanwhile (default: both)",
+        help="with a separate draft: none = draft and target take turns; ahead = the draft keeps drafting "
+        "while the target verifies (default: both)",
         action="extend",
         choices=OVERLAPS,
     )
     num_branches: int | None = option(
         None,
-        help="likely misses that a draft ahead prepares per row, 0 = none (default: from its times)",
+        help="branches that a draft ahead prepares per sequence for likely misses; 0 = none (default: from "
+        "measured times)",
     )
-    repeats: int = option(3, help="measurements of every method, in turn")
+    repeats: int = option(3, help="number of measurements of every method, taken in turn")
     overhead_repeats: int = option(
         20,
-        help="single passes timed per case, against transformers; with --policies pairs of runs that show "
-        "what features and policies take; 0 = none",
+        help="single passes timed per case, compared with transformers; with --policies, pairs of runs that "
+        "measure the cost of features and policies; 0 = none",
     )
 
     # The other mode: results into the README
     update_readme: str | None = option(
-        None, help="write the tables of --results into this file; measure nothing"
+        None, help="write the tables of --results into this file, without measuring"
     )
     results: list[str] | None = option(None, help="result files for --update_readme", action="extend")
-    brief: bool = option(False, help="with --update_readme: of each result the first table alone")
+    brief: bool = option(False, help="with --update_readme: only the first table of each result")
 
     def __post_init__(self) -> None:
         if (self.update_readme is None) != (not self.results):
@@ -128,8 +142,8 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
             raise UserError("--brief has no effect without --update_readme: leave it out")
         if self.output is not None and self.profile is not None:
             raise UserError(
-                f"--output {self.output} asks for a comparison and --profile {self.profile} for a profile, "
-                "which are two runs: leave one of them out"
+                f"--output {self.output} asks for a comparison and --profile {self.profile} for a profile: "
+                "leave one of them out"
             )
         if self.output is None and self.profile is None:
             raise UserError(
@@ -198,12 +212,12 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         names = sorted({choice.policy for choice in self._head_choices})
         if self.head is None and names:
             raise UserError(
-                f"--policies {names[0]} reads a trained head, and there is none: name its folder with --head"
+                f"--policies {names[0]} needs a trained head, and none was given: name its folder with --head"
             )
         if self.head is not None and len(self.head_kinds) != 1:
             raise UserError(
-                f"--head {self.head} is for one of {', '.join(READERS)}, but --policies has "
-                f"{' and '.join(names) or 'none of them'}: name those that read a head of its kind"
+                f"--head {self.head} is for a policy among {', '.join(READERS)}, but --policies has "
+                f"{' and '.join(names) or 'none of them'}: name policies that use a head of its kind"
             )
         if self.head is not None and self.is_separate:
             raise UserError(
@@ -248,21 +262,22 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         if self.synthetic is not None:
             if self.target is not None or self.draft is not None:
                 raise UserError(
-                    f"--synthetic {self.synthetic} makes a pair of its own: leave out --target and --draft, "
-                    "or --synthetic"
+                    f"--synthetic {self.synthetic} builds its own pair: leave out --target and --draft, or "
+                    "--synthetic"
                 )
             check_dial("synthetic", self.synthetic, acceptance=self.acceptance, epsilon=self.epsilon)
             return
         if self.target is None or self.draft is None:
             raise UserError(
-                "name the models: --target and --draft for a trained pair, or --synthetic for a random one"
+                "no models given: use --target and --draft for a trained pair, or --synthetic for a random "
+                "one"
             )
         if self.acceptance is not None or self.epsilon is not None:
             raise UserError(
                 "--acceptance and --epsilon shape a random pair: add --synthetic or leave them out"
             )
         if self.prompts is None:
-            raise UserError("--prompts is missing: what a trained pair agrees on depends on the text")
+            raise UserError("--prompts is missing: the acceptance rate of a trained pair depends on the text")
 
     def _check_prompts(self) -> None:
         if self.prompt_column and self.messages_column:
@@ -271,7 +286,9 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
                 "each other: name the column of plain prompts or the column of chat messages"
             )
         if self.prompts is None and (self.prompt_column or self.messages_column):
-            raise UserError("--prompt_column and --messages_column say where --prompts has its text: give it")
+            raise UserError(
+                "--prompt_column and --messages_column describe --prompts, which was not given: add it"
+            )
         if self.group_column is not None and (self.prompts is None or self.profile is not None):
             raise UserError(
                 f"--group_column {self.group_column} has no effect without --prompts, or with --profile: "

@@ -145,8 +145,8 @@ class DraftRank:
                     return message
         return UserError(
             f"the draft's process has ended with exit code {self._process.exitcode}, so nothing more can be "
-            "measured with --placements separate; -9 means that it was killed, often for want of memory: "
-            "free some, or use --placements colocated"
+            "measured with --placements separate; -9 means that it was killed, often because memory ran "
+            "out: free some, or use --placements colocated"
         )
 
     def _end(self) -> None:
@@ -184,7 +184,7 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
             method, *arguments = call
             pipe.send(getattr(server, method)(*arguments))
     except EOFError:
-        logger.warning("the benchmark has gone; the draft's process ends")
+        logger.warning("the benchmark's process has ended; the draft's process ends too")
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else traceback.format_exc()
         with contextlib.suppress(OSError):

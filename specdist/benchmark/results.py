@@ -218,7 +218,9 @@ class BenchmarkResult(Circumstances):
                 raise UserError(f"--results {path} is not a result of jobs/benchmark.py")
             return TypeAdapter(BenchmarkResult).validate_python(values)
         except ValidationError as error:
-            raise UserError(f"--results {path} is of another version ({error}): measure again") from error
+            raise UserError(
+                f"--results {path} was written by a different version ({error}): measure again"
+            ) from error
         except (OSError, ValueError) as error:
             raise UserError(f"--results {path} cannot be read: {error}") from error
 

@@ -74,7 +74,7 @@ class Setting:
         if device.type == "cuda":
             if torch.cuda.device_count() < 2:
                 raise UserError(
-                    "--placements separate runs the draft on a GPU of its own, but torch sees only one: use "
+                    "--placements separate runs the draft on a GPU of its own, but torch finds only one: use "
                     "--placements colocated, or --device cpu"
                 )
             device = torch.device("cuda", 1)

@@ -33,7 +33,7 @@ def make_workload(config: BenchmarkConfig, pair: Pair) -> dict[str, list[Row]]:
     if longest > pair.max_positions:
         raise UserError(
             f"the longest prompt and --max_new_tokens {config.max_new_tokens} make {longest} tokens, but the "
-            f"models were made for {pair.max_positions}: lower it, or leave long prompts out"
+            f"models support {pair.max_positions}: lower it, or leave long prompts out"
         )
     return {
         name: [
@@ -69,8 +69,8 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
     share = config.num_prompts // len(groups)
     if not share:
         raise UserError(
-            f"--num_prompts {config.num_prompts} is less than a row for each of the {len(groups)} "
-            f"groups of --group_column {column} ({', '.join(groups)}): raise it"
+            f"--num_prompts {config.num_prompts} is less than one row for each of the {len(groups)} groups "
+            f"of --group_column {column} ({', '.join(groups)}): raise it"
         )
     found = {
         name: [prompt_ids for _, prompt_ids in encoder.usable_prompts(prompts, rows, share)]

@@ -23,8 +23,8 @@ def test_defaults_of_both_kinds_of_pair() -> None:
     ("arguments", "message"),
     [
         (["--synthetic", "5m", "--acceptance", "1"], "--output is missing"),
-        (["--output", "r.json"], "name the models"),
-        (["--output", "r.json", "--target", "t"], "name the models"),
+        (["--output", "r.json"], "no models given"),
+        (["--output", "r.json", "--target", "t"], "no models given"),
         (["--output", "r.json", "--target", "t", "--draft", "d"], "--prompts is missing"),
         ([*TRAINED, "--acceptance", "0.5"], "add --synthetic"),
         ([*SYNTHETIC, "--epsilon", "0.1"], "either --acceptance or --epsilon"),
@@ -37,7 +37,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
         ([*SYNTHETIC, "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]"),
         ([*SYNTHETIC, "--top_k", "5"], "--top_k and --top_p have no effect with --temperature 0"),
-        ([*SYNTHETIC, "--prompt_column", "text"], "say where --prompts has its text"),
+        ([*SYNTHETIC, "--prompt_column", "text"], "describe --prompts, which was not given"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
         ([*SYNTHETIC, "--placements", "beside"], "--placements: invalid choice: 'beside' .choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),
@@ -54,12 +54,15 @@ def test_defaults_of_both_kinds_of_pair() -> None:
             [*SYNTHETIC, "--policies", "all", "--initial_lengths", "0"],
             "--initial_lengths .* must be at least",
         ),
-        ([*SYNTHETIC, "--policies", "specdecpp"], "specdecpp reads a trained head, and there is none"),
+        ([*SYNTHETIC, "--policies", "specdecpp"], "specdecpp needs a trained head, and none was given"),
         ([*SYNTHETIC, "--head", "h"], "--head has no effect without --policies"),
-        ([*SYNTHETIC, "--policies", "svip", "--head", "h"], "--head h is for one of .* has none of them"),
+        (
+            [*SYNTHETIC, "--policies", "svip", "--head", "h"],
+            "--head h is for a policy among .* has none of them",
+        ),
         (
             [*SYNTHETIC, "--policies", "specdecpp", "sprinter", "--head", "h"],
-            "--policies has specdecpp and sprinter: name those that read a head of its kind",
+            "--policies has specdecpp and sprinter: name policies that use a head of its kind",
         ),
         (
             [*SYNTHETIC, "--policies", "specdecpp", "--head", "h", "--placements", "separate"],

@@ -76,7 +76,7 @@ def test_without_groups_the_first_rows_and_all_must_do(setting: Setting, tmp_pat
         (
             rows_of("a", ["p"]) + rows_of("b", ["p"]),
             {"num_prompts": 1},
-            r"less than a row for each .* 2 groups",
+            r"less than one row for each .* 2 groups",
         ),
         (
             rows_of("a", ["p"]),
