@@ -6,12 +6,15 @@ import functools
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from specdist.utils.errors import UserError
 
 USAGE_ERROR = 2
+# A launcher ends all ranks when one has ended: rank 0 gets the time to tell what is wrong.
+RANK_0_FIRST_S = 5.0
 Main = Callable[[Sequence[str] | None], int]
 
 
@@ -23,12 +26,16 @@ def tells_mistakes(main: Main) -> Main:
 
     @functools.wraps(main)
     def telling(arguments: Sequence[str] | None = None) -> int:
+        is_rank0 = os.environ.get("RANK", "0") == "0"
         try:
-            return main(arguments)
+            code = main(arguments)
         except UserError as error:
-            if os.environ.get("RANK", "0") == "0":
-                print(f"error: {error}", file=sys.stderr)
-            return USAGE_ERROR
+            code = USAGE_ERROR
+            if is_rank0:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+        if code == USAGE_ERROR and not is_rank0:
+            time.sleep(RANK_0_FIRST_S)
+        return code
 
     return telling
 

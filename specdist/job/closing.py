@@ -86,7 +86,8 @@ def relaunch_command() -> str:
         except psutil.Error:
             return "start the same command again"
         # Whoever has its variables may have been started by something else.
-        if any(Path(word).name == Path(sys.argv[0]).name for word in launched):
+        given = sys.argv[1:]
+        if launched[len(launched) - len(given) :] == given:
             words = launched
     # A console command is a script that its interpreter runs.
     if len(words) > 1 and not words[1].startswith("-") and not words[1].endswith(".py"):

@@ -81,7 +81,7 @@ def test_the_command_that_was_typed(words: list[str], expected: str, monkeypatch
 
 
 def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has started says nothing of itself; a parent that has not named the script is not it."""
+    """What it has started says nothing of itself; a parent without this job's options is not it."""
     launched: Any = ["/venv/bin/python", "/venv/bin/accelerate", "launch", "jobs/generate.py", "--seed", "1"]
     monkeypatch.setattr(sys, "argv", ["jobs/generate.py", "--seed", "1"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "jobs/generate.py", "--seed", "1"])
@@ -89,6 +89,9 @@ def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(psutil, "Process", lambda _: SimpleNamespace(cmdline=lambda: launched))
     assert relaunch_command() == "accelerate launch jobs/generate.py --seed 1"
+    monkeypatch.setattr(sys, "argv", ["specdist generate", "--seed", "1"])
+    launched[3:4] = ["--module", "specdist.cli", "generate"]
+    assert relaunch_command() == "accelerate launch --module specdist.cli generate --seed 1"
     launched[:] = ["bash"]
     assert relaunch_command() == "python -u jobs/generate.py --seed 1"
 
