@@ -74,7 +74,7 @@ class DraftSide:
 
     def complete(self, requests: list[Request]) -> dict[int, list[int]]:
         """What the draft alone goes on with, by row."""
-        # Its text is nobody's.
+        # The text is not used.
         stop_rules = StopRules(lambda _: "", self._stop_token_ids)
         engine = self._replica.draft_engine(iter(requests), stop_rules)
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}

@@ -166,7 +166,7 @@ class GenerateConfig(
         self._resolve_head()
 
     def _resolve_head(self) -> None:
-        """Which head, and whether its word is final."""
+        """Check the head, and fill in how its tokens are verified."""
         if self.policy in HEAD_POLICIES and not self.head:
             raise UserError(
                 f"--policy {self.policy} needs a trained head, and none was given: name its folder with "

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, whatever moment the machine goes down."""
+"""Files that are either complete or absent, whenever the machine goes down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What a disk refuses, full, read-only or gone, becomes a :class:`UserError` that names ``path``."""
+    """Turns an ``OSError`` (disk full, read-only or gone) into a :class:`UserError` that names ``path``."""
     try:
         yield
     except OSError as error:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def now_utc() -> str:
-    """For people alone; nothing is decided by it."""
+    """For people only: no decision depends on it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 

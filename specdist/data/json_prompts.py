@@ -52,7 +52,7 @@ class PromptColumn:
             values[self.name] = None
 
     def check(self, path: str) -> None:
-        """Raises :class:`UserError` if every value is of a wrong type: then the column is, not the rows."""
+        """Raises :class:`UserError` if every value has a wrong type: the column is wrong then."""
         if self.reasons and not self.num_usable:
             option, other = ("messages_column", "for plain text use --prompt_column")
             if not self.is_chat:

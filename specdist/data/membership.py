@@ -72,7 +72,7 @@ class Membership:
             self._forget_setup()
 
     def withdraw(self) -> None:
-        """Leave, and leave no trace: the folder turned out not to be a run's."""
+        """Leave without a trace: the folder turned out not to be a run folder."""
         self.leave()
         with contextlib.suppress(OSError):
             self._folder.rmdir()

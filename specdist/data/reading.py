@@ -47,7 +47,7 @@ def spread_out(paths: Sequence[Path], max_bytes: int) -> Sequence[Path]:
 
 
 def damaged(paths: ShardPaths) -> UserError:
-    """What to say of a finished shard whose data is not what was recorded, or gone."""
+    """The error for a finished shard whose data is missing or does not match its record."""
     return UserError(
         f"{paths.data} is missing, damaged, or has changed since it was recorded: delete it and "
         f"{paths.record.name} beside it, and start the run's command again, which generates the shard again; "

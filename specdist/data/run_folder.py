@@ -41,7 +41,7 @@ SHARD_FILE = re.compile(
 logger = logging.getLogger(__name__)
 
 
-# Who writes a card of his own leaves it out, and keeps the card.
+# A card without this line was written by the user, and is kept.
 CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 

@@ -1,6 +1,6 @@
 """What everything in a run's folder means: columns, a trace's columns, statistics, totals.
 
-Here alone it is written down; ``jobs/show.py --schema``, the README and the card in every run's folder repeat
+This is its only definition; ``jobs/show.py --schema``, the README and the card in every run's folder repeat
 it. Types are not repeated here: they come from what is written.
 """
 

@@ -130,7 +130,7 @@ def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
 
 
 def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tuple[ExampleSet, ExampleSet]:
-    """Training rows, and rows kept out: those with the smallest hashes, whatever the order of the files.
+    """Training rows, and held-out rows: those with the smallest hashes, whatever the order of the files.
 
     Raises :class:`UserError` if one part would be empty.
     """

@@ -48,7 +48,7 @@ def baseline_curves(examples: ExampleSet, labels_M: np.ndarray) -> dict[str, Roc
 def head_metrics(
     kind: HeadKind, head: TokenHead, training: ExampleSet, evaluation: ExampleSet, objective: Objective
 ) -> dict[str, Any]:
-    """Figures for the head's file: on the rows kept out, but for those named after the training."""
+    """Figures for the head's file: on the held-out rows, except those named after the training."""
     logits_M = estimate(head, evaluation)
     labels_M = objective.labels(evaluation, slice(None)).astype(float)
     training_logits_M = estimate(head, training)

@@ -66,7 +66,7 @@ class Schedule:
 
 @dataclass
 class History:
-    """Losses over the epochs: of the training batches since the last evaluation, and of the rows kept out."""
+    """Losses over the epochs: of the training batches since the last evaluation, and of the held-out rows."""
 
     epochs: list[float] = field(default_factory=list)
     training: list[float] = field(default_factory=list)
