@@ -121,7 +121,9 @@ def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.Monk
     def picky_extend(self: DraftLoop, draft_batch: DraftBatch) -> np.ndarray:
         lengths = extend(self, draft_batch)
         for line, (row, tail) in enumerate(zip(draft_batch.rows_R, draft_batch.tails_R, strict=True)):
-            unlikely = np.flatnonzero(self._rows.probabilities[row, tail : tail + lengths[line]] < UNLIKELY)
+            unlikely = np.flatnonzero(
+                self._draft_state.probabilities[row, tail : tail + lengths[line]] < UNLIKELY
+            )
             lengths[line] = unlikely[0] if len(unlikely) else lengths[line]
         return lengths
 
