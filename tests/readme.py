@@ -1,4 +1,4 @@
-"""The README's blocks of code, taken apart."""
+"""The READMEs as one text, and their blocks of code taken apart."""
 
 from __future__ import annotations
 
@@ -9,12 +9,25 @@ from pathlib import Path
 
 from tests.ranks import REPOSITORY
 
-README = REPOSITORY / "README.md"
+# The one in front, and those beside what they are about.
+READMES = (
+    REPOSITORY / "README.md",
+    *(
+        path
+        for folder in ("jobs", "slurm", "specdist")
+        for path in sorted((REPOSITORY / folder).rglob("README.md"))
+    ),
+)
+
+
+def documentation() -> str:
+    """All of them, one after the other."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in READMES)
 
 
 def blocks(language: str) -> list[str]:
     """Every fenced block in this language, in order."""
-    text = README.read_text(encoding="utf-8")
+    text = documentation()
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 

@@ -1,24 +1,28 @@
-"""What the README says of columns, statistics, papers and messages is what the code says."""
+"""What the READMEs say of columns, statistics, policies, papers and messages is what the code says."""
 
 from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 
 from specdist.data.schema import SECTIONS, markdown_table
 from specdist.policies.registry import all_papers
+from specdist.policies.registry import markdown_table as markdown_policies
 from tests.ranks import REPOSITORY
-from tests.readme import README
+from tests.readme import READMES, documentation
 
-TEXT = README.read_text(encoding="utf-8")
+TEXT = documentation()
+# Two pages, and what is linked from them.
+MAX_LINES = 220
 
 
 def between(name: str) -> str:
     """What stands between the markers of a block."""
     match = re.search(rf"<!-- {name}:begin -->\n\n(.*?)\n\n<!-- {name}:end -->", TEXT, re.DOTALL)
-    assert match, f"README.md has no block {name}"
+    assert match, f"no README has a block {name}"
     return match[1]
 
 
@@ -32,17 +36,34 @@ def test_the_papers_are_all_there() -> None:
     assert between("references") == "\n".join(f"- {item.markdown()}" for item in all_papers())
 
 
-def test_links_lead_somewhere() -> None:
-    """Anchors are headings as a hub writes them, files are in the repository."""
-    headings = re.findall(r"^##+ (.*)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    links = re.findall(r"\]\(([^)]+)\)", TEXT)
-    assert len(links) > 10
-    for link in links:
-        if link.startswith("#"):
-            assert link[1:] in anchors, link
-        elif not link.startswith("http"):
-            assert (REPOSITORY / link).exists(), link
+def test_the_policies_are_all_there() -> None:
+    """If they are not, put what is expected here between the markers."""
+    assert between("policies") == markdown_policies()
+
+
+def anchors(path: Path) -> set[str]:
+    """Headings as a hub writes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(path: Path) -> None:
+    """To files of the repository, and to headings in them."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if link.startswith("http"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{path}: {link}"
+        assert not anchor or anchor in anchors(target), f"{path}: {link}"
+
+
+def test_the_first_page_is_short_and_leads_to_all_others() -> None:
+    front = READMES[0].read_text(encoding="utf-8")
+    assert len(front.splitlines()) <= MAX_LINES
+    for path in READMES[1:]:
+        assert f"({path.relative_to(REPOSITORY)}" in front, path
 
 
 def messages() -> list[str]:
@@ -76,7 +97,7 @@ def test_messages_in_the_table_are_those_of_the_program() -> None:
 
 def test_every_file_of_the_package_is_in_the_tree() -> None:
     """By its own name, or by its folder's where the tree stops there."""
-    tree = TEXT.partition("## The tree")[2]
+    tree = (REPOSITORY / "specdist" / "README.md").read_text(encoding="utf-8")
     for folder in sorted(path.name for path in (REPOSITORY / "specdist").iterdir() if path.is_dir()):
         assert folder.startswith("__") or f"  {folder}/" in tree, folder
     for path in (REPOSITORY / "specdist").glob("*.py"):

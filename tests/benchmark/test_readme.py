@@ -24,7 +24,7 @@ from tests.ranks import REPOSITORY
 
 RESULTS = REPOSITORY / "jobs" / "benchmarks"
 SHIPPED = {
-    "README.md": ["policies-small-pair-cpu"],
+    "specdist/policies/README.md": ["policies-small-pair-cpu"],
     "jobs/benchmarks/README.md": [
         "synthetic-350m-cpu",
         "small-pair-cpu",
@@ -164,11 +164,11 @@ def test_a_brief_section_has_the_first_table_alone(readme: Path, tmp_path: Path)
 def test_the_tables_that_are_shown_are_those_of_the_result_files(
     name: str, results: list[str], tmp_path: Path
 ) -> None:
-    """If they are not: jobs/benchmark.py --update_readme FILE --results ..., for README.md with --brief."""
+    """If they are not: jobs/benchmark.py --update_readme FILE --results ..., for the policies' with --brief."""
     copy = tmp_path / "README.md"
     copy.write_bytes((REPOSITORY / name).read_bytes())
     paths = [RESULTS / f"{result}.json" for result in results]
-    update_readme(copy, paths, is_brief=name == "README.md")
+    update_readme(copy, paths, is_brief=name != "jobs/benchmarks/README.md")
     assert copy.read_text() == (REPOSITORY / name).read_text()
 
 

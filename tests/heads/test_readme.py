@@ -7,11 +7,11 @@ import re
 import pytest
 
 from specdist.heads.examples import bytes_per_example
-from tests.ranks import REPOSITORY
+from tests.readme import documentation
 
 
 def test_the_table_of_storage_is_right() -> None:
-    text = (REPOSITORY / "README.md").read_text()
+    text = documentation()
     table = text.split("GB per million examples, float16 |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \|$", table, re.MULTILINE)
     assert len(rows) == 3

@@ -33,6 +33,7 @@ from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from tests.ranks import REPOSITORY
+from tests.readme import documentation
 
 GIB = 2**30
 H100 = GPUS["h100-sxm"]
@@ -129,8 +130,7 @@ def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
     }
     assert [*named.values(), options["num_draft_tokens"]] == [4, 32, 4096, 8192, 5]
     assert 0 < options["top_p"] < 1 and options["temperature"] > 0 and "cache_memory" not in options
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    shown = readme.partition("<!-- memory:begin -->")[2].partition("<!-- memory:end -->")[0]
+    shown = documentation().partition("<!-- memory:begin -->")[2].partition("<!-- memory:end -->")[0]
     assert shown.strip("\n`") == str(room)
 
 

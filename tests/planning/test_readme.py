@@ -8,15 +8,14 @@ import shlex
 from specdist.config.generate import parse_arguments
 from specdist.planning.job import run_plan
 from specdist.planning.options import PlanConfig
-from tests.ranks import REPOSITORY
+from tests.readme import documentation
 
 BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
 
 
 def test_the_readmes_plan_is_that_of_its_command() -> None:
     """If it is not, run the command and put what it prints between the markers."""
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    before, _, rest = readme.partition(BEGIN)
+    before, _, rest = documentation().partition(BEGIN)
     shown = rest.partition(END)[0].strip("\n`")
     command = re.findall(r"```bash\n(.*?)```", before, re.DOTALL)[-1].replace("\\\n", " ")
     arguments = shlex.split(command)
