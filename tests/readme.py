@@ -1,7 +1,11 @@
-"""The READMEs as one text, and their blocks of code taken apart."""
+"""The READMEs as one text, their blocks of code taken apart, and the blocks that are generated.
+
+python -m tests.readme        write every generated block anew
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from dataclasses import dataclass
@@ -72,3 +76,54 @@ def workspace_of(path: Path) -> Path:
     for name in ("data", "runs", "jobs/configs"):
         (path / name).mkdir(parents=True)
     return path
+
+
+def generated() -> dict[str, str]:
+    """What stands between the markers ``<!-- name:begin -->`` and ``<!-- name:end -->``, by name."""
+    from specdist.data.schema import SECTIONS, markdown_table
+    from specdist.policies.registry import all_papers
+    from specdist.policies.registry import markdown_table as policies
+
+    return {
+        **{section: markdown_table(section) for section in SECTIONS},
+        "policies": policies(),
+        "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
+        "tree": tree(),
+    }
+
+
+def tree() -> str:
+    """Every file of the package with the first sentence of its docstring, a section for each folder."""
+    package = REPOSITORY / "specdist"
+    sections = []
+    for folder in sorted(path for path in package.iterdir() if (path / "__init__.py").is_file()):
+        files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+        lines = [f"- `{path.name}`: {first_sentence(path)}" for path in files]
+        about = first_sentence(folder / "__init__.py")
+        sections.append("\n".join([f"### {folder.name}/\n", *([f"{about}\n"] if about else []), *lines]))
+    return "\n\n".join(sections)
+
+
+def first_sentence(path: Path) -> str:
+    """Of a module's docstring, on one line and without the full stop."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = " ".join(docstring.split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[a-z)`])(?<! al)\.(?: |$)", text, maxsplit=1)[0]
+    return re.sub(r":(?:class|func|mod|meth):", "", sentence).replace("``", "`").rstrip(".:")
+
+
+def write_generated() -> None:
+    """Bring every generated block up to date."""
+    blocks_by_name = generated()
+    for path in READMES:
+        text = path.read_text(encoding="utf-8")
+        for name, block in blocks_by_name.items():
+            begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+            if begin in text:
+                before, _, rest = text.partition(begin)
+                text = f"{before}{begin}\n\n{block}\n\n{end}{rest.partition(end)[2]}"
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_generated()
