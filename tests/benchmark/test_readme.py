@@ -164,7 +164,7 @@ def test_a_brief_section_has_the_first_table_alone(readme: Path, tmp_path: Path)
 def test_the_tables_that_are_shown_are_those_of_the_result_files(
     name: str, results: list[str], tmp_path: Path
 ) -> None:
-    """If they are not: jobs/benchmark.py --update_readme FILE --results ...; with --brief for the policies."""
+    """If they are not: jobs/benchmark.py --update_readme FILE --results ...; --brief for the policies."""
     copy = tmp_path / "README.md"
     copy.write_bytes((REPOSITORY / name).read_bytes())
     paths = [RESULTS / f"{result}.json" for result in results]
