@@ -14,7 +14,7 @@ from specdist.data.parts import read_rows
 from specdist.job.launcher import find_launcher
 from specdist.stats.shard import Stats
 
-SHOW, STATUS = "specdist show", "specdist status"
+SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
 
 
 def closing_lines(folder: RunFolder, total: Stats, *, num_devices: int, exactness: str) -> list[str]:
@@ -31,8 +31,8 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: int, exactnes
             count_kept_rows(folder, shard) for shard in {*missing}.intersection(folder.begun_shards())
         )
         rows = f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished "
-        rows += f"shards, {num_kept:,} in shards that go on where they were"
-        following = f"to go on: {relaunch_command()}"
+        rows += f"shards, {num_kept:,} in unfinished shards"
+        following = f"to resume: {relaunch_command()}"
     figures = total.summary(num_devices)
     return [
         f"rows        {rows}",
@@ -48,7 +48,7 @@ def _errors(folder: RunFolder, total: Stats) -> str:
     if not total.num_error_rows:
         return "none"
     return (
-        f"{total.num_error_rows} of {total.num_rows} rows have an error in place of a completion; "
+        f"{total.num_error_rows} of {total.num_rows} rows have an error instead of a completion; "
         f"{STATUS} {shlex.quote(str(folder.path))} says why"
     )
 

@@ -83,9 +83,11 @@ def test_a_prompt_that_cannot_be_used_is_a_result_with_its_reason(llm: Speculati
 def test_sampling_changes_from_call_to_call(llm: SpeculativeLLM) -> None:
     """A seed gives the same again, whatever was generated in between."""
     sampled = SamplingOptions(temperature=1.0, max_new_tokens=8, seed=3)
-    first = llm.generate(["a b c"], GREEDY, use_tqdm=False)
+    (first,) = llm.generate(["a b c"], GREEDY, use_tqdm=False)
     llm.generate(["a b c"], sampled, use_tqdm=False)
-    assert llm.generate(["a b c"], GREEDY, use_tqdm=False) == first
+    (again,) = llm.generate(["a b c"], GREEDY, use_tqdm=False)
+    # How much was drafted follows from measured times.
+    assert again.token_ids == first.token_ids
 
 
 def test_what_the_job_would_refuse_is_refused(pair: Pair, llm: SpeculativeLLM) -> None:

@@ -34,7 +34,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert lines["errors"] == "none"
     assert lines["speed"] == "5.0 tokens/s, 1.7 per device; 30 tokens"
     assert lines["acceptance"] == "25.0% of the draft tokens, 2.00 tokens per speculative step; exact"
-    assert lines["output"] == f"{path}; specdist show '{path}'"
+    assert lines["output"] == f"{path}; python jobs/show.py '{path}'"
 
 
 def test_a_stopped_run_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +45,8 @@ def test_a_stopped_run_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
                 log.append(row_result(row, 0))
     monkeypatch.setattr(closing, "relaunch_command", lambda: "the command")
     lines = lines_of(folder)
-    assert lines["rows"] == ("9 of 14 are kept: 6 in finished shards, 3 in shards that go on where they were")
-    assert lines["output"] == f"{folder.path}; to go on: the command"
+    assert lines["rows"] == ("9 of 14 are kept: 6 in finished shards, 3 in unfinished shards")
+    assert lines["output"] == f"{folder.path}; to resume: the command"
 
 
 def test_before_the_first_finished_shard(tmp_path: Path) -> None:
