@@ -50,7 +50,7 @@ def test_bad_rows_become_error_rows_and_the_others_are_finished(
     assert rows[7 * num_samples]["prompt"] == "caf\ufffd au lait"
     totals = ended.totals
     assert (totals["num_rows"], totals["num_error_rows"]) == (9, 4)
-    assert "4 of 9 rows have an error in place of a completion" in ended.stderr
+    assert "4 of 9 rows have an error instead of a completion" in ended.stderr
     assert totals["num_completions"] == 5 * num_samples
     assert sum(shard["num_error_rows"] for shard in shard_stats(output)) == 4
     # A bad string in the output would make `datasets` refuse the whole file.

@@ -97,7 +97,7 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
     kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in shards that go on"
     assert f"rows        {kept}" in stderr
     going_on = shlex.join(command(**options, output=output))
-    assert stderr.splitlines()[-1].endswith(f"to go on: {going_on}")
+    assert stderr.splitlines()[-1].endswith(f"to resume: {going_on}")
     check_given_back(output, rows)
     assert run_here(**options, output=output).totals["complete"] is True
     assert shard_bytes(output) == shard_bytes(undisturbed)
