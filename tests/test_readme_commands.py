@@ -117,6 +117,8 @@ def provide(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> No
     made = output_of(command)
     if made is not None and (here / made).is_dir():
         shutil.rmtree(here / made)
+    elif made is not None:
+        (here / made).unlink(missing_ok=True)
     for word in command.arguments:
         if not word.startswith("runs/") or word == made or (here / word).exists():
             continue

@@ -40,7 +40,7 @@ def known_pass_ns(runner: ModelRunner, finish: object, num_rows: int, num_tokens
     return runner.model.config.num_hidden_layers * (2_000_000 + 50_000 * num_tokens)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def tiny_shape() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(SHAPES, "tiny", TINY)
@@ -51,7 +51,7 @@ def tiny_shape() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def setting(tiny_shape: None, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     config = BenchmarkConfig(
         output="unused",

@@ -70,7 +70,12 @@ def test_every_setting_is_there_once() -> None:
         (["svip:stop_bound=1"], None, None, "'stop_bound' is not an option of svip"),
         (["svip:stop_root_entropy=much"], None, None, "stop_root_entropy takes float, not 'much'"),
         (["fixed:num_draft_tokens=2.5"], None, None, "num_draft_tokens takes int, not '2.5'"),
-        (["svip:stop_root_entropy=-1"], None, None, "--stop_root_entropy -1.0 must be 0 or"),
+        (
+            ["svip:stop_root_entropy=-1"],
+            None,
+            None,
+            "--stop_root_entropy -1.0 must be a finite number of at least 0",
+        ),
         (["svip:max_draft_tokens=9"], None, None, "use --max_draft_tokens"),
         (["svip", "goodput"], [1, 2], None, "--initial_lengths has no effect"),
         (["fixed:num_draft_tokens=2"], [1, 2], None, "--initial_lengths has no effect"),

@@ -141,7 +141,7 @@ def test_prompts_that_change_while_the_job_runs(
     if change == "touched":
         assert ended.code == 0
     else:
-        refused(ended, f"{prompts} was deleted or changed", "put it back", "every row")
+        refused(ended, f"{prompts} was deleted or changed", "restore it", "finished rows")
         assert len(shard_bytes(output)) < 3
         assert run_here(**(options | {"prompts": prompts}), output=output).code == 2
         prompts.write_bytes(content)

@@ -109,7 +109,8 @@ def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
     for log in logs_of(output).values():
         assert "this replica ends: rank 1 (target 2/2): OutOfMemoryError: CUDA out of memory." in log
         assert "starting over" in log
-    assert "row 3 does not fit alone; recorded as error: from here on at most 1 sequences" in ended.stderr
+    lone = "out of memory, with row 3 alone, which is recorded as an error"
+    assert f"{lone}: continuing with at most 1 sequences" in ended.stderr
     rows = read_output(output).to_pylist()
     error = rows.pop(3)
     del expected[3]
@@ -135,7 +136,7 @@ def test_a_replica_that_has_started_over_halves_the_batch_of_its_run(
     monkeypatch.delenv(LONE_ROW, raising=False)
     ended = run_here(**options, overwrite=True, output=output)
     assert ended.totals["complete"] is True
-    assert "out of memory: from here on at most 16 sequences and 1024 tokens at a time" in ended.stderr
+    assert "out of memory: continuing with at most 16 sequences and 1024 tokens at a time" in ended.stderr
     assert "1 of 3 shards to do, up to 16 rows at a time" in ended.stderr
     assert json.loads((output / "manifest.json").read_text())["info"]["num_batch_halvings"] == 1
     assert shard_bytes(output) == shard_bytes(greedy[0]) and first.stat().st_mtime_ns == modified

@@ -94,7 +94,7 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
     totals = json.loads(stdout.splitlines()[-1])
     assert totals["complete"] is False and totals["num_rows"] == 6
     num_begun = logged_rows(output, 1).count(b'"row":')
-    kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in shards that go on"
+    kept = f"{6 + num_begun} of 24 are kept: 6 in finished shards, {num_begun} in unfinished shards"
     assert f"rows        {kept}" in stderr
     going_on = shlex.join(command(**options, output=output))
     assert stderr.splitlines()[-1].endswith(f"to resume: {going_on}")
