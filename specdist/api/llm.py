@@ -14,7 +14,7 @@ job.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -158,17 +158,12 @@ class SpeculativeLLM:
         stop_rules = StopRules(encoder.decode, self._models.target.stop_token_ids(), tuple(config.stop or ()))
         recorder = StatsRecorder()
         with tqdm(total=len(requests), unit="completion", disable=not use_tqdm) as bar:
-            for completion in self._completions(requests, stop_rules, recorder):
+            for completion in self._replica.engine(iter(requests), stop_rules, recorder).run():
                 request = completion.request
                 found[request.row_id, request.sample_index] = _result(completion)
                 bar.update()
         self._stats = recorder.close_shard(0)
         return [found[key] for key in sorted(found)]
-
-    def _completions(
-        self, requests: list[Request], stop_rules: StopRules, recorder: StatsRecorder
-    ) -> Iterator[Completion]:
-        return self._replica.engine(iter(requests), stop_rules, recorder).run()
 
     def _config(self, sampling: CompletionOptions) -> GenerateConfig:
         return GenerateConfig(
