@@ -285,9 +285,10 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
                 f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
                 "each other: name the column of plain prompts or the column of chat messages"
             )
-        if self.prompts is None and (self.prompt_column or self.messages_column):
+        if self.prompts is None and (self.prompt_column or self.messages_column or self.split_special_tokens):
             raise UserError(
-                "--prompt_column and --messages_column describe --prompts, which was not given: add it"
+                "--prompt_column, --messages_column and --split_special_tokens describe --prompts, which was "
+                "not given: add it"
             )
         if self.group_column is not None and (self.prompts is None or self.profile is not None):
             raise UserError(

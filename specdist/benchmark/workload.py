@@ -8,7 +8,7 @@ from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.methods import Row
 from specdist.benchmark.pair import Pair
 from specdist.data import Prompts, RowError, open_prompts
-from specdist.job.tokens import PromptEncoder
+from specdist.job.tokens import PromptEncoder, check_split_special_tokens
 from specdist.utils.errors import UserError
 
 # The group of all rows where no column says groups.
@@ -61,7 +61,12 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
     )
     # Without groups a prompt that is too long is an error, which names what all rows have to do with.
     room = 1 if column is None else config.max_new_tokens
-    encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=pair.max_positions - room)
+    check_split_special_tokens(pair.target_checkpoint, config.split_special_tokens)
+    encoder = PromptEncoder(
+        pair.tokenizer,
+        max_prompt_tokens=pair.max_positions - room,
+        split_special_tokens=config.split_special_tokens,
+    )
 
     if column is None:
         return {EVERYTHING: [_encoded(path, encoder, prompts, row) for row in range(prompts.num_rows)]}

@@ -105,10 +105,6 @@ class GenerateConfig(
     tp_size: int = option(
         1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
     )
-    split_special_tokens: bool = option(
-        False,
-        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
-    )
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft

@@ -24,6 +24,10 @@ class PromptOptions:
     messages_column: str | None = option(
         None, help="column of chat messages, formatted with the chat template"
     )
+    split_special_tokens: bool = option(
+        False,
+        help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
+    )
 
 
 @dataclass(kw_only=True)

@@ -97,7 +97,8 @@ def _run_planned(
     return 0 if is_complete else EXIT_STOPPED
 
 
-def _encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
+def prompt_encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
+    """For the prompts of a run with these options."""
     return PromptEncoder(
         load_tokenizer(models.target),
         max_prompt_tokens=models.max_seq_len - 1,
@@ -112,7 +113,7 @@ def _warnings(config: GenerateConfig, models: ModelPlan) -> list[str]:
 
 
 def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:
-    encoder = _encoder(config, models)
+    encoder = prompt_encoder(config, models)
     return middle_of_rows((length, config.max_new_tokens) for length in encoder.sampled_lengths(run.prompts))
 
 
@@ -126,7 +127,7 @@ def generate_rows(
 ) -> bool:
     """Rank 0's work: every row that is not finished, recorded as it is, while the other ranks follow its
     turns. Returns whether the run is complete; otherwise it was stopped."""
-    encoder = _encoder(config, models)
+    encoder = prompt_encoder(config, models)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check)
     log_exactness(config, run.folder.manifest.info)

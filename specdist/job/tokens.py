@@ -156,8 +156,9 @@ class PromptEncoder:
         return token_ids
 
     def continuation_ids(self, text: str) -> list[int]:
-        """Tokens of text that stands after a prompt: no special ones."""
-        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Tokens of text after a prompt, without those that a tokenizer adds."""
+        split = {} if self._splitter is None else {"split_special_tokens": True}
+        token_ids: list[int] = self._tokenizer(text, add_special_tokens=False, **split)["input_ids"]
         return token_ids
 
     def sampled_lengths(self, prompts: Prompts) -> Iterator[int]:

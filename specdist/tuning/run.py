@@ -19,9 +19,10 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
 from specdist.job.costs import middle_of_rows
+from specdist.job.generate import prompt_encoder
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
-from specdist.job.tokens import PromptEncoder, load_tokenizer
+from specdist.job.tokens import PromptEncoder
 from specdist.job.topology import topology_from_environment
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
@@ -38,16 +39,9 @@ from specdist.utils.errors import UserError
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # What a trace depends on, beside the prompts.
 ORIGIN_OPTIONS = (
-    "target",
-    "draft",
-    "acceptance",
-    "temperature",
-    "top_k",
-    "top_p",
-    "max_new_tokens",
-    "seed",
-    "head",
-)
+    "target", "draft", "split_special_tokens", "acceptance", "temperature", "top_k", "top_p",
+    "max_new_tokens", "seed", "head",
+)  # fmt: skip
 
 # Fewer would leave the batch half empty for a large part of the replay, which a run's prompts do not.
 PROMPTS_PER_ROW = 8
@@ -175,7 +169,7 @@ def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exhaustiv
     models = plan_models(run_config)
     assert models.draft is not None
     networks = load_heads(heads, models.draft)
-    encoder = PromptEncoder(load_tokenizer(models.target), max_prompt_tokens=models.max_seq_len - 1)
+    encoder = prompt_encoder(run_config, models)
     requests = _requests(config, encoder)
     longest = max(len(request.prompt_ids) for request in requests) + config.max_new_tokens
     models = dataclasses.replace(models, max_seq_len=min(models.max_seq_len, longest))

@@ -38,6 +38,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]"),
         ([*SYNTHETIC, "--top_k", "5"], "--top_k and --top_p have no effect with --temperature 0"),
         ([*SYNTHETIC, "--prompt_column", "text"], "describe --prompts, which was not given"),
+        ([*SYNTHETIC, "--split_special_tokens"], "describe --prompts, which was not given"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
         ([*SYNTHETIC, "--placements", "beside"], "--placements: invalid choice: 'beside' .choose from"),
         ([*SYNTHETIC, "--num_branches", "2"], "--num_branches 2 has no effect without --placements separate"),

@@ -19,7 +19,7 @@ from specdist.heads.examples import COLUMNS, PREFIX_KINDS, bytes_per_example
 from tests.collecting.conftest import FILTERED
 from tests.collecting.plain import HALF_TOLERANCE, PlainPair, hidden_of
 from tests.job.launching import read_output, run_here
-from tests.job.pair import Pair, write_arrow
+from tests.job.pair import EOS_TOKEN, Pair, write_arrow
 
 HIDDEN_SIZE = 64
 
@@ -167,3 +167,18 @@ def test_rows_that_cannot_be_used_give_no_example(
         assert totals["num_rows"] == 4
         data = read_output(output)
         assert set(data["row_id"].to_pylist()) == {0, 3}
+
+
+def test_special_tokens_in_texts_can_be_split(options: dict[str, Any], tmp_path: Path) -> None:
+    """For the responses and for the examples alike: their prompts have the same, larger number of tokens."""
+    prompts = write_arrow(tmp_path / "p.arrow", {"prompt": [f"a lazy {EOS_TOKEN} dog"]})
+    lengths = []
+    for more in ({}, {"split_special_tokens": True}):
+        output = tmp_path / str(len(more))
+        run_here(
+            main, **options | {"prompts": prompts}, **more, kind="acceptance", token_mixing=1, output=output
+        )
+        [num_prompt_tokens] = read_output(output / "responses")["num_prompt_tokens"].to_pylist()
+        assert pc.min(read_output(output)["position"]).as_py() == num_prompt_tokens
+        lengths.append(num_prompt_tokens)
+    assert lengths[1] > lengths[0]

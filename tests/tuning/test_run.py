@@ -12,15 +12,16 @@ import pytest
 from specdist.config.generate import parse_generate_config
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import HEAD_POLICIES, OPTIONS, POLICIES
+from specdist.replay import ExhaustiveTrace
 from specdist.reporting.rates import read_tuned
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.grid import candidates
 from specdist.tuning.report import best_yaml, console_report, summary, write_report
-from specdist.tuning.run import COSTS_FILE, TuningResult, run_tuning
+from specdist.tuning.run import COSTS_FILE, TRACE_FILE, TuningResult, run_tuning
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import run_here
-from tests.job.pair import Pair, build_pair, write_arrow
+from tests.job.pair import EOS_TOKEN, Pair, build_pair, write_arrow
 
 PNG = b"\x89PNG"
 CAP = 6
@@ -144,6 +145,21 @@ def test_prompts_that_cannot_be_used_are_replaced_by_later_ones(
     empty = write_arrow(tmp_path / "none.arrow", {"prompt": ["", ""]})
     with pytest.raises(UserError, match="none of the prompts"):
         run_tuning(TuneConfig(**{**options, **changed, "prompts": str(empty)}))
+
+
+def test_special_tokens_in_prompts_can_be_split(options: dict[str, Any], tmp_path: Path) -> None:
+    """And what was traced with other tokens is not replayed."""
+    prompts = write_arrow(tmp_path / "p.arrow", {"prompt": [f"a lazy {EOS_TOKEN} dog"]})
+    changed = {**options, "prompts": str(prompts), "max_draft_tokens": 2, "max_new_tokens": 4}
+    lengths = []
+    for split in (False, True):
+        output = tmp_path / str(split)
+        run_tuning(TuneConfig(**{**changed, "split_special_tokens": split, "output": str(output)}))
+        [prompt] = ExhaustiveTrace.read(output / TRACE_FILE).prompts
+        lengths.append(len(prompt.prompt_ids))
+    assert lengths[1] > lengths[0]
+    with pytest.raises(UserError, match="--split_special_tokens False, but"):
+        run_tuning(TuneConfig(**{**changed, "output": str(output), "replay_only": True}))
 
 
 @pytest.mark.parametrize(
