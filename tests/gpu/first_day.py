@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The commands run in the repository, wherever this was started.
     options.output, options.pair = options.output.absolute(), options.pair and options.pair.absolute()
     num_gpus = count_gpus()
-    steps = plan(options.output, options.pair, device="cpu" if options.pretend else "cuda")
+    device = "cpu" if options.pretend else "cuda"
+    steps = plan(options.output, options.pair, device=device, num_gpus=num_gpus)
     unknown = sorted(set(options.only or ()) - {step.name for step in steps})
     if unknown:
         parser.error(f"--only {' '.join(unknown)}: the steps are {' '.join(step.name for step in steps)}")
@@ -83,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for number, step in enumerate(steps, 1):
         say(f"{number:2}. {step.name}: {step.title}\n    tells: {step.tells}")
-        say(f"    {step.num_gpus} GPUs, at most {step.limit_s} s\n    {shlex.join(step.command)}")
+        gpus = "1 GPU" if step.num_gpus == 1 else f"{step.num_gpus} GPUs"
+        say(f"    {gpus}, at most {step.limit_s} s\n    {shlex.join(step.command)}")
     if options.list:
         say(json.dumps({"steps": [step.name for step in steps], "num_gpus": num_gpus}))
         return 0

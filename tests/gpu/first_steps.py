@@ -1,4 +1,4 @@
-"""The steps of :mod:`tests.gpu.first_day`, each a command that anybody could type."""
+"""The steps of :mod:`tests.gpu.first_day`, each a command that can also be typed by hand."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ SHOW_VERSIONS = (
 )
 SHOW_MEMORY = ["--query-gpu=index,memory.used,memory.total", "--format=csv"]
 CHECKS = [PYTHON, "-m", "tests.gpu.first_checks"]
+# Prompts of the long steps have 1.25 to 1.4 times as many tokens; on a CPU they are only to be tried.
+COPY_DISTANCE = {"cuda": 4600, "cpu": 300}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One command, what a failure of it tells, and what it needs."""
+    """A command, what its failure would tell, and what it needs."""
 
     name: str
     title: str
@@ -34,31 +36,43 @@ class Step:
     runs_on_cpu: bool = False
 
 
-def plan(output: Path, pair: Path | None, *, device: str) -> list[Step]:
-    """All steps, in their order. ``device``: of the jobs."""
+def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> list[Step]:
+    """All steps, in their order.
+
+    ``device``: of the jobs. ``num_gpus``: of this node, which decides over how many the long prompts are run.
+    """
     models = pair or output / "pair"
-    rows = [
-        *("--prompts", f"{models}/prompts.arrow", "--target", f"{models}/target", "--limit", "16"),
-        *("--max_new_tokens", "32", "--rows_per_shard", "8", "--temperature", "0", "--overwrite"),
-    ]
-    draft = ["--draft", f"{models}/draft", "--policy", "fixed", "--num_draft_tokens", "4"]
+    copying = output / "long-pair"
+    rows = ["--limit", "16", "--max_new_tokens", "32", "--rows_per_shard", "8"]
+    rows += ["--temperature", "0", "--overwrite"]
+    drafting = ["--policy", "fixed", "--num_draft_tokens", "4"]
+    draft = ["--draft", f"{models}/draft", *drafting]
     exact = ["--dtype", "float32"]
 
     def job(
-        name: str, *options: str, ranks: int = 1, on: str = device, script: str = "jobs/generate.py"
+        name: str,
+        *options: str,
+        ranks: int = 1,
+        on: str = device,
+        script: str = "jobs/generate.py",
+        of: Path = models,
     ) -> list[str]:
         launcher = [PYTHON]
         if ranks > 1:
             launcher += ["-m", "specdist.job.launch", "--multi_gpu", "--num_machines", "1"]
             launcher += ["--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"]
-        return [*launcher, script, *rows, *options, "--device", on, "--output", f"{output}/{name}"]
+        inputs = ["--prompts", f"{of}/prompts.arrow", "--target", f"{of}/target"]
+        return [*launcher, script, *inputs, *rows, *options, "--device", on, "--output", f"{output}/{name}"]
 
     def equal(name: str, *command: str, wanted: str = "cpu", share: float = 1.0) -> list[str]:
-        """The job, and then the share of its rows that must be those of another run."""
+        """The job, then the comparison: this share of its completions must be those of another run."""
         runs = [f"{output}/{name}", f"{output}/{wanted}"]
         return [*CHECKS, "equal", *runs, "--share", str(share), "--", *command]
 
     main = ["--tp_size", "2", *draft, *exact]
+    long_ranks = min(max(num_gpus, 1), 3) if device == "cuda" else 1
+    long = ["--dtype", "bfloat16", *(["--tp_size", "2"] if long_ranks > 1 else [])]
+    long += ["--draft", f"{copying}/draft", *drafting] if long_ranks != 2 else []
     return [
         Step(
             name="versions",
@@ -144,6 +158,38 @@ def plan(output: Path, pair: Path | None, *, device: str) -> list[Step]:
             ),
             num_gpus=3,
             limit_s=600,
+        ),
+        Step(
+            name="long-pair",
+            title="a pair that copies from far back, prompts of thousands of tokens, and what follows them",
+            tells="nothing of the GPUs: the two next steps run these models",
+            command=[
+                *(PYTHON, "-m", "tests.job.copying", str(copying)),
+                *("--distance", str(COPY_DISTANCE[device]), "--num_prompts", "16"),
+            ],
+            num_gpus=0,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="long-alone",
+            title="the long prompts in bfloat16 on one GPU, the target alone",
+            tells="positions, rotary frequencies and attention kernels far into a text: every token is known",
+            command=equal(
+                "long-alone",
+                *job("long-alone", "--dtype", "bfloat16", of=copying),
+                wanted="long-pair/known",
+            ),
+            limit_s=600,
+            runs_on_cpu=True,
+        ),
+        Step(
+            name="long",
+            title="the same as the main job; on two GPUs the sharded target alone, on one target and draft",
+            tells="whether a sharded target and a draft are as exact there as on short prompts in float32",
+            command=equal("long", *job("long", *long, ranks=long_ranks, of=copying), wanted="long-alone"),
+            num_gpus=long_ranks,
+            limit_s=600,
+            runs_on_cpu=True,
         ),
         Step(
             name="kill",

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from specdist.cli.generate import main as generate
 from specdist.job import replica
 from specdist.models import computed
 from specdist.models.loading_check import LoadingCheck
-from tests.job.copying import DISTANCE, build_copying_pair
+from tests.job.copying import DISTANCE, build_copying_pair, known_completions
 from tests.job.launching import Ended, read_output, run_here
 from tests.job.ranks import fork_ranks
 
@@ -38,12 +37,8 @@ def copying(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def expected(copying: dict[str, Any], output: Path) -> list[list[int]]:
-    """What comes next is what stands ``DISTANCE`` tokens before the last one."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(copying["target"])
-    prompts = [tokenizer(text)["input_ids"] for text in read_output(output)["prompt"].to_pylist()]
-    assert all(len(prompt) >= 1500 for prompt in prompts)
-    firsts = [len(prompt) - 1 - DISTANCE for prompt in prompts]
-    return [prompt[first : first + NUM_NEW_TOKENS] for prompt, first in zip(prompts, firsts, strict=True)]
+    texts = read_output(output)["prompt"].to_pylist()
+    return known_completions(copying["target"], texts, NUM_NEW_TOKENS, DISTANCE)
 
 
 def completions(output: Path) -> list[list[int]]:
