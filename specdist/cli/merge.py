@@ -8,23 +8,23 @@ JSON texts.
 
 from __future__ import annotations
 
-import argparse
+from argparse import RawTextHelpFormatter
 from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.arguments import local_path
+from specdist.config.arguments import CommandParser, local_path
 from specdist.utils.errors import UserError
 
 
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("run", type=local_path, help="folder of the run")
     parser.add_argument(
         "--output", type=local_path, required=True, help="file to write: .arrow, .parquet, .jsonl or .csv"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-    given = parser.parse_args(arguments)
+    given = parser.values(arguments)
 
     from specdist.data import RunFolder
     from specdist.data.merging import merge_run

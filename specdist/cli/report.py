@@ -9,23 +9,23 @@ The last line on stdout is a JSON document.
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import RawTextHelpFormatter
 from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.arguments import local_path
+from specdist.config.arguments import CommandParser, local_path
 
 
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("outputs", type=local_path, nargs="+", metavar="OUTPUT", help="folder of a run")
     parser.add_argument(
         "--folder", type=local_path, help="where to (default: report/ in the folder of the run)"
     )
     parser.add_argument("--tune", type=local_path, help="what specdist tune has left for this pair")
-    given = parser.parse_args(arguments)
+    given = parser.values(arguments)
 
     from specdist.reporting import write_report
 

@@ -6,14 +6,14 @@ specdist show --schema        what every column and every statistic means
 
 from __future__ import annotations
 
-import argparse
 import textwrap
+from argparse import RawTextHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.arguments import local_path
+from specdist.config.arguments import CommandParser, local_path
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ TOTALS = (
 
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("output", type=local_path, nargs="?", help="folder of the run")
     parser.add_argument("--schema", action="store_true", help="say what columns and statistics mean, and end")
     parser.add_argument(
         "--rows", type=int, default=2, help="prompts to print, spread over the run (default: 2)"
     )
-    given = parser.parse_args(arguments)
+    given = parser.values(arguments)
     if given.output is None and not given.schema:
         parser.error("name the --output folder of a run, or --schema")
     if given.schema:

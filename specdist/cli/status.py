@@ -9,20 +9,20 @@ document.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from argparse import RawTextHelpFormatter
 from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.arguments import local_path
+from specdist.config.arguments import CommandParser, local_path
 
 INTERVAL_S = 5.0
 
 
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("output", type=local_path, help="folder of the run")
     parser.add_argument(
         "--watch",
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help=f"look again every so many seconds until the run is complete (default: {INTERVAL_S:g})",
     )
-    given = parser.parse_args(arguments)
+    given = parser.values(arguments)
 
     from specdist.job.status import StatusReader
 

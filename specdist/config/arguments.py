@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
+import itertools
 import re
 import reprlib
 import sys
@@ -87,13 +88,53 @@ def parse_arguments(
     if chosen.config is not None:
         overridden = {item[2:].split("=")[0].replace("-", "_") for item in options if item.startswith("--")}
         options = parser.arguments_from_yaml(chosen.config, overridden) + options
-    values = parser.parse(options)
+    values = vars(parser.values(options))
+    del values["config"]
     check_paths(values)
     return config_class(**values)
 
 
-class OptionParser(HfArgumentParser):
-    """One parser for the groups of a configuration; its errors name an option, a rule and a remedy."""
+class CommandParser(argparse.ArgumentParser):
+    """Its errors are a :class:`UserError` that names an option, a rule and a remedy; no usage is printed."""
+
+    # Where an option of the YAML file stands, for messages.
+    places: Mapping[str, str] = {}
+
+    def values(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """What :meth:`parse_args` gives. Raises :class:`UserError`, for an unknown option with the nearest
+        known one."""
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        # First of all: with a misspelt option a required one may be missing.
+        for word in itertools.takewhile(lambda word: word != "--", arguments):
+            name = word.split("=")[0]
+            if name.startswith("--") and name not in self._option_string_actions:
+                raise UserError(f"{name} is not an option{self.nearest(name[2:])}")
+        namespace, unknown = self.parse_known_args(arguments)
+        if unknown:
+            known = self.nearest(unknown[0][1:]) if unknown[0][0] == "-" else ": a value without an option"
+            raise UserError(f"{unknown[0]} is not an option{known}")
+        return namespace
+
+    def nearest(self, name: str) -> str:
+        """A remedy for a name that is not an option's."""
+        names = [action.dest for action in self._actions if action.option_strings]
+        found = difflib.get_close_matches(name.replace("-", "_"), names, n=1)
+        return f": did you mean --{found[0]}?" if found else "; --help lists all options"
+
+    def error(self, message: str) -> NoReturn:
+        match = re.match(r"argument (--\w+)[^:]*: (.*)", message, re.DOTALL)
+        if match is None:
+            missing = message.removeprefix("the following arguments are required: ")
+            names = ", ".join(part.split("/")[0] for part in missing.split(", "))
+            raise UserError(
+                f"{names} must be given" if missing != message else f"{message}; --help lists all options"
+            )
+        place = self.places.get(match[1][2:])
+        raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
+
+
+class OptionParser(HfArgumentParser, CommandParser):
+    """One parser for the groups of a configuration."""
 
     def __init__(self, config_class: type[DataclassInstance], config_parser: argparse.ArgumentParser) -> None:
         super().__init__(
@@ -106,8 +147,7 @@ class OptionParser(HfArgumentParser):
         fields = dataclasses.fields(config_class)
         self._names = [item.name for item in fields]
         self._lists = {item.name for item in fields if "action" in item.metadata}
-        # Where an option of the file stands, for messages.
-        self._places: dict[str, str] = {}
+        self.places: dict[str, str] = {}
 
     def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
         """One for each title: several classes may add to it."""
@@ -138,38 +178,11 @@ class OptionParser(HfArgumentParser):
             if name == "config":
                 raise UserError(f"{place}: a file cannot name another one; move its options here")
             if name not in self._names:
-                raise UserError(f"{place}: {name} is not an option{self._nearest(str(name))}")
+                raise UserError(f"{place}: {name} is not an option{self.nearest(str(name))}")
             if name not in overridden and value is not None:
-                self._places[name] = place
+                self.places[name] = place
                 arguments += [f"--{name}={item}" for item in items]
         return arguments
-
-    def parse(self, arguments: list[str]) -> dict[str, Any]:
-        """Values by option. Raises :class:`UserError`."""
-        namespace, unknown = self.parse_known_args(arguments)
-        if unknown:
-            name = unknown[0].split("=")[0]
-            known = self._nearest(name.lstrip("-")) if name.startswith("-") else ": a value without an option"
-            raise UserError(f"{name} is not an option{known}")
-        values = vars(namespace)
-        del values["config"]
-        return values
-
-    def error(self, message: str) -> NoReturn:
-        """What argparse has to say, without the usage, which is pages long."""
-        match = re.match(r"argument (--\w+)[^:]*: (.*)", message, re.DOTALL)
-        if match is None:
-            missing = message.removeprefix("the following arguments are required: ")
-            names = ", ".join(part.split("/")[0] for part in missing.split(", "))
-            raise UserError(
-                f"{names} must be given" if missing != message else f"{message}; --help lists all options"
-            )
-        place = self._places.get(match[1][2:])
-        raise UserError(f"{match[1]}: {match[2]}" + (f" ({place})" if place else ""))
-
-    def _nearest(self, name: str) -> str:
-        found = difflib.get_close_matches(name.replace("-", "_"), self._names, n=1)
-        return f": did you mean --{found[0]}?" if found else "; --help lists all options"
 
 
 class OptionHelp(argparse.HelpFormatter):

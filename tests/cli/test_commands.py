@@ -80,6 +80,28 @@ def test_an_unknown_option_is_told_once_with_its_neighbour() -> None:
     assert (other.returncode, other.stderr) == (2, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("show run --row 3", "--row is not an option: did you mean --rows?"),
+        ("report run --fodler there", "--fodler is not an option: did you mean --folder?"),
+        ("status run --wach", "--wach is not an option: did you mean --watch?"),
+        # Without the misspelt option a required one is missing: that is not what the user wants to hear.
+        ("merge run --outptu there", "--outptu is not an option: did you mean --output?"),
+        ("generate --targe large", "--targe is not an option: did you mean --target?"),
+        ("merge run --zzz --output there", "--zzz is not an option; --help lists all options"),
+        ("merge --output there", "run must be given"),
+        ("show one two", "two is not an option: a value without an option"),
+        ("show --rows few", "--rows: invalid int value: 'few'"),
+    ],
+)
+def test_every_command_tells_a_mistake_in_one_line(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
 def test_the_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
