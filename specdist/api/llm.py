@@ -14,9 +14,11 @@ job.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from tqdm.auto import tqdm
 
@@ -30,6 +32,7 @@ from specdist.job.preflight import plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, local_device
+from specdist.models.generation import default_options, unused_settings
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
 
@@ -39,6 +42,8 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
 NO_PATH = "(none)"
 # The context before a measured pass where the prompts are not known yet.
 TYPICAL_CONTEXT_TOKENS = 256
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +83,10 @@ class SpeculativeLLM:
             by its name there: ``dtype``, ``device``, ``acceptance``, ``num_draft_tokens``, ``max_num_seqs``,
             ``max_seq_len``, ``cache_memory``, ...
 
+    Attributes:
+        default_sampling: what :meth:`generate` uses when it is called without; with
+            ``generation_config="model"`` the settings of the target's generation_config.json.
+
     Raises :class:`specdist.utils.errors.UserError` (a ValueError) for what the job would refuse.
     """
 
@@ -96,6 +105,12 @@ class SpeculativeLLM:
         config = self._config(CompletionOptions())
         config.check_world(1)
         models = plan_models(config)
+        self.default_sampling = CompletionOptions()
+        if config.generation_config == "model":
+            self.default_sampling = CompletionOptions(**default_options(models.target))
+            config = self._config(self.default_sampling)
+            if (unused := unused_settings(models.target, None)) is not None:
+                logger.warning(unused)
         self._tokenizer = load_tokenizer(models.target)
         self._models = models
         self._replica = Replica(
@@ -129,12 +144,13 @@ class SpeculativeLLM:
         Args:
             prompts: texts, lists of token ids, or lists of chat messages (``{"role": ..., "content": ...}``);
                 a text alone is one prompt.
-            sampling: by default temperature 1 and 256 tokens.
+            sampling: by default :attr:`default_sampling`, temperature 1 and 256 tokens; to change a part of
+                it, ``dataclasses.replace(llm.default_sampling, max_new_tokens=64)``.
             use_tqdm: show a progress bar.
 
         A prompt that cannot be used (empty, or too long) has a result with ``finish_reason`` ``error``.
         """
-        sampling = sampling or CompletionOptions()
+        sampling = sampling or self.default_sampling
         config = self._config(sampling)
         encoder = PromptEncoder(
             self._tokenizer,
@@ -180,8 +196,14 @@ class SpeculativeLLM:
                 raise UserError(
                     "chat messages need a chat template, and the target's tokenizer has none: give texts"
                 )
-            return encoder.prompt_ids([dict(message) for message in prompt])  # type: ignore[arg-type]
-        ids = [int(token_id) for token_id in prompt if not isinstance(token_id, dict)]
+            return encoder.prompt_ids(cast("list[dict[str, Any]]", list(prompt)))
+        try:
+            ids = [operator.index(token_id) for token_id in cast("Sequence[int]", prompt)]
+        except TypeError as error:
+            raise UserError(
+                "a prompt is a text, a sequence of token ids, or a sequence of chat messages "
+                f"({{'role': ..., 'content': ...}}): {error}"
+            ) from error
         if min(ids) < 0 or max(ids) >= self._models.vocab_size:
             raise RowError(f"a token id is not in [0, {self._models.vocab_size})")
         if len(ids) >= self._models.max_seq_len:

@@ -6,7 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.generate import parse_generate_config
+from specdist.config.arguments import parse_given
+from specdist.config.generate import GenerateConfig
 from specdist.utils.errors import UserError
 
 TENSORBOARD_PACKAGE = "tensorboardX"
@@ -16,13 +17,13 @@ TENSORBOARD_PACKAGE = "tensorboardX"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank of the job; returns its exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it
     was stopped before. Rank 0's last line on stdout is a JSON document."""
-    config = parse_generate_config(arguments)
+    config, given = parse_given(GenerateConfig, arguments)
     if config.tensorboard:
         check_tensorboard()
 
     from specdist.job.generate import run_generation
 
-    return run_generation(config)
+    return run_generation(config, given)
 
 
 def check_tensorboard() -> None:

@@ -76,6 +76,13 @@ def parse_arguments(
     A word before all options is the value of the option ``positional``. Raises :class:`UserError` for what
     cannot be parsed; ``--help`` prints all options and ends the program.
     """
+    return parse_given(config_class, arguments, positional=positional)[0]
+
+
+def parse_given(
+    config_class: type[Config], arguments: Sequence[str] | None = None, *, positional: str | None = None
+) -> tuple[Config, frozenset[str]]:
+    """As :func:`parse_arguments`, and the names of the options that were given, in the file or otherwise."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if positional is not None and arguments and not arguments[0].startswith("-"):
         arguments[0] = f"--{positional}={arguments[0]}"
@@ -85,13 +92,13 @@ def parse_arguments(
     )
     chosen, options = config_parser.parse_known_args(arguments)
     parser = OptionParser(config_class, config_parser)
+    given = {item[2:].split("=")[0].replace("-", "_") for item in options if item.startswith("--")}
     if chosen.config is not None:
-        overridden = {item[2:].split("=")[0].replace("-", "_") for item in options if item.startswith("--")}
-        options = parser.arguments_from_yaml(chosen.config, overridden) + options
+        options = parser.arguments_from_yaml(chosen.config, given) + options
     values = vars(parser.values(options))
     del values["config"]
     check_paths(values)
-    return config_class(**values)
+    return config_class(**values), frozenset({*given, *parser.places})
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -137,7 +144,8 @@ class OptionParser(HfArgumentParser, CommandParser):
     """One parser for the groups of a configuration."""
 
     def __init__(self, config_class: type[DataclassInstance], config_parser: argparse.ArgumentParser) -> None:
-        super().__init__(
+        HfArgumentParser.__init__(
+            self,
             list(groups_of(config_class)),
             allow_abbrev=False,
             parents=[config_parser],

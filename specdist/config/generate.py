@@ -105,6 +105,11 @@ class GenerateConfig(
     tp_size: int = option(
         1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
     )
+    generation_config: Literal["model", "none"] = option(
+        "none",
+        help="model = where they are not given, take --temperature, --top_k, --top_p, --max_new_tokens, "
+        "--stop and --num_samples from the target's generation_config.json; none = only its end tokens",
+    )
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft

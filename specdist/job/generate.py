@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 from specdist.config.generate import GenerateConfig
@@ -16,7 +18,15 @@ from specdist.job.closing import closing_lines
 from specdist.job.costs import middle_of_rows
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.exactness import exactness_words, log_exactness, record_check
-from specdist.job.preflight import NUM_HALVINGS, ModelPlan, RunPlan, freeze_costs, plan_models, plan_run
+from specdist.job.preflight import (
+    NUM_HALVINGS,
+    ModelPlan,
+    RunPlan,
+    freeze_costs,
+    plan_models,
+    plan_run,
+    with_model_defaults,
+)
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
@@ -37,16 +47,26 @@ from specdist.models.generation import unused_settings
 logger = logging.getLogger(__name__)
 
 
-def run_generation(config: GenerateConfig) -> int:
+def run_generation(config: GenerateConfig, given: Collection[str] = ()) -> int:
     """Run one rank of the job; rank 0's last line on stdout is a JSON document.
+
+    ``given``: the options that ``--generation_config model`` must not change.
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
-    return run_rank(config, config, _run, can_start_over=True)
+    return run_rank(config, config, partial(_run, given=given), can_start_over=True)
 
 
-def _run(config: GenerateConfig, topology: Topology, stop: StopRequest, activity: Activity) -> int:
-    models = rank0_first(topology, lambda: plan_models(config))
+def _run(
+    asked: GenerateConfig,
+    topology: Topology,
+    stop: StopRequest,
+    activity: Activity,
+    *,
+    given: Collection[str],
+) -> int:
+    models = rank0_first(topology, lambda: plan_models(asked))
+    config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
     run = on_rank0(topology, lambda: plan_run(config, models, topology))
     try:
         return _run_planned(config, topology, models, run, stop, activity)
@@ -108,7 +128,7 @@ def prompt_encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
 
 def _warnings(config: GenerateConfig, models: ModelPlan) -> list[str]:
     used = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
-    unused = unused_settings(models.target, used)
+    unused = unused_settings(models.target, used if config.generation_config == "none" else None)
     return [*config.warnings(), *([] if unused is None else [unused])]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,8 +25,14 @@ from specdist.job.tokens import (
     common_vocab_size,
 )
 from specdist.job.topology import Topology
-from specdist.models.checkpoint import Checkpoint, check_family, open_checkpoint
+from specdist.models.checkpoint import (
+    GENERATION_CONFIG_NAME,
+    Checkpoint,
+    check_family,
+    open_checkpoint,
+)
 from specdist.models.fitting import check_weights
+from specdist.models.generation import default_options
 from specdist.models.sizes import model_size
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
@@ -88,6 +96,26 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     )
 
 
+def with_model_defaults(
+    config: GenerateConfig, target: Checkpoint, given: Collection[str] = ()
+) -> GenerateConfig:
+    """With ``--generation_config model``, the options with the target's own settings as defaults of those
+    that were not ``given``. Raises :class:`UserError`."""
+    if config.generation_config == "none":
+        return config
+    defaults = {name: value for name, value in default_options(target).items() if name not in given}
+    try:
+        config = dataclasses.replace(config, **defaults)
+    except UserError as error:
+        raise UserError(
+            f"--generation_config model: {target.name}/{GENERATION_CONFIG_NAME} has a value that "
+            f"cannot be used: {error}"
+        ) from error
+    shown = ", ".join(f"--{name} {value}" for name, value in defaults.items()) or "nothing"
+    logger.info("from the target's %s: %s", GENERATION_CONFIG_NAME, shown)
+    return config
+
+
 def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int) -> Checkpoint:
     checkpoint = open_checkpoint(
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
@@ -147,9 +175,10 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
     folder.freeze(NUM_HALVINGS, num_halvings)
     limits = batch_limits(config, models, num_halvings)
     logger.warning(
-        "out of memory%s: continuing with at most %d sequences and %d tokens at a time",
+        "out of memory%s: continuing with at most %d %s and %d tokens at a time",
         "" if row is None else f", with row {row[0]} alone, which is recorded as an error",
         limits.num_slots,
+        "sequence" if limits.num_slots == 1 else "sequences",
         limits.max_num_batched_tokens,
     )
 

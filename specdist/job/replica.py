@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
-from specdist.engine.assembly import PAGE_SIZE, Assembly
+from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
@@ -89,7 +89,14 @@ class Replica:
             self._together(self._load)
             self._together(self._check_loading)
         self._activity.begin("sizing the cache")
-        self.num_pages = self._allocate()
+        self.ahead = DraftAhead()
+        self.num_pages = self._agree_on_pages()
+        num_branch_rows, max_branch_tokens = self._room_for_branches()
+        for runner in (self._target, self._draft):
+            if runner is not None:
+                self.assembly().allocate(
+                    runner, num_branch_rows=num_branch_rows, max_branch_tokens=max_branch_tokens
+                )
         self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
         self._set_policy()
 
@@ -286,8 +293,8 @@ class Replica:
     def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:
         return checkpoint.torch_dtype(self._config.dtype)
 
-    def _allocate(self) -> int:
-        """Agree on the number of pages and take their memory; one page table serves all ranks."""
+    def _agree_on_pages(self) -> int:
+        """As many as the rank with the least memory has room for: one page table serves all ranks."""
         num_branch_rows, max_branch_tokens = self._room_for_branches()
         limits = RowLimits(
             scheduling=self._scheduling,
@@ -305,16 +312,6 @@ class Replica:
         room = min(rooms, key=lambda found: found.num_pages)
         if room.num_pages < limits.pages_per_row:
             raise UserError(refusal(self._config, limits, room))
-        runners = [runner for runner in (self._target, self._draft) if runner is not None]
-        for runner in runners:
-            runner.allocate(
-                num_pages=room.num_pages,
-                page_size=PAGE_SIZE,
-                num_slots=self.num_slots,
-                max_seq_len=limits.max_seq_len,
-                num_branch_rows=num_branch_rows,
-                max_branch_tokens=max_branch_tokens,
-            )
         return room.num_pages
 
     def _room_for_branches(self) -> tuple[int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,8 +100,24 @@ def test_what_the_job_would_refuse_is_refused(pair: Pair, llm: SpeculativeLLM) -
         SpeculativeLLM(target, num_drafts=3)
     with pytest.raises(UserError, match="--num_draft_tokens 4 has no effect with --policy svip"):
         SpeculativeLLM(target, draft, policy="svip", num_draft_tokens=4)
+    mixed: Any = [5, {"role": "user", "content": "a"}]
+    with pytest.raises(UserError, match="a prompt is a text, a sequence of token ids, or"):
+        llm.generate([mixed], GREEDY, use_tqdm=False)
     with pytest.raises(UserError, match="--temperature -1"):
         llm.generate(["a"], SamplingOptions(temperature=-1), use_tqdm=False)
+
+
+def test_the_models_own_settings_are_the_default(pair: Pair, tmp_path: Path) -> None:
+    """Whatever is given to generate() counts alone."""
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    path = target / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.7, "max_new_tokens": 3}))
+    llm = SpeculativeLLM(str(target), generation_config="model")
+    assert (llm.default_sampling.temperature, llm.default_sampling.max_new_tokens) == (0.7, 3)
+    (by_default,) = llm.generate(["a b"], use_tqdm=False)
+    (given,) = llm.generate(["a b"], SamplingOptions(temperature=0.7, max_new_tokens=3), use_tqdm=False)
+    assert by_default.token_ids == given.token_ids and len(given.token_ids) <= 3
+    assert SpeculativeLLM(str(target)).default_sampling == SamplingOptions()
 
 
 def test_public_names_are_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
-from specdist.models.checkpoint import open_checkpoint
-from specdist.models.generation import unused_settings
+from specdist.config.generate import GenerateConfig
+from specdist.data import RunFolder
+from specdist.job.preflight import with_model_defaults
+from specdist.models.checkpoint import Checkpoint, open_checkpoint
+from specdist.models.generation import default_options, unused_settings
+from specdist.utils.errors import UserError
 from tests.job.launching import refused, run_here
 from tests.job.pair import Pair
 
@@ -35,17 +40,23 @@ def test_an_adapter_is_refused_with_what_to_do(
     )
 
 
-def settings(folder: Path, used: dict[str, float], **asked: Any) -> str | None:
+def ask_for(folder: Path, **asked: Any) -> Checkpoint:
+    """A model whose generation_config.json has these settings, too."""
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | asked))
-    return unused_settings(open_checkpoint("--target", str(folder)), used)
+    return open_checkpoint("--target", str(folder))
+
+
+def settings(folder: Path, used: dict[str, float] | None, **asked: Any) -> str | None:
+    return unused_settings(ask_for(folder, **asked), used)
 
 
 def test_settings_of_the_model_that_are_not_used_are_named(folder: Path) -> None:
     found = settings(folder, USED, temperature=0.6, top_p=0.9, top_k=0, repetition_penalty=1.05)
     assert found is not None and f"--target {folder}" in found
     assert "to use them, pass --temperature 0.6 --top_p 0.9" in found
-    assert "nor repetition_penalty 1.05, which specdist does not have" in found and "top_k" not in found
+    assert ", or --generation_config model, and cannot use repetition_penalty 1.05, which" in found
+    assert "top_k" not in found
 
 
 def test_settings_that_are_used_or_change_nothing_are_not_named(folder: Path) -> None:
@@ -58,3 +69,65 @@ def test_the_job_warns_of_them_once(options: dict[str, Any], folder: Path, tmp_p
     settings(folder, USED, temperature=0.6)
     ended = run_here(**(options | {"target": folder}), output=tmp_path / "run", limit=2)
     assert ended.code == 0 and ended.stderr.count("pass --temperature 0.6") == 1
+
+
+def test_settings_of_the_file_are_defaults_by_the_names_of_options(folder: Path) -> None:
+    assert default_options(ask_for(folder)) == {}
+    found = default_options(
+        ask_for(folder, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=7,
+                num_return_sequences=2, stop_strings="END", repetition_penalty=1.1)
+    )  # fmt: skip
+    assert found == {
+        "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7, "num_samples": 2, "stop": ["END"]
+    }  # fmt: skip
+    # transformers does not sample then, whatever the temperature is.
+    assert default_options(ask_for(folder, do_sample=False))["temperature"] == 0
+    assert settings(folder, None, temperature=0.6, repetition_penalty=1.1) == (
+        f"--target {folder} has a generation_config.json: this run cannot use repetition_penalty 1.1, which "
+        "specdist does not support"
+    )
+
+
+def test_options_that_were_given_win_over_the_file(folder: Path) -> None:
+    config = GenerateConfig(
+        prompts="p", output="o", target=str(folder), top_k=5, generation_config="model", seed=3
+    )
+    checkpoint = ask_for(folder, temperature=0.6, top_k=20, max_new_tokens=7)
+    found = with_model_defaults(config, checkpoint, {"top_k", "seed"})
+    assert (found.temperature, found.top_k, found.max_new_tokens, found.seed) == (0.6, 5, 7, 3)
+    assert with_model_defaults(dataclasses.replace(config, generation_config="none"), checkpoint).top_k == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot' in its generation_config.json: correct the file"),
+        ({"top_k": 2.5}, "top_k is 2.5 in its"),
+        ({"stop_strings": [1]}, r"stop_strings is \[1\] in its"),
+        ({"temperature": -1.0}, "cannot be used: --temperature -1.0 must be"),
+        (None, "has no generation_config.json: leave the option out"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(
+    folder: Path, asked: dict[str, Any] | None, message: str
+) -> None:
+    checkpoint = ask_for(folder, **(asked or {}))
+    if asked is None:
+        (folder / "generation_config.json").unlink()
+    config = GenerateConfig(prompts="p", output="o", target=str(folder), generation_config="model")
+    with pytest.raises(UserError, match=f"--generation_config model: .*{message}"):
+        with_model_defaults(config, checkpoint)
+
+
+def test_a_run_with_the_models_settings(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    """The manifest and config.yaml have what was used, and the same command goes on with the run."""
+    ask_for(folder, temperature=0.5, top_k=20, max_new_tokens=3, repetition_penalty=1.1)
+    asked = {name: value for name, value in options.items() if name not in ("temperature", "max_new_tokens")}
+    asked |= {"target": folder, "limit": 2, "top_k": 9, "generation_config": "model"}
+    for _ in range(2):
+        ended = run_here(**asked, output=tmp_path / "run")
+        assert ended.code == 0, ended.stderr
+        assert ended.stderr.count("cannot use repetition_penalty 1.1, which specdist does not support") == 1
+    found = RunFolder(tmp_path / "run").manifest.fingerprint
+    assert (found["temperature"], found["top_k"], found["max_new_tokens"]) == (0.5, 9, 3)
+    assert "temperature: 0.5\n" in (tmp_path / "run" / "config.yaml").read_text()
