@@ -14,13 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.collecting.passes import (
-    AskedTokens,
-    contexts_of,
-    groups_of,
-    in_passes,
-    pages_of,
-)
+from specdist.collecting.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.sequence import Request

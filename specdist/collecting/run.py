@@ -146,9 +146,7 @@ class Collection:
             for text, found, probabilities_M in zip(texts, drafted, target_probabilities, strict=True)
         ]
         table = example_table(
-            blocks,
-            hidden_size=draft_hidden_size(self._models),
-            hidden_dtype=self._config.hidden_dtype,
+            blocks, hidden_size=draft_hidden_size(self._models), hidden_dtype=self._config.hidden_dtype
         )
         self._plan.folder.finish_shard(shard, table, self._stats(shard, table, begin))
 

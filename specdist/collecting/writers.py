@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 
 from specdist.collecting.config import CollectConfig
 from specdist.collecting.ranks import Conductor
-from specdist.collecting.texts import (
-    DRAFT_SAMPLE,
-    MIXED_SAMPLE,
-    NUM_STRETCHES,
-    RowTexts,
-    stretch_lengths,
-)
+from specdist.collecting.texts import DRAFT_SAMPLE, MIXED_SAMPLE, NUM_STRETCHES, RowTexts, stretch_lengths
 from specdist.data import Prompts
 from specdist.engine.sequence import Request
 from specdist.engine.stats_recorder import StatsRecorder

@@ -95,12 +95,7 @@ def output_schema(input_schema: pa.Schema, *, is_exact: bool) -> pa.Schema:
 
 
 def shard_table(
-    inputs: pa.Table,
-    results: Sequence[RowResult],
-    *,
-    first_row: int,
-    num_samples: int,
-    is_exact: bool = True,
+    inputs: pa.Table, results: Sequence[RowResult], *, first_row: int, num_samples: int, is_exact: bool = True
 ) -> pa.Table:
     """The output of a shard: its input rows in order, ``num_samples`` completions of each.
 

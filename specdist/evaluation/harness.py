@@ -148,10 +148,7 @@ def _options(request: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
             f"--lm_eval_export {request.task_name}: the task requires {unknown[0]}={wanted[unknown[0]]!r}, "
             "which specdist does not support"
         )
-    options = {
-        "temperature": float(wanted["temperature"]),
-        "max_new_tokens": int(wanted["max_gen_toks"]),
-    }
+    options = {"temperature": float(wanted["temperature"]), "max_new_tokens": int(wanted["max_gen_toks"])}
     if options["temperature"] > 0:
         options |= {name: wanted[name] for name in ("top_k", "top_p") if name in wanted}
     stops = [text for text in wanted.get("until", []) if text]

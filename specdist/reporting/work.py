@@ -100,10 +100,7 @@ def _role_table(role: str, runs: Sequence[ReportedRun], kinds: Sequence[str]) ->
     """Of every kind of work that the role does, its time and share in each run."""
     shown = _runs_with(role, runs)
     rows = [
-        [
-            noted(kind, MEANINGS[kind]),
-            *(_cell(times_by_role(run)[role], kind) for run in shown),
-        ]
+        [noted(kind, MEANINGS[kind]), *(_cell(times_by_role(run)[role], kind) for run in shown)]
         for kind in kinds
         if any(kind in times_by_role(run)[role] for run in shown)
     ]

@@ -16,11 +16,7 @@ MAX_DEPTH = 4
 MAX_RATIOS = (1.0, 1.2, 1.5)
 # The papers' own: SpecDec++, section 5.1; SPRINTER, section 4, which names no patience.
 DEFAULTS: Mapping[HeadKind, Mapping[str, float]] = {
-    "acceptance": {
-        "depth": 3,
-        "accepted_weight": 1.0,
-        "rejected_weight": 6.0,
-    },
+    "acceptance": {"depth": 3, "accepted_weight": 1.0, "rejected_weight": 6.0},
     "verifier": {"max_ratio": 1.2, "patience": 5},
 }
 # SpecDec++, appendix D.1: 3 epochs over 40 thousand prompts, 32 a step, and states 4,096 wide. A narrower

@@ -45,10 +45,7 @@ class Objective:
 
     def mean_loss(self, logits_M: np.ndarray, labels_M: np.ndarray) -> float:
         losses_M = cross_entropies(
-            logits_M,
-            labels_M,
-            accepted_weight=self.accepted_weight,
-            rejected_weight=self.rejected_weight,
+            logits_M, labels_M, accepted_weight=self.accepted_weight, rejected_weight=self.rejected_weight
         )
         return float(losses_M.mean())
 

@@ -16,14 +16,7 @@ from specdist.training.config import MAX_RATIOS, TrainConfig
 from specdist.training.data import ExampleSet, open_examples, split_rows
 from specdist.training.evaluate import baseline_curves, head_metrics, make_objective
 from specdist.training.metrics import calibration, sigmoid
-from specdist.training.optimize import (
-    History,
-    Objective,
-    Schedule,
-    estimate,
-    reproducible,
-    train_head,
-)
+from specdist.training.optimize import History, Objective, Schedule, estimate, reproducible, train_head
 from specdist.training.plots import plot_calibration, plot_curves, plot_roc
 from specdist.utils.errors import UserError
 
@@ -113,11 +106,7 @@ def _train(
 
 
 def _write(
-    config: TrainConfig,
-    label: str,
-    trained: dict[str, Trained],
-    training: ExampleSet,
-    evaluation: ExampleSet,
+    config: TrainConfig, label: str, trained: dict[str, Trained], training: ExampleSet, evaluation: ExampleSet
 ) -> HeadInfo:
     output = Path(config.output)
     kept = trained[label]
@@ -139,10 +128,7 @@ def _write(
         weights_sha256=save_weights(kept.head, output),
         max_ratio=config.max_ratio,
         uses_features=config.uses_features,
-        data={
-            "training": training.description(),
-            "evaluation": evaluation.description(),
-        },
+        data={"training": training.description(), "evaluation": evaluation.description()},
         options=config.training_options() | asdict(config.pace(len(training), training.draft.hidden_size)),
         metrics=metrics | {"history": vars(kept.history)},
     )
