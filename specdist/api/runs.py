@@ -26,7 +26,6 @@ import pyarrow as pa
 
 from specdist.config.arguments import check_local
 from specdist.data import Manifest, RowResult, RunFolder
-from specdist.data.parts import read_rows
 from specdist.data.publishing import ShardRecord
 from specdist.data.reading import damaged, open_shard
 from specdist.data.rows import results_table
@@ -210,11 +209,7 @@ class _ShardStats(Mapping[int, Stats]):
 
 def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowResult]]:
     """The rows that part logs have, by shard."""
-    found = {
-        shard: read_rows(folder.parts_path(shard, number) for number in folder.log_generations(shard))
-        for shard in folder.begun_shards()
-        if shard < num_shards
-    }
+    found = {shard: folder.part_rows(shard) for shard in folder.begun_shards() if shard < num_shards}
     return {shard: rows for shard, rows in found.items() if rows}
 
 

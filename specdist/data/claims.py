@@ -1,9 +1,8 @@
-"""Who works on what, in a folder that replicas on many nodes share. Needs no locks of the file system.
+"""Which replica works on what, in a folder shared by many nodes, without locks of the file system.
 
-What can be claimed has a name, and its claims are files ``name.00001``, ``name.00002``, ...: the highest
-number is in force. A claim is made, taken over and given back by creating the next number, which the file
-server lets only one replica do. So a holder that was paused and taken over finds a higher number than its
-own; whatever it wrote in between went to files that carry its number.
+The claims of a name are files ``name.00001``, ``name.00002``, ...: the highest number is in force. A claim is
+made, taken over or released by creating the next number, which the file server lets only one replica do. A
+holder that was paused and lost its claim finds a higher number; its writes went to files with its own.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specdist.data.files import TEMPORARY_SUFFIX, publish, temporary_path, unique_tag
+from specdist.data.files import publish, temporary_path, unique_tag
 from specdist.data.heartbeat import Watch, now_utc
 from specdist.utils.json_values import from_fields, parse_json
 
@@ -23,7 +22,7 @@ CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
 
 @dataclass(frozen=True)
 class Claim:
-    """The number of a claim is its generation: no two claims of a name have the same."""
+    """``generation`` is the number of the claim, unique among the claims of a name."""
 
     name: str
     generation: int
@@ -35,14 +34,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a claim's file says: who holds it, since when (for people); nobody, where it was given back."""
+    """The content of a claim's file. ``replica``: None if it was released; ``since``: for people."""
 
     replica: str | None
     since: str
 
 
 class Claims:
-    """The claims of one replica, and what it sees of the others'."""
+    """The claims in a folder as one replica sees and makes them."""
 
     def __init__(self, folder: Path, replica: str, watch: Watch) -> None:
         self._folder = folder
@@ -50,34 +49,30 @@ class Claims:
         self._watch = watch
 
     def latest(self) -> dict[str, Claim]:
-        """The claim in force of every name that has one."""
-        found: dict[str, Claim] = {}
-        for claim in self._all():
-            if claim.name not in found or found[claim.name].generation < claim.generation:
-                found[claim.name] = claim
-        return found
+        """The claim in force of every claimed name."""
+        return {claim.name: claim for claim in self._all()}
 
     def holding(self, claim: Claim) -> Holding | None:
-        """None if its file is gone or cannot be read."""
+        """What the claim's file says; None if it is gone or damaged."""
         try:
             return from_fields(Holding, parse_json((self._folder / claim.file_name).read_bytes()))
         except (OSError, ValueError):
             return None
 
     def take(self, name: str, latest: Claim | None, *, above: int = 0) -> Claim | None:
-        """Claim what nobody holds, or take it over from who is gone; None if another holds it.
+        """Claim a name that is free or whose holder is gone; None if another replica holds it.
 
         Args:
-            latest: the claim in force as seen before; if there is a newer one by now, the answer is None.
-            above: the new generation is to be higher than this.
+            latest: the claim in force as last seen; the result is None if there is a newer one by now.
+            above: the new generation is higher than this.
         """
         if latest is not None and not self._is_free(latest):
             return None
         claim = Claim(name, max(above, latest.generation if latest else 0) + 1)
         if not self._create(claim, self._replica):
             return None
-        # What was seen may have been old: numbers between that and the one in force may be free.
-        # And where the claim seen before is gone, all were removed meanwhile and numbers may begin anew.
+        # ``latest`` may be out of date, and numbers below the claim in force free. If it is gone, all claims
+        # were removed meanwhile, and numbers may have begun anew.
         if not self.is_held(claim) or (latest is not None and not self._is_there(latest)):
             self._remove(claim)
             return None
@@ -85,29 +80,30 @@ class Claims:
         return claim
 
     def is_held(self, claim: Claim) -> bool:
-        """Whether this claim, once made here, is still in force."""
+        """Whether a claim of this replica is still in force."""
         return self.latest().get(claim.name) == claim
 
     def release(self, claim: Claim) -> None:
-        """Give it back, if it is still in force; nothing is raised for a broken disk."""
+        """Give the claim back if it is still in force. Raises nothing if the disk fails."""
         try:
             if self.is_held(claim):
                 freed = Claim(claim.name, claim.generation + 1)
                 if self._create(freed, None):
                     self._trim(freed)
         except OSError:
-            # A full disk has no room for a file that says so; to remove one takes none.
+            # A full disk has no room for the next number, but a file can be removed.
             with contextlib.suppress(OSError):
                 self._remove(claim)
 
     def forget(self, name: str) -> None:
-        """Remove all claims of a name that nobody will claim again; lowest first, so that none comes back."""
-        for claim in sorted(self._all(), key=lambda claim: claim.generation):
+        """Remove all claims of a name that will not be claimed again, the lowest first: the one in force
+        stays in force until the end."""
+        for claim in self._all():
             if claim.name == name:
                 self._remove(claim)
 
     def remove_up_to(self, claim: Claim) -> None:
-        """Remove this claim, which must be held here, and what it has replaced; a newer one stays."""
+        """Remove a claim of this replica and those that it replaced; a newer one stays."""
         self._trim(claim)
         self._remove(claim)
 
@@ -135,9 +131,9 @@ class Claims:
             except FileNotFoundError:
                 if not self._folder.is_dir():
                     raise
-                # Somebody has tidied it away between the two; again.
+                # Another replica's tidying removed the temporary file: try again.
             except OSError:
-                # Nobody would give back a claim of which its holder was told that it has failed.
+                # A claim whose holder takes it for failed would never be released.
                 with contextlib.suppress(OSError):
                     if path.samefile(temporary):
                         path.unlink()
@@ -146,7 +142,7 @@ class Claims:
                 temporary.unlink(missing_ok=True)
 
     def _trim(self, claim: Claim) -> None:
-        """Remove the claims that this one has replaced."""
+        """Remove the claims that this one replaced."""
         for other in self._all():
             if other.name == claim.name and other.generation < claim.generation:
                 self._remove(other)
@@ -156,8 +152,7 @@ class Claims:
             (self._folder / claim.file_name).unlink()
 
     def _all(self) -> list[Claim]:
-        return [
-            Claim(match[1], int(match[2]))
-            for path in self._folder.iterdir()
-            if path.suffix != TEMPORARY_SUFFIX and (match := CLAIM_FILE.fullmatch(path.name))
-        ]
+        """By ascending generation."""
+        matches = [CLAIM_FILE.fullmatch(path.name) for path in self._folder.iterdir()]
+        found = [Claim(match[1], int(match[2])) for match in matches if match]
+        return sorted(found, key=lambda claim: claim.generation)

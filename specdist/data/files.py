@@ -24,7 +24,7 @@ NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an ``OSError`` (disk full, read-only or gone) into a :class:`UserError` that names ``path``."""
+    """Turn an ``OSError`` (disk full, read-only or gone) into a :class:`UserError` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -35,12 +35,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def unique_tag() -> str:
-    """Tells the files of one writer apart from those of all others, on any node."""
+    """A name that no other writer has, on any node."""
     return secrets.token_hex(6)
 
 
 def temporary_path(path: Path, tag: str) -> Path:
-    """Where ``path`` is written before it gets its name: the same folder, so that the rename is atomic."""
+    """Where to write ``path`` before it gets its name: in the same folder, so that renaming is atomic."""
     return path.with_name(f"{path.name}.{tag}{TEMPORARY_SUFFIX}")
 
 
@@ -54,7 +54,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write ``path`` itself, for a name that nobody reads yet. What ``write`` raises leaves no file."""
+    """Write a file that has no readers yet. If ``write`` raises, no file is left."""
     try:
         with path.open("wb") as file:
             write(file)
@@ -66,10 +66,7 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write ``path`` so that a reader sees the old file or the whole new one, never a part of it.
-
-    ``write`` gets the open file. Whatever it raises is passed on and leaves ``path`` as it was.
-    """
+    """Write ``path`` so that a reader sees the old file, also if ``write`` raises, or the whole new one."""
     temporary = temporary_path(path, unique_tag())
     write_durably(temporary, write)
     try:
@@ -81,14 +78,14 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def publish(temporary: Path, path: Path) -> bool:
-    """Give a finished file its name, unless the name is taken: of all who try, on any node, one gets True.
+    """Give a finished file its name, unless the name is taken: of all callers, on any node, one gets True.
 
-    ``temporary`` stays where it is. Raises FileNotFoundError if somebody has removed it.
+    ``temporary`` stays where it is. Raises FileNotFoundError if it is gone.
     """
     try:
         os.link(temporary, path)
     except FileExistsError:
-        # The answer to a link may be lost on the way, and the second attempt meets the first.
+        # If the file server's answer is lost, the second attempt finds the link of the first.
         if not path.exists() or not temporary.samefile(path):
             return False
     except OSError as error:
@@ -100,7 +97,7 @@ def publish(temporary: Path, path: Path) -> bool:
 
 
 def _publish_without_links(temporary: Path, path: Path) -> bool:
-    """The name is won with an empty file, which a reader may see for a moment."""
+    """The name is taken with an empty file, which a reader may see for a moment."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     except FileExistsError:
@@ -125,17 +122,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Indented JSON; equal values in equal order give equal bytes."""
+    """Indented JSON: the same values in the same order give the same bytes."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """With a checksum of all that is there, for small JSON that stays for long; see :func:`unsealed`."""
+    """The values and their checksum, for :func:`unsealed` to compare."""
     return {**values, SEAL: _seal_of(values)}
 
 
 def unsealed(values: dict[str, Any]) -> dict[str, Any]:
-    """Without the checksum again. Raises ValueError if the values are not those that were sealed."""
+    """The values without their checksum. Raises ValueError if they do not match it."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     if values.get(SEAL) != _seal_of(rest):
         raise ValueError("its checksum does not match its content")
@@ -147,7 +144,7 @@ def _seal_of(values: dict[str, Any]) -> str:
 
 
 def sha256_of(path: Path) -> bytes:
-    """The digest of a file's content, read in pieces."""
+    """The digest of a file's content."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(READ_BYTES):
@@ -156,10 +153,9 @@ def sha256_of(path: Path) -> bytes:
 
 
 class WatchedFiles:
-    """Input files as they were when this was made, which is to be before they are opened: they must stay so
-    while rows are read from them.
+    """Input files, which must not change while rows are read from them. To be made before they are opened.
 
-    Each check looks at a file's size and time of change, and reads it only where these are others.
+    A check compares a file's size and modification time, and reads it only if these differ.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
@@ -175,7 +171,7 @@ class WatchedFiles:
         return hashlib.sha256(b"".join(self._digests)).hexdigest()
 
     def check(self, index: int) -> None:
-        """Raises :class:`UserError` if this file is gone, or has other content."""
+        """Raises :class:`UserError` if this file is gone or its content changed."""
         file, stamp = self._files[index], _stamp(self._files[index])
         if stamp == self._stamps[index]:
             return

@@ -1,8 +1,8 @@
-"""Signs of life of the replicas that work on one folder, on whatever nodes.
+"""Heartbeats of the replicas that work on one folder, on any number of nodes.
 
-A replica writes a file with a growing number. Others call it gone when its process has ended, where they can
-see that, or when the file's content has not changed for long, by their own clock: clocks of two nodes, and
-times that a file server gives to files, are never compared.
+A replica writes a growing number into a file. Others call it gone if its process has ended, where they can
+see that, or if the file has not changed for long by their own clock: times of two nodes, or of a file server,
+are never compared.
 """
 
 from __future__ import annotations
@@ -24,24 +24,21 @@ from specdist.utils.json_values import from_fields, parse_object
 
 BEATS_PER_SILENCE = 12
 BEAT_SUFFIX = ".beat"
-# Always as long: it is written over in one place, since a new file under an old name may stay unseen on NFS.
+# A fixed length: the file is overwritten in place, since NFS may not show a new file under an old name.
 BEAT_BYTES = 1024
 
 logger = logging.getLogger(__name__)
 
 
 def now_utc() -> str:
-    """For people only: no decision depends on it."""
+    """For people only: nothing depends on it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, as others may look for it.
-
-    ``machine`` is where its number means something, empty if unknown. ``started`` is in ticks since the
-    machine's start: a number is given to one process after another.
-    """
+    """A process by its number, which is valid on one ``machine`` (empty if unknown) and used again: so
+    ``started`` says when it began, in clock ticks since the machine's start."""
 
     host: str
     pid: int
@@ -57,7 +54,7 @@ class Process:
         )
 
     def is_alive(self) -> bool | None:
-        """None where it cannot be seen from here."""
+        """None if it cannot be seen from here."""
         if not self.machine or self.machine != _machine():
             return None
         found = _state_and_start(self.pid)
@@ -68,7 +65,7 @@ class Process:
 
 
 def _machine() -> str:
-    """The running system and the set of processes that can be seen: containers share a host's name."""
+    """Boot and process namespace: containers may share a host name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}:{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -87,8 +84,10 @@ def _state_and_start(pid: int) -> tuple[str, int] | None:
 
 @dataclass
 class Beat:
-    """The content of a replica's file. ``silent_after_s``: how long it may stay the same; ``elapsed_s``: for
-    how long it has worked, with models loaded, on the rows and tokens that it has finished."""
+    """The content of a replica's file.
+
+    ``silent_after_s``: how long it may stay unchanged; ``elapsed_s``: time since the models were loaded, in
+    which the rows and tokens were finished."""
 
     replica: str
     process: Process
@@ -104,7 +103,7 @@ class Beat:
 
     @staticmethod
     def from_bytes(content: bytes) -> Beat | None:
-        """None for what is not a beat, such as one that was read while it was written."""
+        """None for invalid content, such as a beat read while it was being written."""
         try:
             return from_fields(Beat, unsealed(parse_object(content)))
         except ValueError:
@@ -116,7 +115,7 @@ def beat_path(folder: Path, replica: str) -> Path:
 
 
 class Heartbeat:
-    """This replica's own file, written from a thread of its own: a pass may take long."""
+    """This replica's own file, written by a thread, since a pass may take long."""
 
     def __init__(
         self,
@@ -132,14 +131,13 @@ class Heartbeat:
         self._beat = Beat(replica, Process.current(), silent_after_s)
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_failing = False
 
     def begin(self) -> None:
-        """Everything is loaded: rates count from here."""
+        """The models are loaded: rates count from here."""
         self._start = self._clock()
 
     def count(self, num_tokens: int) -> None:
-        """One more row, of so many tokens; others read it with the next beat."""
+        """Count a finished row and its tokens; the next beat tells the others."""
         self._beat.num_rows += 1
         self._beat.num_tokens += num_tokens
 
@@ -155,13 +153,13 @@ class Heartbeat:
             os.close(descriptor)
 
     def start(self) -> None:
-        """Beat once, then go on from a thread. Raises OSError."""
+        """Beat once, then start the thread. Raises OSError."""
         self.beat()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """The last sign of life: the file goes."""
+        """End the thread and remove the file."""
         self._has_ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -169,18 +167,18 @@ class Heartbeat:
             self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
+        was_written = True
         while not self._has_ended.wait(self._beat.silent_after_s / BEATS_PER_SILENCE):
-            self._try_to_beat()
+            was_written = self._try_to_beat(warns=was_written)
 
-    def _try_to_beat(self) -> None:
+    def _try_to_beat(self, *, warns: bool) -> bool:
         try:
             self.beat()
         except OSError as error:
-            if not self._is_failing:
+            if warns:
                 logger.warning("the heartbeat cannot be written, so other replicas may take over: %s", error)
-            self._is_failing = True
-        else:
-            self._is_failing = False
+            return False
+        return True
 
 
 @dataclass
@@ -191,28 +189,28 @@ class _Sighting:
 
 
 class Watch:
-    """Judges whether other replicas are still there, from what it sees whenever it is asked."""
+    """Tells whether other replicas are still at work, from what it sees each time that it is asked."""
 
     def __init__(
         self, folder: Path, *, silent_after_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``silent_after_s``: for files that do not say how long they may stay the same."""
+        """``silent_after_s``: for files that do not say how long they may stay unchanged."""
         self._folder = folder
         self._silent_after_s = silent_after_s
         self._clock = clock
         self._sightings: dict[Path, _Sighting] = {}
 
     def beat(self, replica: str) -> Beat | None:
-        """A replica's last beat, if it can be read."""
+        """A replica's last beat; None if it cannot be read."""
         return Beat.from_bytes(_content(beat_path(self._folder, replica)))
 
     def is_gone(self, replica: str) -> bool:
-        """Whether its process has ended, or it has been silent for longer than it may be."""
+        """Whether its process has ended, or its file has not changed for too long."""
         return self.is_at_work(replica) is False
 
     def is_at_work(self, replica: str) -> bool | None:
-        """False if it is gone, True if its process is there or it has beaten since it was last looked at;
-        None where more looks are needed."""
+        """False if it is gone, True if its process lives or its file has changed since the last look, None if
+        another look is needed."""
         path = beat_path(self._folder, replica)
         content = _content(path)
         beat = Beat.from_bytes(content)
@@ -225,13 +223,13 @@ class Watch:
         return is_alive or has_beaten or None
 
     def is_unchanged(self, path: Path) -> bool:
-        """The same judgement on a file that is not a heartbeat."""
+        """Whether a file that is not a heartbeat has not changed for too long."""
         return self._is_silent(path, _content(path), self._silent_after_s)
 
     def _is_silent(self, path: Path, content: bytes, silent_after_s: float) -> bool:
         now = self._clock()
         last = self._sightings.get(path)
-        # Who has not looked for long cannot tell: a file server's pause stops both writer and reader.
+        # After a long time without a look nothing is known: a file server's pause stops writer and reader.
         if last is None or last.content != content or now - last.seen_at > silent_after_s / 2:
             self._sightings[path] = _Sighting(content, now, now)
             return False
@@ -240,7 +238,7 @@ class Watch:
 
 
 def _content(path: Path) -> bytes:
-    """Empty for a file that is not there."""
+    """Empty if there is no such file."""
     try:
         return path.read_bytes()
     except OSError:

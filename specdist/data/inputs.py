@@ -1,4 +1,4 @@
-"""Which files ``--prompts`` means, and their rows as one Arrow table."""
+"""The files that ``--prompts`` names, and their rows as one Arrow table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from specdist.data.json_prompts import PromptColumn
-from specdist.data.jsonl import read_jsonl
+from specdist.data.jsonl import PromptColumn, read_jsonl
 from specdist.data.text import check_layout
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -30,7 +29,7 @@ SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suffixes)
 
 
 def find_files(path: Path) -> list[Path]:
-    """The data files that ``path`` stands for, in row order. Raises :class:`UserError` if there are none."""
+    """The data files at ``path``, in row order. Raises :class:`UserError` if there are none."""
     if path.is_file():
         _kind(path)
         return [path]
@@ -107,7 +106,7 @@ def _folder_files(folder: Path) -> list[Path]:
         for entry in folder.iterdir()
         if entry.is_file() and entry.name.endswith(SUFFIXES) and not entry.name.startswith((".", "_"))
     )
-    # Beside data of another type a .json file is dataset_info.json or the like.
+    # Next to data of another type, a .json file is dataset_info.json or the like.
     files = [file for file in files if not file.name.endswith((".json", ".json.gz"))] or files
     if not files:
         raise UserError(f"--prompts {folder} contains no file that ends in one of {', '.join(SUFFIXES)}")
@@ -134,7 +133,7 @@ def _read_arrow(path: Path) -> pa.Table:
     source = pa.memory_map(str(path))
     if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
         return pa.ipc.open_file(source).read_all()
-    # pyarrow takes a stream that stops between two record batches for a whole one.
+    # pyarrow does not notice that a stream was cut between two record batches.
     source.seek(max(source.size() - len(END_OF_STREAM), 0), os.SEEK_SET)
     if source.read(len(END_OF_STREAM)) != END_OF_STREAM:
         raise pa.ArrowInvalid("the stream has no end-of-stream marker")

@@ -1,7 +1,7 @@
 """JSON lines to an Arrow table, a few megabytes of Python objects at a time.
 
-pyarrow's own JSON reader is not used: it turns text that looks like a date into a timestamp, and it cannot
-say which line is wrong.
+pyarrow's own JSON reader turns text that looks like a date into a timestamp, and cannot say which line is
+wrong.
 """
 
 from __future__ import annotations
@@ -9,37 +9,114 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import reprlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from specdist.data.json_prompts import PromptColumn
 from specdist.data.text import bytes_as_text
 from specdist.utils.errors import UserError
 
+JSON_TYPES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
 CHUNK_BYTES = 2**24
 # OverflowError: an integer beyond 64 bits.
 CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, pa.ArrowException)
 
 
+@dataclass
+class PromptColumn:
+    """The column of prompts while a file is read.
+
+    A value of the wrong type spoils its row, not the file. Since an Arrow column has one type, the value is
+    replaced by null before the conversion, and the reason is kept.
+
+    Attributes:
+        is_chat: whether it must hold lists of messages; else it must hold text.
+        reasons: why rows cannot be used, by row number; nulls are not among them.
+        num_usable: number of values of the right type.
+    """
+
+    name: str
+    is_chat: bool
+    reasons: dict[int, str] = field(default_factory=dict)
+    num_usable: int = 0
+
+    def clean(self, row: int, values: dict[str, Any]) -> None:
+        """Replace the prompt in a row's ``values`` by null if it has the wrong type."""
+        value = values.get(self.name)
+        if value is None:
+            return
+        find: Callable[[str, Any], str | None] = why_not_messages if self.is_chat else why_not_text
+        reason = find(self.name, value)
+        if reason is None:
+            self.num_usable += 1
+        else:
+            self.reasons[row] = reason
+            values[self.name] = None
+
+    def check(self, path: str) -> None:
+        """Raises :class:`UserError` if every value has the wrong type: then the column is wrong."""
+        if self.reasons and not self.num_usable:
+            option, other = ("messages_column", "for plain text use --prompt_column")
+            if not self.is_chat:
+                option, other = ("prompt_column", "for chat messages use --messages_column")
+            row, reason = next(iter(self.reasons.items()))
+            raise UserError(
+                f"--{option} {self.name} has no usable prompt in --prompts {path}: in row {row}, {reason}; "
+                f"{other}"
+            )
+
+
+def why_not_text(name: str, value: Any) -> str | None:
+    """What is wrong with a value that should be text; None if it is."""
+    return None if isinstance(value, str) else f"{name} is {_described(value)}, not text"
+
+
+def why_not_messages(name: str, value: Any) -> str | None:
+    """What is wrong with a value that should be a list of messages, nulls aside; None if nothing is."""
+    if not isinstance(value, list):
+        return f"{name} is {_described(value)}, not a list of chat messages"
+    for index, message in enumerate(value):
+        if message is not None and not isinstance(message, Mapping):
+            return (
+                f"{name}[{index}] is {_described(message)}, not a message with the strings role and content"
+            )
+        for key in ("role", "content"):
+            text = None if message is None else message.get(key)
+            if text is not None and not isinstance(text, str):
+                return why_not_text(f"{name}[{index}].{key}", text)
+    return None
+
+
+def _described(value: Any) -> str:
+    return f"{JSON_TYPES[type(value)]} ({reprlib.repr(value)})"
+
+
 @dataclass(frozen=True)
 class _Chunk:
-    """Some consecutive objects of a file, and the line number of each."""
+    """Consecutive objects of a file, and the line number of each."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
 
 def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
-    """The rows of the files, which must have the same keys and types that go together.
+    """The rows of the files, which must have the same keys and compatible types.
 
-    Integers become floats, and nulls anything, where other rows need it; a key that a row lacks is null. Text
-    that has no UTF-8 is kept as bytes that are none, for its row to be refused later. A prompt of a wrong
-    type becomes null, and ``prompts`` knows why. Raises :class:`UserError` with the file and the line.
+    Integers become floats if other rows have floats, and a missing key is null. Text without valid UTF-8 is
+    kept as invalid bytes, for its row to be refused later. A prompt of the wrong type becomes null, with the
+    reason in ``prompts``. Raises :class:`UserError` with the file and the line.
     """
     known = pa.schema([])
     num_rows = 0
@@ -97,7 +174,7 @@ def _chunks(path: Path) -> Iterator[_Chunk]:
 
 
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    # surrogateescape: bytes that are not UTF-8 make a bad row, not a bad file.
+    # surrogateescape: invalid UTF-8 spoils the row, not the file.
     text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     try:
         row = json.loads(text)
@@ -115,7 +192,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _convert(rows: list[dict[str, Any]], known: pa.Schema) -> tuple[pa.Table, pa.Schema]:
-    """The rows as a table, and the known types widened by theirs. Raises ``CONVERSION_ERRORS``."""
+    """The rows as a table, and the known types, widened by theirs. Raises ``CONVERSION_ERRORS``."""
     names = dict.fromkeys(name for row in rows for name in row)
     table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
     return table, pa.unify_schemas([known, table.schema], promote_options="permissive")

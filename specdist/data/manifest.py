@@ -1,4 +1,4 @@
-"""What a run folder was started with, and whether a relaunch asks for the same."""
+"""The settings that a run was started with, and whether a relaunch has the same."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 FORMAT_VERSION = 1
-# Names have five digits: beyond them the order of names would no longer be that of the shards.
+# File names have five digits, so that their order is that of the shards.
 MAX_SHARDS = 10**5
 ABSENT = "(absent)"
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Shard i is rows i·rows_per_shard and on; the last may be shorter."""
+    """Shard i begins with row i·rows_per_shard; the last shard may be shorter."""
 
     num_rows: int
     rows_per_shard: int
@@ -38,7 +38,7 @@ class ShardPlan:
         return -(-self.num_rows // self.rows_per_shard)
 
     def bounds(self, shard: int) -> tuple[int, int]:
-        """First row of a shard, and the row after its last. Raises IndexError for a shard not in the plan."""
+        """A shard's first row, and the row after its last. Raises IndexError for a shard not in the plan."""
         if not 0 <= shard < self.num_shards:
             raise IndexError(f"shard {shard} is not one of {self.num_shards}")
         start = shard * self.rows_per_shard
@@ -47,7 +47,7 @@ class ShardPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """``fingerprint``: all that decides the output. ``info``: frozen at the start, but not compared."""
+    """``fingerprint``: everything that decides the output. ``info``: fixed at the start, not compared."""
 
     fingerprint: dict[str, Any]
     info: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Manifest:
 def check_same(old: Manifest, new: Manifest) -> None:
     """Raises :class:`UserError` that names every field in which the fingerprints differ."""
     before = _flat(old.fingerprint)
-    # Through JSON, as the old one went: a tuple is a list there.
+    # The old one was read from JSON, where a tuple is a list.
     now = _flat(json.loads(json.dumps(new.fingerprint)))
     differences = [
         f"  {name}: {_shown(before, name)} in --output, {_shown(now, name)} now"

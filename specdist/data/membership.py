@@ -1,4 +1,4 @@
-"""A replica among those that work on a run folder: its name, its heartbeat, its claims."""
+"""A replica among those that work on a run folder: its name, heartbeat and claims."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_POLL_S = 0.5
 
 
 def replica_name() -> str:
-    """Host and process, for people, and a tag, since both can come again."""
+    """Host and process, for people, and a tag that makes the name unique."""
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:40]
     return f"{host}-{os.getpid()}-{unique_tag()[:4]}"
 
@@ -39,7 +39,7 @@ class Membership:
         sleep: Callable[[float], None] = time.sleep,
         name: str | None = None,
     ) -> None:
-        """``silent_after_s``: after so long without a heartbeat a replica counts as gone."""
+        """``silent_after_s``: seconds without a heartbeat after which a replica counts as gone."""
         self.output = output
         self._folder = output / CLAIMS_FOLDER
         self.poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
@@ -56,7 +56,7 @@ class Membership:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.heartbeat.start()
-            # Under this name another program of the same process may have worked, and not have ended well.
+            # An earlier program of the same process may have failed without releasing its claims.
             for claim in self.claims.latest().values():
                 holding = self.claims.holding(claim)
                 if holding is not None and holding.replica == self.replica:
@@ -65,21 +65,21 @@ class Membership:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
 
     def leave(self) -> None:
-        """To be called when every claim has been given back."""
+        """To be called after all claims were released."""
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
             self.tidy()
             self._forget_setup()
 
     def withdraw(self) -> None:
-        """Leave without a trace: the folder turned out not to be a run folder."""
+        """Leave, and remove the claims' folder: this is not a run folder."""
         self.leave()
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
-        """The one replica that changes what belongs to all; the others wait."""
+        """One replica at a time may change what belongs to all; the others wait."""
         try:
             while (claim := self.claims.take(SETUP, self.claims.latest().get(SETUP))) is None:
                 self._sleep(self.poll_s)
@@ -91,10 +91,10 @@ class Membership:
             self.claims.release(claim)
 
     def _forget_setup(self) -> None:
-        """Who leaves last removes the claims of the setup.
+        """The last replica to leave removes the claims of the setup.
 
-        Safe with others that join meanwhile: a heartbeat is there before its replica looks at any claim. So
-        who is not among the others once the setup is held here has not looked yet: it will see this claim and
+        Others may join meanwhile: a replica writes its heartbeat before it looks at any claim. One that is
+        not among the others while the setup is held here has not looked yet, so it will see this claim and
         wait, or see none and begin anew.
         """
         latest = self.claims.latest().get(SETUP)
@@ -109,12 +109,12 @@ class Membership:
             self.claims.remove_up_to(claim)
 
     def others(self) -> list[str]:
-        """The other replicas that have a heartbeat, whether or not they still are at work."""
+        """The other replicas that have a heartbeat, at work or not."""
         names = [path.stem for path in self._folder.glob(f"*{BEAT_SUFFIX}")]
         return sorted(name for name in names if name != self.replica)
 
     def find_another(self) -> str | None:
-        """Another replica that is at work, for a message; takes as long as it takes to be sure of none."""
+        """Another replica that is at work, for a message; waits until it is certain that there is none."""
         for name in self.others():
             while (is_at_work := self.watch.is_at_work(name)) is None:
                 self._sleep(self.poll_s)
@@ -124,7 +124,7 @@ class Membership:
         return None
 
     def tidy(self) -> None:
-        """Remove what processes that have ended have left: heartbeats, and claims that were half made."""
+        """Remove the heartbeats and half-made claims of processes that have ended."""
         for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
         for name in self.others():
@@ -138,5 +138,5 @@ class Membership:
 
 
 def is_membership_file(name: str) -> bool:
-    """Whether a file in the claims' folder is one of ours."""
+    """Whether a file in the claims' folder was written by a replica."""
     return name.endswith((BEAT_SUFFIX, TEMPORARY_SUFFIX)) or CLAIM_FILE.fullmatch(name) is not None

@@ -1,12 +1,19 @@
-"""All shards of a complete run as one file, in input order, and every one of them verified on the way."""
+"""All shards of a complete run, each verified, as one Arrow, Parquet, JSON lines or CSV file."""
 
 from __future__ import annotations
 
+import base64
+import datetime
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
@@ -15,18 +22,16 @@ from specdist.data.manifest import ShardPlan
 from specdist.data.publishing import ROWS_PER_BATCH
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import RunFolder
-from specdist.data.text_formats import write_csv, write_jsonl
 from specdist.utils.errors import UserError
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
 
 
 def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
-    """Write one Arrow IPC, Parquet, JSON lines or CSV file, as ``output``'s name ends; returns the number of
-    its rows.
+    """Write all rows in input order, in the format that ``output``'s suffix names; returns their number.
 
-    Raises :class:`UserError` if the run is not complete, if a shard's file is not the one that was recorded,
-    or holds other rows than the manifest says, if ``output`` exists, or if its format cannot hold a column.
+    Raises :class:`UserError` if the run is not complete, if a shard does not match its record or the
+    manifest, if ``output`` exists, or if its format cannot hold a column.
     """
     if output.suffix not in SUFFIXES:
         raise UserError(f"--output {output} must end in one of {', '.join(SUFFIXES)}")
@@ -74,13 +79,73 @@ def _write(file: BinaryIO, table: pa.Table, suffix: str) -> None:
     if suffix == ".parquet":
         pa.parquet.write_table(table, file)
     elif suffix == ".jsonl":
-        write_jsonl(file, table, ROWS_PER_BATCH)
+        _write_jsonl(file, table)
     elif suffix == ".csv":
-        write_csv(file, table, ROWS_PER_BATCH)
+        _write_csv(file, table)
     else:
-        _write_arrow(file, table)
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=ROWS_PER_BATCH)
 
 
-def _write_arrow(file: BinaryIO, table: pa.Table) -> None:
-    with pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=ROWS_PER_BATCH)
+def _write_jsonl(file: BinaryIO, table: pa.Table) -> None:
+    """An object per line. Values without a JSON type become text (times as ISO 8601, bytes as base64), and
+    numbers that are not finite become null."""
+    for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
+        file.writelines(f"{_json(row)}\n".encode() for row in batch.to_pylist())
+
+
+def _write_csv(file: BinaryIO, table: pa.Table) -> None:
+    """A header and a record per row. Lists and structures are written as JSON, bytes as base64; empty text is
+    quoted, null is not."""
+    schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in table.schema])
+    with pa.csv.CSVWriter(file, schema) as writer:
+        for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
+            columns = [_csv_column(batch.column(name), schema.field(name).type) for name in schema.names]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_text)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, default=_as_text)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (Decimal, datetime.timedelta)):
+        return str(value)
+    raise TypeError(f"a value of the type {type(value).__name__} cannot be written as text")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _csv_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _csv_type(kind.value_type)
+    return pa.string() if pa.types.is_nested(kind) or _is_binary(kind) else kind
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _csv_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_nested(column.type):
+        return pa.array([None if value is None else _json(value) for value in column.to_pylist()], kind)
+    if _is_binary(column.type):
+        return pa.array([None if value is None else _as_text(value) for value in column.to_pylist()], kind)
+    return column

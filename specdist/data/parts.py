@@ -1,4 +1,4 @@
-"""The rows of an unfinished shard, one checksummed line each, so that a crash loses none that was written."""
+"""The finished rows of an unfinished shard: a log of checksummed lines, which survives a crash."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,11 +23,9 @@ LINE = re.compile(rb'\{"crc32":"([0-9a-f]{8})",("(row|stats)":(.*)\})\n', re.DOT
 class PartLog:
     """Append-only log of finished rows and of the latest statistics.
 
-    Opening keeps every line before the first bad one and cuts off the rest: a torn last line, or what a power
-    loss left. A line has reached the kernel when its call returns, so it survives the end of the process;
-    a power loss costs at most what was appended since the last :meth:`sync`, about a second.
-
-    A disk that is full or gone raises :class:`UserError`; the lines before are kept.
+    Opening keeps all lines before the first bad one, such as a torn last line, and cuts off the rest. A line
+    survives the end of the process; a power loss costs what was appended since the last :meth:`sync`, about a
+    second. If the disk is full or gone, :class:`UserError` is raised and earlier lines are kept.
     """
 
     def __init__(
@@ -40,22 +38,22 @@ class PartLog:
     ) -> None:
         """Open or create the log; ``clock`` gives seconds.
 
-        ``earlier``: logs of those who held the shard before, oldest first. They are read and left as they
-        are, since one of them may still be appended to; of two results for a sample the oldest log's counts.
-        ``rows``: those of the shard, without which others are taken, too: a log may have been renamed.
+        ``earlier``: logs of previous holders of the shard, oldest first. They are only read, since one may
+        still be appended to; of two results for a sample, that of the oldest log counts.
+        ``rows``: those of the shard; others are ignored, since a log may have been renamed.
         """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
-        self._rows = rows
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
         self._clock = clock
         for log in earlier:
-            self._load(log)
+            self.stats = _load(log, self.results, rows)[1] or self.stats
         self._path = path
         with writing(path):
             self._file = path.open("ab", buffering=0)
-            self._num_bytes = self._load(path)
+            self._num_bytes, stats = _load(path, self.results, rows)
+            self.stats = stats or self.stats
             self._file.truncate(self._num_bytes)
             fsync_folder(path.parent)
         self._synced_at = clock()
@@ -92,19 +90,6 @@ class PartLog:
     ) -> None:
         self.close()
 
-    def _load(self, path: Path) -> int:
-        """Read the valid lines; returns how many bytes they take."""
-        num_bytes = 0
-        for line, kind, content in _valid_lines(path):
-            num_bytes += len(line)
-            if kind == b"row":
-                result = RowResult.from_json(content)
-                if self._rows is None or result.row_id in self._rows:
-                    self.results.setdefault((result.row_id, result.sample_index), result)
-            else:
-                self.stats = json.loads(content)
-        return num_bytes
-
     def _write_line(self, content: bytes) -> None:
         line = b'{"crc32":"%08x",%s\n' % (zlib.crc32(content), content)
         with writing(self._path):
@@ -113,29 +98,36 @@ class PartLog:
                 while written < len(line):
                     written += self._file.write(line[written:])
             except BaseException:
-                # Lines after a torn one would be lost at the next opening.
+                # After a torn line, later ones would be lost at the next opening.
                 self._file.truncate(self._num_bytes)
                 raise
         self._num_bytes += len(line)
 
 
 def read_rows(paths: Iterable[Path]) -> list[RowResult]:
-    """The rows of logs that may be somebody's, of each sample the first one; nothing is changed."""
+    """The rows of logs that others may be writing; of each sample the first result."""
     results: dict[tuple[int, int], RowResult] = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            for _, kind, content in _valid_lines(path):
-                if kind == b"row":
-                    result = RowResult.from_json(content)
-                    results.setdefault((result.row_id, result.sample_index), result)
+            _load(path, results)
     return list(results.values())
 
 
-def _valid_lines(path: Path) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Every line before the first bad one, with its kind and content."""
+def _load(
+    path: Path, results: dict[tuple[int, int], RowResult], rows: range | None = None
+) -> tuple[int, dict[str, Any] | None]:
+    """Read up to the first bad line into ``results``; returns the number of bytes and the last statistics."""
+    num_bytes, stats = 0, None
     with path.open("rb") as file:
         for line in file:
             match = LINE.fullmatch(line)
             if match is None or int(match[1], 16) != zlib.crc32(match[2]):
-                return
-            yield line, match[3], match[4]
+                break
+            num_bytes += len(line)
+            if match[3] == b"stats":
+                stats = json.loads(match[4])
+            else:
+                result = RowResult.from_json(match[4])
+                if rows is None or result.row_id in rows:
+                    results.setdefault((result.row_id, result.sample_index), result)
+    return num_bytes, stats

@@ -15,14 +15,14 @@ import pyarrow.ipc
 
 from specdist.data.files import WatchedFiles
 from specdist.data.inputs import describe_columns, find_files, read_table
-from specdist.data.json_prompts import PromptColumn
+from specdist.data.jsonl import PromptColumn
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT
 from specdist.utils.errors import UserError
 
 
 class RowError(Exception):
-    """One row cannot be used; ``reason`` goes into its ``error`` column and the job goes on."""
+    """A row that cannot be used: the job goes on, and ``reason`` is written to the row's ``error`` column."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -38,10 +38,10 @@ class Prompts:
     column: str
     watched: WatchedFiles
     ends: tuple[int, ...] | None
-    """The row after the last one of each file, where rows are read from the files as they are needed; None
-    where they are in memory."""
+    """The row after the last one of each file, if rows are read when they are needed; None if all are in
+    memory."""
     unusable: Mapping[int, str]
-    """Why a row has no prompt, for rows of a JSONL file whose prompt is of a wrong type."""
+    """Why rows of a JSONL file have no prompt: values of the wrong type."""
 
     @property
     def num_rows(self) -> int:
@@ -54,13 +54,13 @@ class Prompts:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the files' SHA-256s in order; whatever their names, it changes with any byte."""
+        """SHA-256 of the files' SHA-256s in order; names do not matter."""
         return self.watched.fingerprint()
 
     def table(self, start: int, stop: int) -> pa.Table:
-        """All input columns of rows ``start`` to ``stop - 1``, unchanged, in memory of their own.
+        """All input columns of rows ``start`` to ``stop - 1``, as a copy in memory.
 
-        Raises :class:`UserError` if a file of theirs has changed.
+        Raises :class:`UserError` if one of their files changed.
         """
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.schema) as writer:
@@ -69,10 +69,9 @@ class Prompts:
         return pa.ipc.open_stream(sink.getvalue()).read_all()
 
     def groups(self, option: str, column: str) -> dict[str, list[int]]:
-        """The rows of each value of a column, in the order in which the values come up.
+        """Row numbers by the value of a column, in the order of the first occurrences.
 
-        Raises :class:`UserError`, which names the ``option``, for a column that is not there or says nothing
-        of a row.
+        Raises :class:`UserError`, which names the ``option``, if the column is missing or null in a row.
         """
         if column not in self.schema.names:
             raise UserError(
@@ -89,7 +88,7 @@ class Prompts:
     def prompt(self, row: int) -> str | list[dict[str, Any]]:
         """A row's text, or its chat messages without their null fields.
 
-        Raises :class:`RowError` for a bad row, and :class:`UserError` if its file has changed.
+        Raises :class:`RowError` for an unusable row, and :class:`UserError` if its file changed.
         """
         self._check_files(row, row + 1)
         if row in self.unusable:
@@ -105,7 +104,7 @@ class Prompts:
         return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
 
     def _check_files(self, start: int, stop: int) -> None:
-        """What is not in memory would change with its file; one that is cut short ends the process."""
+        """Memory-mapped rows would change with their file, and a truncated file would crash the process."""
         if self.ends is not None:
             for index in range(bisect_right(self.ends, start), bisect_left(self.ends, stop) + 1):
                 self.watched.check(index)
@@ -116,7 +115,7 @@ class Prompts:
         for name in ("role", "content"):
             if message[name] is None:
                 raise RowError(f"{self.column}[{index}] has no {name}")
-        # Arrow gives every message every field; a template would take a null one for set.
+        # In Arrow every message has every field; a chat template would take a null one as set.
         return {name: value for name, value in message.items() if value is not None}
 
 

@@ -1,15 +1,13 @@
-"""How a finished shard gets its final names: once, whoever finishes it, and however often.
+"""How a finished shard gets its final names, exactly once even if several replicas finish it.
 
-Each replica writes the shard's files whole and durable under names of its own, an *attempt*. Then the data's
-final name is created, which succeeds for one attempt alone and decides which one the shard is. Statistics,
-trace and the completion record of that attempt follow; whoever comes after a crash finds by the data's digest
-whose they are, and goes on.
+Each replica writes the shard's files durably under names of its own: an *attempt*. Then the data's final name
+is created, which only one attempt can do. Its statistics, trace and completion record follow; after a crash,
+any replica finds them by the data's digest and goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +32,7 @@ ROWS_PER_BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """The completion record: what the shard's Arrow file must be."""
+    """The completion record: what the shard's Arrow file must match."""
 
     num_rows: int
     num_bytes: int
@@ -42,7 +40,7 @@ class ShardRecord:
 
     @staticmethod
     def read(path: Path) -> ShardRecord | None:
-        """None if there is none that can be read."""
+        """None if the file is missing or damaged."""
         try:
             return from_fields(ShardRecord, parse_json(path.read_bytes()))
         except (OSError, ValueError):
@@ -80,10 +78,10 @@ class Attempt:
         self._tag = tag
 
     def write(self, table: pa.Table, stats: dict[str, Any], trace: pa.Table | None) -> bool:
-        """The same tables and statistics give the same bytes.
+        """Write all files; the same tables and statistics give the same bytes.
 
-        False if its files are gone before all are written: whoever has completed the shard has swept them
-        away. What the disk does not take is left as no file, and raises OSError.
+        False if files were removed meanwhile: another replica completed the shard. Raises OSError, and leaves
+        no file, if the disk fails.
         """
         try:
             self._write(table, stats, trace)
@@ -109,14 +107,14 @@ class Attempt:
             fsync_folder(folder)
 
     def publish_data(self) -> bool:
-        """False if there is data already, or this attempt's has been removed: the shard is another's."""
+        """False if another attempt's data was published, or this attempt's was removed."""
         try:
             return publish(self._own(self._paths.data), self._paths.data)
         except FileNotFoundError:
             return False
 
     def replace_data(self) -> bool:
-        """Put this attempt's data in the place of some that belongs to no attempt; False if it is gone."""
+        """Replace data that belongs to no attempt; False if this attempt's data is gone."""
         try:
             self._own(self._paths.data).replace(self._paths.data)
         except FileNotFoundError:
@@ -131,11 +129,11 @@ class Attempt:
         self._rename(self._paths.trace)
 
     def publish_record(self) -> None:
-        """The shard is complete."""
+        """After this the shard is complete."""
         self._rename(self._paths.record)
 
     def finish(self) -> None:
-        """All that follows the data."""
+        """Publish everything after the data."""
         self.publish_stats()
         self.publish_trace()
         self.publish_record()
@@ -146,25 +144,25 @@ class Attempt:
 
     @staticmethod
     def that_won(paths: ShardPaths) -> Attempt | None:
-        """The attempt whose data has the final name, while its record still waits for its own."""
+        """The attempt whose data was published, if its record was not yet."""
         try:
             num_bytes = paths.data.stat().st_size
         except OSError:
             return None
         digest = None
-        for path, record in _waiting_records(paths):
-            if record.num_bytes == num_bytes:
+        for path in sorted(paths.record.parent.glob(f"{paths.record.name}.*{TEMPORARY_SUFFIX}")):
+            record = ShardRecord.read(path)
+            if record is not None and record.num_bytes == num_bytes:
                 digest = digest or sha256_of(paths.data).hex()
                 if record.sha256 == digest:
-                    tag = path.name[len(paths.record.name) + 1 : -len(TEMPORARY_SUFFIX)]
-                    return Attempt(paths, tag)
+                    return Attempt(paths, path.name[len(paths.record.name) + 1 : -len(TEMPORARY_SUFFIX)])
         return None
 
     def _own(self, path: Path) -> Path:
         return temporary_path(path, self._tag)
 
     def _rename(self, path: Path) -> None:
-        # Not there: somebody else has gone on with this attempt.
+        # Not found: another replica went on with this attempt.
         with contextlib.suppress(FileNotFoundError):
             self._own(path).replace(path)
         fsync_folder(path.parent)
@@ -178,10 +176,3 @@ class Attempt:
                 writer.write_table(table.combine_chunks(), max_chunksize=ROWS_PER_BATCH)
 
         write_durably(self._own(path), write)
-
-
-def _waiting_records(paths: ShardPaths) -> Iterator[tuple[Path, ShardRecord]]:
-    for path in sorted(paths.record.parent.glob(f"{paths.record.name}.*{TEMPORARY_SUFFIX}")):
-        record = ShardRecord.read(path)
-        if record is not None:
-            yield path, record

@@ -1,4 +1,4 @@
-"""The files of finished shards, for those who only read them: whole as they were recorded, or refused."""
+"""Reading the files of finished shards, compared with their records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from specdist.utils.errors import UserError
 def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
     """The rows of a finished shard, memory-mapped.
 
-    With ``verify`` the whole file is compared with its recorded checksum, else no more than the number of its
-    bytes and rows. Raises :class:`UserError` if it is not the file that was recorded.
+    With ``verify`` the file is compared with its recorded checksum, else only with the recorded numbers of
+    bytes and rows. Raises :class:`UserError` if they differ.
     """
     record = ShardRecord.read(paths.record)
     try:
@@ -42,7 +42,7 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
 
 
 def spread_out(paths: Sequence[Path], max_bytes: int) -> Sequence[Path]:
-    """All of these files, or about so many bytes of them, spread evenly."""
+    """All of these files, or evenly spread ones of about ``max_bytes`` in total."""
     return paths[:: max(1, -(-sum(path.stat().st_size for path in paths) // max_bytes))]
 
 

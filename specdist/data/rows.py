@@ -39,10 +39,9 @@ EXACT_METADATA = b"specdist.exact"
 class RowResult:
     """One finished completion of one input row.
 
-    ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None
-    where the row has none. ``error`` is the reason of ``finish_reason="error"``; such a row has no completion
-    and no counts. ``trace`` holds the drafted
-    tokens of a run with ``--trace``.
+    ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None if
+    there is none. A row with ``finish_reason="error"`` has the reason in ``error``, and no completion or
+    counts. ``trace`` holds the drafted tokens of a run with ``--trace``.
     """
 
     row_id: int
@@ -61,13 +60,11 @@ class RowResult:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens per speculation step with the bonus token, as vLLM defines it; None without any step."""
-        if self.num_spec_steps == 0:
-            return None
-        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps
+        """Tokens per speculative step with the bonus token, as vLLM defines it; None without any step."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else None
 
     def to_json(self) -> bytes:
-        """One line without its end; :meth:`from_json` gives an equal result for any text."""
+        """One line without its end; :meth:`from_json` is the inverse, for any text."""
         # Not as \u escapes: JSON would join a lone high surrogate with a low one after it.
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
@@ -80,9 +77,9 @@ class RowResult:
 
 
 def output_schema(input_schema: pa.Schema, *, is_exact: bool) -> pa.Schema:
-    """The output columns, then the input columns; an input column ``prompt`` takes the output's place.
+    """The output columns, then the input columns; an input column ``prompt`` replaces the output's.
 
-    The metadata say whether the completions follow the target's own distribution.
+    The metadata tell whether the completions follow the target's own distribution.
     """
     output_fields = [
         input_schema.field(name) if name in input_schema.names else pa.field(name, type_)
@@ -97,11 +94,11 @@ def output_schema(input_schema: pa.Schema, *, is_exact: bool) -> pa.Schema:
 def shard_table(
     inputs: pa.Table, results: Sequence[RowResult], *, first_row: int, num_samples: int, is_exact: bool = True
 ) -> pa.Table:
-    """The output of a shard: its input rows in order, ``num_samples`` completions of each.
+    """The output of a shard: its input rows in order, each with ``num_samples`` completions.
 
-    ``inputs`` are the shard's rows, the first of which has row_id ``first_row``; ``results`` come in any
-    order. Text that is not valid UTF-8 is written with U+FFFD, since readers refuse it. Raises ValueError
-    unless there is exactly one result for each sample of each row.
+    ``inputs`` are the shard's rows from row_id ``first_row`` on; ``results`` come in any order. In invalid
+    UTF-8, which readers refuse, U+FFFD replaces the bad bytes. Raises ValueError unless there is exactly one
+    result for each sample of each row.
     """
     ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
     row_ids = np.repeat(np.arange(first_row, first_row + inputs.num_rows), num_samples)
@@ -126,11 +123,8 @@ def shard_table(
 
 
 def results_table(results: Sequence[RowResult], schema: pa.Schema | None = None) -> pa.Table:
-    """Results in the order of rows and samples, without their input rows.
-
-    With the schema of a run's shards its input columns are null; without it there are the output columns
-    alone.
-    """
+    """Results in the order of rows and samples, without their input rows: the input columns of ``schema``,
+    that of a run's shards, are null; without it there are only the output columns."""
     ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
     schema = schema or pa.schema(list(OUTPUT_COLUMNS.items()))
     columns = [

@@ -1,9 +1,8 @@
-"""The folder of a run: what is finished, what is half done, and how a shard goes from one to the other.
+"""The folder of a run: its files, and how an unfinished shard becomes a complete one.
 
-Order of truth of a shard: data file, statistics, trace, completion record, each durable before the next; only
-then do its part logs go. So after a crash at any moment a shard is complete, is completed from the files that
-are there, or redone from its part logs. :mod:`specdist.data.publishing` says how, also where several replicas
-have worked on one shard.
+A shard's data file, statistics, trace and completion record become durable in this order; then its part logs
+are removed. After a crash at any moment a shard is complete, can be completed from its files, or is generated
+again from its part logs. :mod:`specdist.data.publishing` does so, also if several replicas work on one shard.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from specdist.data.files import (
 )
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
-from specdist.data.parts import PartLog
+from specdist.data.parts import PartLog, read_rows
 from specdist.data.publishing import Attempt, ShardPaths
+from specdist.data.rows import RowResult
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -41,7 +41,7 @@ SHARD_FILE = re.compile(
 logger = logging.getLogger(__name__)
 
 
-# A card without this line was written by the user, and is kept.
+# A README.md without this line was written by the user, and is kept.
 CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 
@@ -59,12 +59,12 @@ class RunFolder:
         overwrite: bool,
         find_another: Callable[[], str | None] | None = None,
     ) -> RunFolder:
-        """Create the folder, or resume the run that it holds if it has the same manifest.
+        """Create the folder, or resume its run if that has the same manifest.
 
-        With ``overwrite`` that run's files are deleted first, and no others (``logs/`` stays). A resumed run
-        keeps its manifest, with the ``info`` of its start, and gets the new ``config.yaml``. Raises
-        :class:`UserError` if the folder holds another run or other files, or cannot be written, or if the
-        run is to be replaced and ``find_another`` finds a replica that is at work on it.
+        With ``overwrite`` the run's files are deleted first, and no others (``logs/`` stays). A resumed run
+        keeps its manifest and the ``info`` in it, and gets the new ``config.yaml``. Raises :class:`UserError`
+        if the folder holds another run or other files, if it cannot be written, or if the run is to be
+        replaced while ``find_another`` finds a replica at work on it.
 
         Replicas must not open a folder at the same time: see :meth:`specdist.data.Membership.setup`.
         """
@@ -79,24 +79,21 @@ class RunFolder:
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest in force. Raises :class:`UserError` if there is none that can be read."""
+        """The manifest in force. Raises :class:`UserError` if it is missing or damaged."""
         return Manifest.read(self.manifest_path)
 
     def plan(self) -> tuple[ShardPlan, int]:
         """The run's shards, and completions per row. Raises :class:`UserError` as :attr:`manifest` does."""
-        fingerprint = self.manifest.fingerprint
+        found = self.manifest.fingerprint
         try:
-            return (
-                ShardPlan(int(fingerprint["num_rows"]), int(fingerprint["rows_per_shard"])),
-                int(fingerprint["num_samples"]),
-            )
+            return ShardPlan(int(found["num_rows"]), int(found["rows_per_shard"])), int(found["num_samples"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.manifest_path} does not say how many rows the run has: {error!r}"
             ) from error
 
     def freeze(self, name: str, value: Any) -> None:
-        """Add what was measured at the start to the manifest's ``info``, for restarts to repeat."""
+        """Add a value measured at the start to the manifest's ``info``, for restarts to use again."""
         manifest = self.manifest
         with writing(self.manifest_path):
             replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
@@ -111,7 +108,7 @@ class RunFolder:
 
     @property
     def card_path(self) -> Path:
-        """Of a complete run: see :mod:`specdist.job.card`."""
+        """The card of a complete run: see :mod:`specdist.job.card`."""
         return self.path / "README.md"
 
     @property
@@ -128,11 +125,11 @@ class RunFolder:
         return self.path / "stats" / f"shard-{shard:05d}.json"
 
     def trace_path(self, shard: int) -> Path:
-        """Of a run with ``--trace``."""
+        """Exists in runs with ``--trace``."""
         return self.path / "stats" / f"shard-{shard:05d}.trace.arrow"
 
     def parts_path(self, shard: int, generation: int = 0) -> Path:
-        """Of the holder of the shard's claim of this generation; 0 is that of a run without claims."""
+        """The log of the holder of this claim of the shard; generation 0 is that of a run without claims."""
         middle = f".{generation:05d}" if generation else ""
         return self.path / "parts" / f"shard-{shard:05d}{middle}.jsonl"
 
@@ -149,25 +146,25 @@ class RunFolder:
         return self.paths(shard).is_complete()
 
     def parts(self, shard: int, generation: int = 0, rows: range | None = None) -> PartLog:
-        """The log of the shard's finished rows, open for appending, with those of earlier generations;
+        """The log of the shard's finished rows, open for appending, with the rows of earlier generations;
         close it before :meth:`finish_shard`."""
-        earlier = [number for number in self.log_generations(shard) if number < generation]
-        return PartLog(
-            self.parts_path(shard, generation),
-            earlier=[self.parts_path(shard, number) for number in earlier],
-            rows=rows,
-        )
+        numbers = [number for number in self.log_generations(shard) if number < generation]
+        earlier = [self.parts_path(shard, number) for number in numbers]
+        return PartLog(self.parts_path(shard, generation), earlier=earlier, rows=rows)
+
+    def part_rows(self, shard: int) -> list[RowResult]:
+        """The finished rows in the shard's part logs, which replicas may be writing."""
+        return read_rows(self.parts_path(shard, number) for number in self.log_generations(shard))
 
     def begun_shards(self) -> list[int]:
-        """Those that have part logs, ascending."""
+        """The shards that have part logs, ascending."""
         matches = [SHARD_FILE.fullmatch(path.name) for path in self.path.glob("parts/shard-*.jsonl")]
         return sorted({int(match[1]) for match in matches if match})
 
     def log_generations(self, shard: int) -> list[int]:
-        """Of the part logs that there are, ascending."""
-        matches = [
-            SHARD_FILE.fullmatch(path.name) for path in self.path.glob(f"parts/shard-{shard:05d}*.jsonl")
-        ]
+        """The generations of the shard's part logs, ascending."""
+        paths = self.path.glob(f"parts/shard-{shard:05d}*.jsonl")
+        matches = [SHARD_FILE.fullmatch(path.name) for path in paths]
         return sorted(int(match[2] or 0) for match in matches if match)
 
     def finish_shard(
@@ -180,46 +177,32 @@ class RunFolder:
     ) -> bool:
         """Write a shard's output, statistics and trace, record that it is complete, and drop its part logs.
 
-        It can be called again after a crash. Of several replicas that finish the same shard the one by which
-        it becomes complete gets True, with its own files or those of another that has not come to that; the
-        others get False and leave its files as they are, as does one for which ``is_held`` has become false.
-        Raises :class:`UserError` if the disk does not take them; then nothing of what was there has changed.
+        It can be called again after a crash. Of several replicas that finish a shard, the one that makes it
+        complete gets True, be it with its own files or with those that another left unpublished. The others
+        get False and change nothing, as does a replica for which ``is_held`` turned false. Raises
+        :class:`UserError` if the disk fails; then existing files are unchanged.
         """
         with writing(self.data_path(shard)):
-            return self._finish_shard(
-                Attempt(self.paths(shard), unique_tag()), shard, table, stats, trace, is_held
-            )
-
-    def _finish_shard(
-        self,
-        attempt: Attempt,
-        shard: int,
-        table: pa.Table,
-        stats: dict[str, Any],
-        trace: pa.Table | None,
-        is_held: Callable[[], bool] | None,
-    ) -> bool:
-        is_written = attempt.write(table, stats, trace)
-        # Asked after the writing: who deletes this run deletes these files too, or is noticed here.
-        if not is_written or (is_held is not None and not is_held()):
-            attempt.discard()
-            return False
-        if not attempt.publish_data():
-            if self.complete_from_attempts(shard):
-                attempt.discard()
-                self.sweep(shard)
-                return True
-            if self.is_complete(shard) or not attempt.replace_data():
+            attempt = Attempt(self.paths(shard), unique_tag())
+            is_written = attempt.write(table, stats, trace)
+            # Asked after writing: a replica that deletes this run deletes these files too, or is noticed.
+            if not is_written or (is_held is not None and not is_held()):
                 attempt.discard()
                 return False
-        attempt.publish_stats()
-        attempt.publish_trace()
-        attempt.publish_record()
-        self.sweep(shard)
-        return True
+            if attempt.publish_data():
+                attempt.finish()
+            elif self.complete_from_attempts(shard):
+                attempt.discard()
+            elif not self.is_complete(shard) and attempt.replace_data():
+                attempt.finish()
+            else:
+                attempt.discard()
+                return False
+            self.sweep(shard)
+            return True
 
     def complete_from_attempts(self, shard: int) -> bool:
-        """Go on where a crash, between its data and its record, has stopped a shard from being completed."""
+        """Complete a shard that a crash stopped between its data and its record; False if there is none."""
         if self.is_complete(shard):
             return False
         attempt = Attempt.that_won(self.paths(shard))
@@ -229,11 +212,11 @@ class RunFolder:
         return self.is_complete(shard)
 
     def shard_stats(self) -> list[dict[str, Any]]:
-        """The statistics of all complete shards, in the order of the shards."""
+        """The statistics of all complete shards, in order."""
         return [self.read_stats(shard) for shard in self._complete_shards()]
 
     def trace_paths(self) -> list[Path]:
-        """The traces of all complete shards that have one, in the order of the shards."""
+        """The traces of all complete shards that have one, in order."""
         paths = [self.trace_path(shard) for shard in self._complete_shards()]
         return [path for path in paths if path.is_file()]
 
@@ -253,12 +236,12 @@ class RunFolder:
             ) from error
 
     def missing_shards(self) -> list[int]:
-        """Those of the plan that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
+        """The shards that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
         plan, _ = self.plan()
         return [shard for shard in range(plan.num_shards) if not self.is_complete(shard)]
 
     def missing_message(self, missing: Sequence[int]) -> str:
-        """For people, where these shards are missing."""
+        """What to tell people about missing shards."""
         plan, _ = self.plan()
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         return (
@@ -267,7 +250,7 @@ class RunFolder:
         )
 
     def sweep(self, shard: int) -> None:
-        """Remove what a complete shard needs no longer: part logs, and attempts of whoever else tried."""
+        """Remove a complete shard's part logs and the attempts of other replicas."""
         for path in self._files_of(shard):
             if path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts":
                 path.unlink(missing_ok=True)
@@ -276,12 +259,12 @@ class RunFolder:
     def _claim(
         self, manifest: Manifest, overwrite: bool, find_another: Callable[[], str | None] | None
     ) -> None:
-        """Make the folder that of a run with this manifest, or refuse."""
+        """Give the folder to a run with this manifest, or refuse."""
         self.path.mkdir(parents=True, exist_ok=True)
         has_run = self.manifest_path.exists()
         if has_run:
             old = self.manifest
-            # Refused before its first row, perhaps for the size of its cache: nothing would be lost.
+            # A run that failed before its first row, perhaps for the size of its cache, may be replaced.
             has_no_rows = not self._shard_files()
             is_other = old.fingerprint != manifest.fingerprint
             is_replaced = overwrite or (has_no_rows and is_other)
@@ -298,7 +281,7 @@ class RunFolder:
                 manifest.write(self.manifest_path)
         else:
             self._check_empty()
-            # First of all: a folder that holds anything else but no manifest is refused.
+            # Written first: a folder with other files and without a manifest would be refused.
             manifest.write(self.manifest_path)
         for name in (*SHARD_FOLDERS, "logs"):
             (self.path / name).mkdir(exist_ok=True)
@@ -308,7 +291,7 @@ class RunFolder:
         fsync_folder(self.path)
 
     def _check_empty(self) -> None:
-        """A launcher may have made the logs' folder, and a crash may have left the start of a manifest."""
+        """Allow logs, which a launcher may write, and the temporary manifest of a crash."""
         others = sorted(entry.name for entry in self.path.iterdir() if not self._is_harmless(entry))
         if others:
             shown = ", ".join(others[:5]) + (", ..." if len(others) > 5 else "")
@@ -330,7 +313,7 @@ class RunFolder:
         ]  # fmt: skip
 
     def _shard_files(self) -> list[tuple[Path, int]]:
-        """Every file of a shard, temporary ones too, with the shard's number; records come first."""
+        """All files of shards, temporary ones too, with the shard's number; records come first."""
         return [
             (path, int(match[1]))
             for pattern in ("shards/*.json*", "shards/*.arrow*", "stats/*", "parts/*")
@@ -339,13 +322,8 @@ class RunFolder:
         ]
 
     def _delete_run_files(self) -> None:
-        """Delete results, durably before the new manifest claims them.
-
-        The old manifest stays until it is replaced in one step: without one the folder would be nobody's.
-        """
-        for path, _ in self._shard_files():
-            path.unlink(missing_ok=True)
-        for path, _ in self._claim_files():
+        """Delete results, durably before the new manifest atomically replaces the old one."""
+        for path, _ in [*self._shard_files(), *self._claim_files()]:
             path.unlink(missing_ok=True)
         if self.card_path.is_file() and CARD_MARK.encode() in self.card_path.read_bytes():
             self.card_path.unlink()
@@ -353,7 +331,7 @@ class RunFolder:
             fsync_folder(self.path / name)
 
     def _claim_files(self) -> list[tuple[Path, int]]:
-        """Every claim of a shard, with the shard's number, in ascending order."""
+        """All claims of shards, with the shard's number, ascending."""
         return [
             (path, int(match[1][-5:]))
             for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/shard-*"))
@@ -361,15 +339,15 @@ class RunFolder:
         ]
 
     def _tidy(self) -> None:
-        """Complete shards from what a crash left, and remove the rest of it.
+        """Complete shards after a crash, and remove temporary files and claims that are not needed.
 
-        Temporary files of unfinished shards that are claimed may be somebody's; they go with the shard.
+        Temporary files of claimed shards may be in use, and are removed when the shard is complete.
         """
         for path in (self.manifest_path, self.config_path, self.card_path):
             for temporary in self.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
                 temporary.unlink(missing_ok=True)
         files = self._shard_files()
-        # In this order: claims outlive the files that they are for, and end when the shard is complete.
+        # Read after the files: claims outlive them, and end when the shard is complete.
         claims = self._claim_files()
         claimed = {shard for _, shard in claims}
         shards = sorted({shard for _, shard in files})

@@ -1,7 +1,7 @@
-"""What everything in a run's folder means: columns, a trace's columns, statistics, totals.
+"""The meaning of all columns, statistics and totals of a run: their only definition.
 
-This is its only definition; ``jobs/show.py --schema``, the README and the card in every run's folder repeat
-it. Types are not repeated here: they come from what is written.
+``jobs/show.py --schema``, the README and the card in every run's folder print it, with the types of what is
+written.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ STATISTICS = {
 }
 TOTALS = {
     "output": "the run folder",
-    "exact": "the completions follow the target's own distribution",
+    "exact": STATISTICS["exact"],
     "complete": "all shards are finished",
-    "num_rows": "input rows",
-    "num_completions": "completions, without those that have an error",
-    "num_error_rows": "input rows with an error",
-    "num_cut_completions": "completions that were cut by a length limit (`finish_reason` `length`)",
-    "num_out_of_memory": "rounds that ran out of memory and were repeated with a smaller batch",
-    "num_completion_tokens": "tokens of the completions",
+    "num_rows": STATISTICS["num_rows"],
+    "num_completions": STATISTICS["num_completions"],
+    "num_error_rows": STATISTICS["num_error_rows"],
+    "num_cut_completions": STATISTICS["num_cut_completions"],
+    "num_out_of_memory": STATISTICS["num_out_of_memory"],
+    "num_completion_tokens": STATISTICS["num_completion_tokens"],
     "wall_s": "seconds of work, summed over replicas",
     "tokens_per_s": "completion tokens per second of one replica's work",
     "tokens_per_s_per_device": "the same, divided by the number of ranks of a replica",
@@ -157,7 +157,7 @@ JSON_TYPES = {int: "int", list[int]: "list of int", dict[int, int]: "object of i
 
 @dataclass(frozen=True)
 class Field:
-    """A column, or a value in a JSON document, by its dotted name."""
+    """A column, or a value in a JSON document by its dotted name."""
 
     name: str
     type: str
@@ -165,7 +165,7 @@ class Field:
 
 
 def output_fields() -> list[Field]:
-    """The columns of ``shards/*.arrow``, but for the input's own."""
+    """The columns of ``shards/*.arrow``, without those of the input."""
     return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in OUTPUT_COLUMNS.items()]
 
 
@@ -175,7 +175,7 @@ def trace_fields() -> list[Field]:
 
 
 def statistics_fields() -> list[Field]:
-    """The values in ``stats/*.json``, those of objects by dotted names."""
+    """The values in ``stats/*.json``."""
     types = {"exact": "bool", "replica": "string", **dict(_types(Stats))}
     return [Field(name, type_, STATISTICS[name]) for name, type_ in types.items()]
 
@@ -197,27 +197,22 @@ SECTIONS = {
 
 
 def column_fields(schema: pa.Schema, other_meaning: str) -> list[Field]:
-    """The columns of a shard's file, in its order; ``other_meaning`` is that of the input's own."""
+    """The columns of a shard's file, in order; ``other_meaning`` describes those of the input."""
     return [
         Field(field.name, _arrow_type(field.type), COLUMNS.get(field.name, other_meaning)) for field in schema
     ]
 
 
 def markdown_table(section: str) -> str:
-    """A section's table, of three columns."""
+    """The Markdown table of a section."""
     heading, fields = SECTIONS[section]
     return fields_table(heading, fields())
 
 
 def fields_table(heading: str, fields: Iterable[Field]) -> str:
-    """A table whose first column is headed by ``heading``."""
-    rows = [[code(field.name), plain(field.type), _in_cell(field.meaning)] for field in fields]
+    """A Markdown table with ``heading`` over its first column."""
+    rows = [[code(field.name), plain(field.type), field.meaning.replace("|", "\\|")] for field in fields]
     return table([heading, "type", "meaning"], rows)
-
-
-def _in_cell(text: str) -> str:
-    """Prose of this module, with its `code` as it is."""
-    return text.replace("|", "\\|")
 
 
 def _arrow_type(type_: pa.DataType) -> str:
@@ -227,7 +222,7 @@ def _arrow_type(type_: pa.DataType) -> str:
 
 
 def _types(of: Any) -> Iterator[tuple[str, str]]:
-    """Dotted names and types of a dataclass's values; one that comes again is not spelled out again."""
+    """Dotted names and types of a dataclass's values; the fields of nested types are listed once."""
     hints, spelled_out = get_type_hints(of), set()
     for item in dataclasses.fields(of):
         hint = hints[item.name]
@@ -241,7 +236,7 @@ def _types(of: Any) -> Iterator[tuple[str, str]]:
 
 
 def _value_type(value: Any) -> str:
-    """Of a figure of an empty run, in which every ratio is None."""
+    """The type of a figure, by its value in an empty run, where every ratio is None."""
     if isinstance(value, dict):
         return "object"
     return "float or null" if value is None else type(value).__name__

@@ -1,4 +1,4 @@
-"""Which shard a replica does next: the first that is neither complete nor claimed by another."""
+"""The next shard of a replica: the first that is neither complete nor claimed by another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from specdist.utils.errors import UserError
 
 @dataclass(frozen=True)
 class ClaimedShard:
-    """A shard that this replica is to do, and the claim with which it is finished or given back."""
+    """A shard of this replica, and the claim with which it is finished or released."""
 
     shard: int
     claim: Claim
-
-
-def claim_name(shard: int) -> str:
-    return f"shard-{shard:05d}"
 
 
 class ShardQueue:
@@ -38,10 +34,8 @@ class ShardQueue:
         *,
         on_done_elsewhere: Callable[[int], None] = lambda shard: None,
     ) -> None:
-        """``manifest``: this replica's own, which the folder must keep.
-
-        ``on_done_elsewhere``: told every shard that turns out to have been completed by another.
-        """
+        """``manifest``: this replica's, which the folder must keep. ``on_done_elsewhere``: called with every
+        shard that another replica completed."""
         self._folder = folder
         self._claims = membership.claims
         self._manifest = manifest
@@ -51,13 +45,13 @@ class ShardQueue:
 
     @property
     def is_done(self) -> bool:
-        """Whether every shard was seen complete."""
+        """Whether all shards are known to be complete."""
         return not self._open
 
     def take(self) -> ClaimedShard | None:
-        """Claim a shard; None if all that are left are claimed by others (or complete).
+        """Claim a shard; None if all others are claimed or complete.
 
-        Raises :class:`UserError` if the folder has become another run's, or cannot be written.
+        Raises :class:`UserError` if the folder now holds another run, or cannot be written.
         """
         with writing(self._folder.path):
             return self._take()
@@ -67,14 +61,14 @@ class ShardQueue:
         for shard in list(self._open):
             if shard in self._mine:
                 continue
-            name = claim_name(shard)
+            name = f"shard-{shard:05d}"
             if name not in latest and self._see_complete(shard):
                 continue
             above = max(self._folder.log_generations(shard), default=0) if name not in latest else 0
             claim = self._claims.take(name, latest.get(name), above=above)
             if claim is None:
                 continue
-            # Another may have completed it after the look at the claims, and dropped its own.
+            # Another may have completed it and dropped its claims after they were read.
             if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
                 self._folder.sweep(shard)
                 self._claims.forget(name)
@@ -86,34 +80,33 @@ class ShardQueue:
         return None
 
     def log(self, claimed: ClaimedShard, rows: range | None = None) -> PartLog:
-        """The part log of this claim, with the rows of those before it, which are to be of the shard's
-        ``rows``."""
+        """The part log of this claim, with the rows of earlier ones that are among the shard's ``rows``."""
         return self._folder.parts(claimed.shard, claimed.claim.generation, rows)
 
     def is_held(self, claimed: ClaimedShard) -> bool:
-        """Whether nobody has taken the shard over. Raises :class:`UserError` as :meth:`take` does."""
+        """Whether the claim is still in force. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()
         with writing(self._folder.path):
             return self._claims.is_held(claimed.claim)
 
     def finished(self, claimed: ClaimedShard) -> None:
-        """The shard is complete, and needs no claims any more."""
+        """Remove the claims of a complete shard."""
         self._mine.pop(claimed.shard, None)
         self._open.pop(claimed.shard, None)
         with writing(self._folder.path):
             self._claims.forget(claimed.claim.name)
 
     def lost(self, claimed: ClaimedShard) -> None:
-        """Another has taken it over; it may come back if that one is lost in turn.
+        """Forget a shard that another replica took over; it can be claimed again if that replica is lost too.
 
-        Or another has finished it, and may have died before it dropped the claims, this one's among them.
+        If the other completed it, it may have died before it removed the claims.
         """
         self._mine.pop(claimed.shard, None)
         if self._folder.is_complete(claimed.shard):
             self._claims.forget(claimed.claim.name)
 
     def give_back(self) -> None:
-        """Others may take what this replica has claimed."""
+        """Release all claims of this replica."""
         for claim in self._mine.values():
             self._claims.release(claim)
         self._mine.clear()
@@ -126,7 +119,7 @@ class ShardQueue:
         return True
 
     def _check_run(self) -> None:
-        """A replica that was paused must not write into the run that has replaced its own."""
+        """A replica that was paused must not write into a run that replaced its own."""
         try:
             check_same(self._folder.manifest, self._manifest)
         except UserError as error:

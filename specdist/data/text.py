@@ -1,7 +1,7 @@
-"""Arrow columns whose text may not be valid UTF-8: check everything else about them, and repair them.
+"""Checking and repairing Arrow columns whose text may not be valid UTF-8.
 
-Arrow stores text as bytes and readers differ in whether they check them. ``datasets`` refuses a whole file
-for one bad string, so the output must hold none.
+Not all readers of Arrow check text, but ``datasets`` refuses a whole file for one bad string, so the output
+must not hold any.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TEXT_OF_BYTES = {value: key for key, value in BYTES_OF_TEXT.items()}
 
 
 def _with_leaves(type_: pa.DataType, leaves: dict[pa.DataType, pa.DataType]) -> pa.DataType:
-    """``type_`` with its leaf types replaced; the memory layout stays, so an array can be viewed as it."""
+    """``type_`` with its leaf types replaced by others of the same memory layout."""
     if pa.types.is_struct(type_):
         return pa.struct([field.with_type(_with_leaves(field.type, leaves)) for field in type_])
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
@@ -36,7 +36,7 @@ def _viewed(array: pa.Array, leaves: dict[pa.DataType, pa.DataType]) -> pa.Array
 
 
 def bytes_as_text(array: pa.Array) -> pa.Array:
-    """The same array with every bytes leaf called text, without a check of its UTF-8."""
+    """The array with its bytes viewed as text, without a check of the UTF-8."""
     return _viewed(array, TEXT_OF_BYTES)
 
 
@@ -50,7 +50,7 @@ def check_layout(column: pa.ChunkedArray) -> None:
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column itself, or, where its text is not valid UTF-8, a copy with U+FFFD in the bad places."""
+    """The column, or a copy with U+FFFD in place of invalid UTF-8."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -76,5 +76,5 @@ def _decoded(value: Any, type_: pa.DataType) -> Any:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """``text`` with U+FFFD for each half of a surrogate pair that stands alone and has no UTF-8."""
+    """``text`` with U+FFFD for each unpaired surrogate, which has no UTF-8."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

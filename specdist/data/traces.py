@@ -1,4 +1,4 @@
-"""The trace of a run: one record per drafted token that reached the target's side, as Arrow."""
+"""The per-token acceptance trace of a run: a record for each draft token that reached the target side."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import pyarrow as pa
 
 
 class TracedToken(NamedTuple):
-    """What was known of a drafted token, and what became of it.
+    """A draft token, its features, and whether it was accepted.
 
     Attributes:
-        round: of its row, from 1; 0 is the pass over the prompt.
-        depth: tokens of its block before it.
-        position: in the completion, from 0.
-        token_id: which token it was.
-        entropy, draft_probability, top_probability: the draft's features, see
-            :class:`specdist.policies.DraftFeatures`.
-        acceptance_probability: min(1, P/Q), given the drafted tokens before it; None where no target pass had
-            the token.
-        is_verified: all before it were accepted, and none of them ended the row; and the target's
-            verification counted, which it does not for what a lossy run commits unverified.
-        is_accepted: it is a token of the completion.
-        head_probability: a trained head's estimate; None without one, or where no pass has given it.
+        round: round of the sequence, from 1; 0 is the pass over the prompt.
+        depth: number of tokens before it in the block.
+        position: position in the completion, from 0.
+        entropy, draft_probability, top_probability: see :class:`specdist.policies.DraftFeatures`.
+        acceptance_probability: min(1, P/Q) given the tokens before it; None if no target pass had the token.
+        is_verified: all tokens before it were accepted without ending the row, and the target's verification
+            counted; it does not for tokens that a lossy run commits unverified.
+        is_accepted: it became a token of the completion.
+        head_probability: a trained head's estimate; None without a head, or if no pass computed it.
     """
 
     round: int
@@ -59,7 +56,7 @@ TRACE_SCHEMA = pa.schema(
 
 
 def trace_table(rows: Iterable[tuple[int, int, tuple[TracedToken, ...]]]) -> pa.Table:
-    """The tokens of rows given as (row_id, sample_index, tokens), in this order whatever theirs."""
+    """The tokens of rows given as (row_id, sample_index, tokens), sorted by the two."""
     ordered = sorted(rows, key=lambda row: row[:2])
     records = [(row_id, sample, *token) for row_id, sample, tokens in ordered for token in tokens]
     columns = zip(*records, strict=True) if records else [()] * len(TRACE_SCHEMA)

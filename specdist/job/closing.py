@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 
 from specdist.data import RunFolder
-from specdist.data.parts import read_rows
 from specdist.job.launcher import find_launcher
 from specdist.stats.shard import Stats
 
@@ -69,9 +68,7 @@ def _acceptance(rate: float | None, length: float | None) -> str:
 
 def count_kept_rows(folder: RunFolder, shard: int) -> int:
     """Finished rows of an unfinished shard."""
-    return len(
-        read_rows(folder.parts_path(shard, generation) for generation in folder.log_generations(shard))
-    )
+    return len(folder.part_rows(shard))
 
 
 def relaunch_command() -> str:

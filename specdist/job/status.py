@@ -14,7 +14,6 @@ from specdist.data import RunFolder
 from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
-from specdist.data.parts import read_rows
 from specdist.data.reading import open_shard
 from specdist.utils.errors import UserError
 
@@ -113,10 +112,7 @@ class StatusReader:
         for shard in range(plan.num_shards):
             if shard in self._done or self._see_done(shard):
                 continue
-            rows = read_rows(
-                self._folder.parts_path(shard, generation)
-                for generation in self._folder.log_generations(shard)
-            )
+            rows = self._folder.part_rows(shard)
             num_rows += len(rows)
             num_tokens += sum(row.num_completion_tokens for row in rows)
             errors.update(error_kind(row.error) for row in rows if row.error is not None)

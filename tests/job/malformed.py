@@ -32,7 +32,6 @@ from specdist.data import PartLog, RowResult, RunFolder
 from specdist.data.claims import Holding
 from specdist.data.heartbeat import Beat, Process
 from specdist.data.merging import merge_run
-from specdist.data.shard_queue import claim_name
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
 from tests.job import mutations
@@ -161,7 +160,7 @@ class World:
             for row in rows[:-1]:
                 log.append(RowResult(**{name: row[name] for name in RESULT_NAMES if name in row}))
             log.snapshot(Stats().to_json())
-        (run / "claims" / f"{claim_name(UNFINISHED)}.00001").write_text(
+        (run / "claims" / f"shard-{UNFINISHED:05d}.00001").write_text(
             json.dumps(asdict(Holding(DEAD_REPLICA, "2026-01-01")))
         )
         beat = Beat(DEAD_REPLICA, replace(Process.current(), started=1), silent_after_s=1)

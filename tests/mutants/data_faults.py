@@ -190,8 +190,8 @@ DATA_FAULTS = (
     Mutant(
         name="of-two-results-for-sample-last-counts",
         file="data/parts.py",
-        old="                    self.results.setdefault((result.row_id, result.sample_index), result)\n",
-        new="                    self.results[result.row_id, result.sample_index] = result\n",
+        old="                    results.setdefault((result.row_id, result.sample_index), result)\n",
+        new="                    results[result.row_id, result.sample_index] = result\n",
         tests=(PARTS,),
     ),
     Mutant(
@@ -204,7 +204,7 @@ DATA_FAULTS = (
     Mutant(
         name="rows-of-another-shard-taken",
         file="data/parts.py",
-        old="if self._rows is None or result.row_id in self._rows:",
+        old="if rows is None or result.row_id in rows:",
         new="if True:",
         tests=(PARTS,),
     ),
@@ -240,8 +240,8 @@ DATA_FAULTS = (
     Mutant(
         name="lowest-claim-in-force",
         file="data/claims.py",
-        old="found[claim.name].generation < claim.generation",
-        new="found[claim.name].generation > claim.generation",
+        old="return sorted(found, key=lambda claim: claim.generation)",
+        new="return sorted(found, key=lambda claim: -claim.generation)",
         tests=(CLAIMS,),
     ),
 )
