@@ -1,9 +1,9 @@
-"""Which length policies ``--policies`` asks for. No tensors."""
+"""The length policies that ``--policies`` names. No tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES, OPTIONS, owners_of
@@ -11,9 +11,9 @@ from specdist.policies.registry import POLICIES as ALL_POLICIES
 from specdist.utils.errors import UserError
 
 ALL = "all"
-# Those that need no trained head, which are what ``all`` stands for.
+# What ``all`` stands for: the policies that need no trained head.
 POLICIES = tuple(name for name in ALL_POLICIES if name not in HEAD_POLICIES)
-# After a policy that reads a head if it is given one.
+# Suffix of a policy that can do without a head, and is to read one.
 WITH_HEAD = "+head"
 READERS = tuple(policy if policy in HEAD_POLICIES else policy + WITH_HEAD for policy in HEAD_KINDS)
 # GammaTune's tables (Gautam et al. 2025, section 6) average over 1 to 8, 12, 16, 20 and 24.
@@ -23,16 +23,17 @@ INITIAL_LENGTHS = (1, 2, 3, 5, 8, 12, 16, 24)
 def policy_choices(
     names: Sequence[str], initial_lengths: Sequence[int] | None, max_draft_tokens: int | None
 ) -> list[PolicyChoice]:
-    """What is to be measured, each setting once.
+    """The settings to measure, each once.
 
     Args:
         names: ``all``, a policy, or a policy with options of its own: ``svip:stop_root_entropy=0.5``;
             ``goodput+head`` is goodput with the head.
-        initial_lengths: for every policy that takes ``num_draft_tokens`` and is not given one; None: those of
-            :data:`INITIAL_LENGTHS` that are possible.
-        max_draft_tokens: of every policy that takes it; None: the default, or the longest of these lengths.
+        initial_lengths: for every policy that takes ``num_draft_tokens`` and is not given one; by default
+            those of :data:`INITIAL_LENGTHS` that ``max_draft_tokens`` allows.
+        max_draft_tokens: of every policy that takes it; by default its default, or the longest of these
+            lengths.
 
-    Raises :class:`UserError` for what the main job would refuse too.
+    Raises :class:`UserError` as the main job does.
     """
     entries = [_parse(entry) for name in names for entry in (POLICIES if name == ALL else (name,))]
     needs_lengths = any(_wants_lengths(policy, given) for policy, given, _ in entries)
@@ -42,7 +43,7 @@ def policy_choices(
     if max_draft_tokens is None:
         cap = int(max(*(info.default for info in owners_of("max_draft_tokens").values()), *lengths))
     else:
-        if not any(takes(policy, "max_draft_tokens") for policy, _, _ in entries):
+        if not any(_takes(policy, "max_draft_tokens") for policy, _, _ in entries):
             raise UserError(
                 f"--max_draft_tokens has no effect with --policies {' '.join(names)}: leave it out"
             )
@@ -61,28 +62,43 @@ def policy_choices(
     return list({choice.label: choice for choice in choices}.values())
 
 
-def takes(policy: str, option: str) -> bool:
-    """Whether the option has an effect with the policy."""
+def nearest_first_lengths(
+    settings: Iterable[tuple[str, int | None]], num_draft_tokens: int
+) -> dict[str, int | None]:
+    """For each policy, of the first lengths that it was measured with, the one nearest to this.
+
+    Args:
+        settings: families and first lengths; a policy may have none.
+    """
+    nearest: dict[str, int | None] = {}
+    # Of two that are equally near, the first.
+    for family, length in sorted(settings, key=lambda item: abs((item[1] or 0) - num_draft_tokens)):
+        nearest.setdefault(family, length)
+    return nearest
+
+
+def _takes(policy: str, option: str) -> bool:
     return option in OPTIONS[policy]
 
 
 def _wants_lengths(policy: str, given: Mapping[str, float]) -> bool:
-    return takes(policy, "num_draft_tokens") and "num_draft_tokens" not in given
+    return _takes(policy, "num_draft_tokens") and "num_draft_tokens" not in given
 
 
 def _choices_of(
     policy: str, given: Mapping[str, float], initial_lengths: Sequence[int], cap: int
 ) -> Iterator[PolicyChoice]:
-    limit = {"max_draft_tokens": cap} if takes(policy, "max_draft_tokens") else {}
+    if _takes(policy, "max_draft_tokens"):
+        given = {**given, "max_draft_tokens": cap}
     if not _wants_lengths(policy, given):
-        yield PolicyChoice.of(policy, **given, **limit)
+        yield PolicyChoice.of(policy, **given)
         return
     for length in initial_lengths:
-        yield PolicyChoice.of(policy, **given, **limit, num_draft_tokens=length)
+        yield PolicyChoice.of(policy, **given, num_draft_tokens=length)
 
 
 def _parse(entry: str) -> tuple[str, dict[str, float], bool]:
-    """A policy, the options that it is given, and whether it is given a head that it could do without."""
+    """A policy, its given options, and whether it reads a head that it could do without."""
     name, _, settings = entry.partition(":")
     policy = name.removesuffix(WITH_HEAD)
     reads_head = name in READERS and name != policy
@@ -99,7 +115,7 @@ def _setting(entry: str, policy: str, item: str) -> tuple[str, float]:
     name, _, value = item.partition("=")
     if name == "max_draft_tokens":
         raise UserError(f"--policies {entry}: use --max_draft_tokens, which applies to all policies")
-    if not takes(policy, name):
+    if not _takes(policy, name):
         known = [name for name in OPTIONS[policy] if name != "max_draft_tokens"]
         raise UserError(
             f"--policies {entry}: {name!r} is not an option of {policy}, which takes "

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdist.benchmark.config import COLOCATED, SEPARATE
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.measuring import Measured, Timed
 from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
-from specdist.benchmark.results import GroupResult, MethodResult, OverlapResult, PolicyResult
-from specdist.benchmark.spread import SpreadResult, spreads_of
+from specdist.benchmark.results import GroupResult, MethodResult, OverlapResult, PolicyResult, SpreadResult
 from specdist.policies.registry import TARGET_ONLY
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import NS_PER_S, Stats
@@ -19,29 +18,29 @@ from specdist.theory.formulas import ready_share
 
 
 def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[MethodResult]:
-    """Medians and ratios; and how many rows differ from those of the first ``generate``, or where
-    transformers was not measured from those of the target alone."""
-    wholes = [(item, item.whole) for item in measured]
-    by_name = {(item.method.name, item.method.batch_size): whole for item, whole in wholes}
+    """Medians and ratios; and how many rows differ from those of the first ``generate``, or of the target
+    alone where transformers was not measured."""
+    wholes = [(item.method, item.whole) for item in measured]
+    by_name = {(method.name, method.batch_size): whole for method, whole in wholes}
     assisted = by_name.get((TransformersAssisted.name, 1))
     alone = {item.method.batch_size: item for item in measured if _is_target_only(item.method)}
-    in_turns = {
-        _policy_key(item.method): whole for item, whole in wholes if item.method.placement == SEPARATE
-    }
+    in_turns = {_policy_key(method): whole for method, whole in wholes if method.placement == SEPARATE}
     reference = _reference(wholes, settings)
     results = []
-    for item, whole in wholes:
-        method, stats = item.method, whole.generated[-1].stats
-        base = alone.get(method.batch_size)
-        generate = by_name.get((TransformersGenerate.name, method.batch_size))
+    for item, (method, whole) in zip(measured, wholes, strict=True):
+        stats, base = whole.generated[-1].stats, alone.get(method.batch_size)
+        rate = _decoding_tokens_per_s(item)
+        base_rate = None if base is None else _decoding_tokens_per_s(base)
         results.append(
             MethodResult(
                 name=method.name,
                 batch_size=method.batch_size,
                 **_timing(whole, None if base is None else base.whole),
                 ratio_to_assisted=_ratio_to(assisted, whole),
-                ratio_to_generate=_ratio_to(generate, whole),
-                decoding_ratio_to_target_only=_decoding_ratio_to(base, item),
+                ratio_to_generate=_ratio_to(
+                    by_name.get((TransformersGenerate.name, method.batch_size)), whole
+                ),
+                decoding_ratio_to_target_only=rate and base_rate and rate / base_rate,
                 num_rows_differing=None if reference is None else _num_differing(whole, reference),
                 statistics=None if stats is None else stats.summary(),
                 overlap=_overlap(method, whole, in_turns.get(_policy_key(method))),
@@ -64,6 +63,37 @@ def compare_lengths(results: Sequence[MethodResult]) -> list[SpreadResult]:
         spread
         for (batch_size, placement), found in ratios.items()
         for spread in spreads_of(found, placement=placement, batch_size=batch_size)
+    ]
+
+
+def spreads_of(
+    ratios: Mapping[str, Mapping[int, float]], *, placement: str, batch_size: int
+) -> list[SpreadResult]:
+    """Spreads of all policies with several first lengths, over the lengths that all of these have.
+
+    Args:
+        ratios: by family and first length.
+    """
+    several = {family: found for family, found in ratios.items() if len(found) > 1}
+    lengths = sorted(set.intersection(*map(set, several.values()))) if several else []
+    if len(lengths) < 2:
+        return []
+    values = {family: [found[length] for length in lengths] for family, found in several.items()}
+    fixed = statistics.mean(values["fixed"]) if "fixed" in values else None
+    return [
+        SpreadResult(
+            family=family,
+            placement=placement,
+            batch_size=batch_size,
+            first_lengths=lengths,
+            ratios=found,
+            mean=statistics.mean(found),
+            deviation=statistics.pstdev(found),
+            range=max(found) - min(found),
+            mean_to_fixed=fixed and statistics.mean(found) / fixed,
+            deviation_to_fixed=fixed and statistics.pstdev(found) / fixed,
+        )
+        for family, found in values.items()
     ]
 
 
@@ -93,28 +123,26 @@ def _is_target_only(method: Method) -> bool:
 
 
 def _policy_key(method: Method) -> tuple[int, str]:
-    """Batch size and policy of a way that differs from others in the placement alone."""
+    """Batch size and policy, which methods share that differ in the placement alone."""
     return method.batch_size, "" if method.order is None else method.order.choice.label
 
 
-def _reference(
-    wholes: Sequence[tuple[Measured, Timed]], settings: SamplingSettings
-) -> list[list[int]] | None:
+def _reference(wholes: Sequence[tuple[Method, Timed]], settings: SamplingSettings) -> list[list[int]] | None:
     """The completions that all others should equal; None where they may differ."""
-    plain = [pair for pair in wholes if pair[0].method.name == TransformersGenerate.name]
-    alone = [pair for pair in wholes if _is_target_only(pair[0].method)]
-    # With gumbel noise tokens are the target's own for the seed, of which transformers knows nothing.
+    plain = [pair for pair in wholes if pair[0].name == TransformersGenerate.name]
+    alone = [pair for pair in wholes if _is_target_only(pair[0])]
+    # With Gumbel noise the tokens are those of the target alone for the seed, but not in transformers.
     is_comparable = settings.is_greedy if plain else not settings.is_random
     if not is_comparable:
         return None
-    _, whole = min(plain or alone, key=lambda pair: pair[0].method.batch_size)
+    _, whole = min(plain or alone, key=lambda pair: pair[0].batch_size)
     return whole.generated[0].completions
 
 
 def _overlap(method: Method, whole: Timed, in_turns: Timed | None) -> OverlapResult | None:
-    """Of specdist with a draft, wherever the draft was run on a rank of its own too."""
+    """For specdist with a draft, where the draft was run on a rank of its own too."""
     order, stats = method.order, whole.generated[-1].stats
-    if in_turns is None or order is None or stats is None or not order.max_draft_tokens:
+    if in_turns is None or order is None or stats is None or not order.choice.max_draft_tokens:
         return None
     return overlap_of(stats, order, _ratio_to(in_turns, whole))
 
@@ -132,7 +160,7 @@ def _policy(method: Method) -> PolicyResult | None:
 
 
 def _groups(item: Measured, alone: Measured | None) -> list[GroupResult]:
-    """Of every group, where there is more than one."""
+    """One result per group, where there is more than one."""
     return [
         GroupResult(
             name=name,
@@ -158,15 +186,10 @@ def _ratio_to(base: Timed | None, item: Timed) -> float | None:
     return None if base is None else item.tokens_per_s / base.tokens_per_s
 
 
-def _decoding_ratio_to(base: Measured | None, item: Measured) -> float | None:
-    rate, base_rate = _decoding_tokens_per_s(item), None if base is None else _decoding_tokens_per_s(base)
-    return None if rate is None or base_rate is None else rate / base_rate
-
-
 def _decoding_tokens_per_s(item: Measured) -> float | None:
-    """With prompts' passes left out; of two ranks those of the target's. None where it was not specdist.
+    """Without the prompts' passes; of two ranks, without those of the target. None for transformers.
 
-    On small models prompts take much of a run, and no draft makes them shorter.
+    With small models prompts take much of a run, and no draft makes them shorter.
     """
     rates, whole = [], item.whole
     for seconds, generated in zip(whole.seconds, whole.generated, strict=True):

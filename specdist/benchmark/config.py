@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
-from specdist.config.groups import ModelOptions, PromptOptions, SamplingOptions, TrustOptions
+from specdist.config.generate import GenerateConfig
+from specdist.config.groups import ModelOptions, PromptOptions, SamplingOptions, TrustOptions, values_of
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
@@ -150,16 +150,16 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
                 "--output is missing: name the JSON file of the result (or a folder to --profile)"
             )
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
-        self._require("batch_sizes", self.batch_sizes[0] >= 1, "must be at least 1")
-        self._check_placements()
-        self._check_policies()
-        for name in ("num_prompts", "max_prompt_tokens", "max_new_tokens", "num_draft_tokens", "repeats"):
+        for name in ("num_prompts", "max_prompt_tokens", "num_draft_tokens", "repeats"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        self._require("batch_sizes", self.batch_sizes[0] >= 1, "must be at least 1")
         self._require("overhead_repeats", self.overhead_repeats >= 0, "must not be negative")
         self._require("seed", 0 <= self.seed < 2**31, "must be in [0, 2**31)")
-        self._check_sampling()
+        self._check_placements()
+        self._check_policies()
         self._check_pair()
         self._check_prompts()
+        self._check_sampling()
 
     @property
     def is_colocated(self) -> bool:
@@ -181,6 +181,15 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         """Most draft tokens of a round of any method."""
         return max([self.num_draft_tokens, *(choice.max_draft_tokens for choice in self.choices)])
 
+    @property
+    def head_kinds(self) -> set[HeadKind]:
+        """Kinds of heads that the policies of ``--policies`` read."""
+        return {HEAD_KINDS[choice.policy] for choice in self._head_choices}
+
+    @property
+    def _head_choices(self) -> list[PolicyChoice]:
+        return [choice for choice in self.choices if choice.policy in HEAD_POLICIES or choice.reads_head]
+
     def _check_policies(self) -> None:
         if self.policies is None:
             for name in ("initial_lengths", "max_draft_tokens", "head"):
@@ -190,25 +199,11 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         if self.profile is not None:
             raise UserError("--policies has no effect with --profile: leave one of them out")
         if self.initial_lengths is not None:
-            self.initial_lengths = lengths = sorted(set(self.initial_lengths))
-            self._require("initial_lengths", lengths[0] >= 1, "must be at least 1")
+            self.initial_lengths = sorted(set(self.initial_lengths))
+            self._require("initial_lengths", self.initial_lengths[0] >= 1, "must be at least 1")
         most = self.max_draft_tokens
         self._require("max_draft_tokens", most is None or most >= 1, "must be at least 1")
-        # What the main job would refuse is refused here, before anything is loaded.
-        policy_choices(self.policies, self.initial_lengths, self.max_draft_tokens)
-        self._check_head()
-
-    @property
-    def head_kinds(self) -> set[HeadKind]:
-        """That those of ``--policies`` read."""
-        return {HEAD_KINDS[choice.policy] for choice in self._head_choices}
-
-    @property
-    def _head_choices(self) -> list[PolicyChoice]:
-        return [choice for choice in self.choices if choice.policy in HEAD_POLICIES or choice.reads_head]
-
-    def _check_head(self) -> None:
-        """One head, for policies that read its kind, on the draft in the target's process."""
+        # Also refuses what the main job would refuse.
         names = sorted({choice.policy for choice in self._head_choices})
         if self.head is None and names:
             raise UserError(
@@ -243,21 +238,6 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
                 "--overlaps ahead: add them, or leave it out"
             )
 
-    def _check_sampling(self) -> None:
-        self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 or above")
-        self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
-        self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
-            raise UserError(
-                "--top_k and --top_p have no effect with --temperature 0: add --temperature 1, or leave them "
-                "out"
-            )
-        if self.acceptance_rule == "gumbel" and self.temperature == 0:
-            raise UserError(
-                "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "
-                "the rule out"
-            )
-
     def _check_pair(self) -> None:
         if self.synthetic is not None:
             if self.target is not None or self.draft is not None:
@@ -280,11 +260,6 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
             raise UserError("--prompts is missing: the acceptance rate of a trained pair depends on the text")
 
     def _check_prompts(self) -> None:
-        if self.prompt_column and self.messages_column:
-            raise UserError(
-                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
-                "each other: name the column of plain prompts or the column of chat messages"
-            )
         if self.prompts is None and (self.prompt_column or self.messages_column or self.split_special_tokens):
             raise UserError(
                 "--prompt_column, --messages_column and --split_special_tokens describe --prompts, which was "
@@ -295,8 +270,20 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
                 f"--group_column {self.group_column} has no effect without --prompts, or with --profile: "
                 "leave it out"
             )
-        if self.prompts is not None and self.messages_column is None:
-            self.prompt_column = self.prompt_column or "prompt"
+
+    def _check_sampling(self) -> None:
+        """The main job's checks of prompts and sampling; what it warns of is refused."""
+        shared = values_of(self, PromptOptions, ModelOptions, SamplingOptions)
+        job = GenerateConfig(output="", **shared)
+        for warning in job.warnings():
+            raise UserError(f"{warning}: add --temperature 1, or leave them out")
+        if self.prompts is not None:
+            self.prompt_column = job.prompt_column
+        if self.acceptance_rule == "gumbel" and self.temperature == 0:
+            raise UserError(
+                "--acceptance_rule gumbel has no effect with --temperature 0: add --temperature 1, or leave "
+                "the rule out"
+            )
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -1,7 +1,7 @@
 """The draft in a process of its own: rank 1 of a world of two, whose rank 0 is the benchmark.
 
-It loads the draft once and serves one engine after another. What it is to do next comes through a pipe, which
-also tells when it has died; what an engine and its draft say to each other goes through the world.
+It loads the draft once and serves one engine after another. The calls come through a pipe, which also tells
+when the process has died; the messages of an engine and its draft go through the world.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """Which model, where, and by what assembly: the process has nothing else. ``num_threads`` are torch's, on
-    a CPU; ``num_context_tokens`` stand before a step that is timed."""
+    """All that the process is given: model, device and assembly. ``num_threads`` are torch's on a CPU;
+    ``num_context_tokens`` is the context length at which steps are timed."""
 
     checkpoint: str
     trust_remote_code: bool
@@ -57,7 +57,7 @@ class DraftSource:
 
 
 class DraftRank:
-    """The process, and this one's half of the world. A context manager; there can be one at a time.
+    """Handle of the process, and rank 0's membership in the world: a context manager, one at a time.
 
     Every method raises :class:`UserError` when the process has ended.
     """
@@ -65,8 +65,8 @@ class DraftRank:
     def __init__(self, source: DraftSource, target_device: torch.device) -> None:
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = Path(self._folder.name, "rendezvous").as_uri()
-        # Not a fork of this process: threads of torch and CUDA do not survive one. Of a process that has
-        # imported all this and done nothing else, of which later drafts are forks too.
+        # Not a fork of this process, which threads of torch and CUDA do not survive, but of a server process
+        # that has imported this module and nothing else.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
         self._pipe, theirs = context.Pipe()
@@ -94,38 +94,39 @@ class DraftRank:
         self._end()
 
     def measure(self, num_slots: int, *, uses_features: bool) -> Curve:
-        """Let it time its steps of up to ``num_slots`` rows and all branches that they may have."""
+        """Time draft steps of up to ``num_slots`` rows with the most branches."""
         self._send("measure", num_slots, uses_features)
         curve: Curve = self._receive()
         return curve
 
     def build(self, order: DraftOrder) -> None:
-        """Make ready for one engine, which must then run."""
+        """Build the draft for one engine, which must then run."""
         self._send("build", order)
         self._receive()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Proposer]:
-        """The proposer for the engine that it is ready for, to be run to its end inside."""
+        """The proposer for the engine that it was built for, which must run to its end inside."""
         self._send("serve")
         try:
             yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP)
             self._receive()
-        except RuntimeError as error:
-            # A broken connection says nothing of its cause: see whether there is a better reason.
+        except RuntimeError:
+            # A broken connection does not say why it broke; the end of the process may.
             self._process.join(END_S)
             if self._process.is_alive():
                 raise
-            raise self._death() from error
+            self._raise_death()
 
     def _send(self, method: str, *arguments: object) -> None:
-        """Call a method of the server there; what it returns is to be received."""
+        """Call a method of the :class:`_Server`; receive its result next."""
         try:
             self._pipe.send((method, *arguments))
-        except OSError as error:
-            raise self._death() from error
+        except OSError:
+            self._raise_death()
 
     def _receive(self) -> Any:
+        """The next message. Raises :class:`UserError`: the process's own, or how it has ended."""
         wait([self._pipe, self._process.sentinel])
         with contextlib.suppress(EOFError, OSError):
             if self._pipe.poll():
@@ -133,21 +134,17 @@ class DraftRank:
                 if isinstance(message, UserError):
                     raise message
                 return message
-        raise self._death()
-
-    def _death(self) -> UserError:
-        """What is known of the end of the process."""
         self._process.join(END_S)
-        with contextlib.suppress(EOFError, OSError):
-            while self._pipe.poll():
-                message = self._pipe.recv()
-                if isinstance(message, UserError):
-                    return message
-        return UserError(
+        raise UserError(
             f"the draft's process has ended with exit code {self._process.exitcode}, so nothing more can be "
             "measured with --placements separate; -9 means that it was killed, often because memory ran "
             "out: free some, or use --placements colocated"
         )
+
+    def _raise_death(self) -> NoReturn:
+        """After the process has ended: raise the reason, which may come after other messages."""
+        while True:
+            self._receive()
 
     def _end(self) -> None:
         self._pipe.close()
@@ -161,7 +158,7 @@ class DraftRank:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads for torch's operations on a CPU; the former number afterwards."""
+    """Run with this number of torch threads on a CPU; restore the former number afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -175,7 +172,7 @@ def _topology(rank: int, device: torch.device) -> Topology:
 
 
 def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
-    """The process. It ends with the pipe."""
+    """Main function of the process, which ends with the pipe."""
     try:
         server = _Server(source)
         pipe.send(None)
@@ -192,7 +189,7 @@ def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
 
 
 class _Server:
-    """The model, with a cache for one number of slots at a time. The other side calls its methods."""
+    """The model, with a cache for one number of slots at a time. :class:`DraftRank` calls its methods."""
 
     def __init__(self, source: DraftSource) -> None:
         transformers_logging.set_verbosity_error()
@@ -230,7 +227,7 @@ class _Server:
         self._draft = assembly.draft_worker(self._runner, order.policy(assembly.settings), self._clock)
 
     def serve(self) -> None:
-        """One engine, to its end."""
+        """Serve one engine to its end."""
         with self._order.traced("draft"):
             serve_drafts(
                 {TARGET_GROUP: self._draft},
@@ -240,7 +237,7 @@ class _Server:
             )
 
     def _allocate(self, num_slots: int) -> None:
-        """With as many branches as the costs may ask for."""
+        """A cache with room for as many branches as the costs may ask for."""
         if num_slots == self._num_slots:
             return
         assembly = with_slots(self._source.assembly, num_slots)

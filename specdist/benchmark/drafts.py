@@ -1,4 +1,4 @@
-"""Which draft an engine of the benchmark wants, and how the assembly follows from it."""
+"""The draft of an engine of the benchmark, and the assembly that follows from it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ from specdist.sampling.distributions import SamplingSettings
 
 
 def fixed_length(num_draft_tokens: int) -> PolicyChoice:
-    """Always so many draft tokens; with 0 the target alone."""
+    """Always this many draft tokens; 0 for the target alone."""
     return PolicyChoice.of("fixed", num_draft_tokens=num_draft_tokens) if num_draft_tokens else PolicyChoice()
 
 
 def with_slots(assembly: Assembly, num_slots: int) -> Assembly:
-    """The same for so many sequences at a time."""
+    """The same assembly for this many sequences at a time."""
     return dataclasses.replace(
         assembly, scheduling=dataclasses.replace(assembly.scheduling, max_num_seqs=num_slots)
     )
+
+
+def branches_text(num_branches: int) -> str:
+    """The end of a placement's name in tables."""
+    return f", {num_branches} branch{'es' * (num_branches > 1)}" if num_branches else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +42,9 @@ class DraftOrder:
     """The draft of one engine.
 
     Attributes:
-        choice: its length policy, which begins anew with every engine.
-        costs: for a policy that decides by them.
-        trace_folder: gets a trace of what each process does, with the phases of a round in it; None for none.
+        choice: its length policy; every engine gets a new policy object.
+        costs: for a policy that uses them.
+        trace_folder: folder for a trace of each process, with the phases of a round; None for none.
     """
 
     num_slots: int
@@ -49,38 +54,32 @@ class DraftOrder:
     trace_folder: str | None = None
 
     @property
-    def max_draft_tokens(self) -> int:
-        """Of one block; 0 for the target alone."""
-        return self.choice.max_draft_tokens
-
-    @property
     def name(self) -> str:
         """How the draft works in a process of its own."""
-        count = self.ahead.num_branches
-        ahead = "ahead" if self.ahead.num_tokens else "separate"
-        return ahead + (f", {count} branch{'es' * (count > 1)}" if count else "")
+        return ("ahead" if self.ahead.num_tokens else "separate") + branches_text(self.ahead.num_branches)
 
     def assembly(self, largest: Assembly) -> Assembly:
-        """That of the order's engine and draft, from the one whose caches have room for every order."""
+        """The assembly of this engine, from the one whose caches have room for every order."""
         scheduling = dataclasses.replace(
-            with_slots(largest, self.num_slots).scheduling,
-            max_draft_tokens=self.max_draft_tokens,
+            largest.scheduling,
+            max_num_seqs=self.num_slots,
+            max_draft_tokens=self.choice.max_draft_tokens,
             num_ahead_tokens=self.ahead.num_tokens,
         )
         return dataclasses.replace(largest, scheduling=scheduling, ahead=self.ahead)
 
     def policy(self, settings: SamplingSettings) -> LengthPolicy:
-        """The order's policy, which has learned nothing yet."""
+        """A new policy object, which has learned nothing yet."""
         return build_policy(self.choice, self.costs, is_coupled=not settings.is_random)
 
     def timeline(self, rest: Kind, device: torch.device) -> Timeline:
-        """Of one side; ``rest`` is what happens outside of all phases."""
+        """The timeline of one side; ``rest`` is the kind of time outside all phases."""
         annotate = None if self.trace_folder is None else torch.profiler.record_function
         return Timeline(rest, clock=clock_of(device), annotate=annotate)
 
     @contextlib.contextmanager
     def traced(self, process: str) -> Iterator[None]:
-        """Where a trace is wanted, write ``process.json`` of all that this process does inside."""
+        """With a trace folder, write ``process.json``: all that this process does inside."""
         if self.trace_folder is None:
             yield
             return

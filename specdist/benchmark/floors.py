@@ -1,45 +1,44 @@
-"""How fast a pass could be at best: its bytes over the memory's rate, or its operations over the arithmetic
-rate, whichever takes longer. Both rates are measured on the spot, by simple kernels.
+"""Lower bounds of pass times: the bytes of a pass over the memory's rate, or its operations over the
+arithmetic rate, whichever takes longer. Both rates are measured on this device, with simple kernels.
 
-Weights are read from memory at the rate at which an array of their size can be read again and again: what
-stays in a cache does so for the model too.
-
-B rows, C context tokens, N new tokens per row.
+Weights are assumed to be read at the rate at which an array of their size can be read repeatedly: what stays
+in a cache does so for the model too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.pair import PagedPair
 from specdist.benchmark.passes import FlatPass, in_turn, random_rows
 from specdist.engine.device_clock import timed
 from specdist.models.sizes import model_size
 
 NUM_TRIALS = 12
 ROW_LENGTH = 1024
-# More than any cache, and less than would have to be spared.
+# More than any cache holds, and less than a device with a model on it has free.
 MOST_BYTES = 2**30
 MATRIX_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FloorResult:
-    """One kind of pass. Every row has ``num_new_tokens`` new tokens after ``num_context_tokens``; logits are
-    asked of all of them.
+    """One kind of pass: for each row ``num_new_tokens``, all with logits, after ``num_context_tokens``.
 
     Attributes:
         num_bytes: of weights and of keys and values, each read once.
         num_flop: of matrix products and attention.
-        bytes_per_s, flop_per_s: rates of simple kernels on this device.
-        floor_s: what the slower of reading and arithmetic takes at these rates.
-        measured_s, best_s: median and shortest of passes while the other model rests. The rates are the best
-            seen, so on a busy machine the shortest pass is the fairer comparison.
+        bytes_per_s, flop_per_s: rates of simple kernels on this device, the best of several trials.
+        floor_s: the longer of reading and arithmetic at these rates.
+        measured_s, best_s: median and shortest pass while the other model rests. On a busy machine the
+            shortest is the fairer comparison.
     """
 
     model: str
@@ -70,7 +69,7 @@ def measure_floors(
     num_passes: int,
     seed: int,
 ) -> list[FloorResult]:
-    """The target's verification block and the draft's step, with torch's present number of threads."""
+    """The target's verification block and the draft's step, with torch's current number of threads."""
     results = []
     pair = paged.pair
     for name, checkpoint, runner, num_new_tokens in (
@@ -82,10 +81,8 @@ def measure_floors(
         bytes_per_s = measure_bytes_per_s(min(weight_bytes, MOST_BYTES), runner.dtype, runner.device)
         flop_per_s = measure_flop_per_s(runner.dtype, runner.device)
         for batch_size in batch_sizes:
-            context_BC, new_BN = random_rows(
-                pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
-            )
-            [seconds] = in_turn([FlatPass(paged, runner, context_BC, new_BN).seconds], num_passes)
+            rows = random_rows(pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed)
+            [seconds] = in_turn([FlatPass(paged, runner, *rows).seconds], num_passes)
             num_tokens, num_keys = batch_size * num_new_tokens, num_context_tokens + num_new_tokens
             num_bytes = weight_bytes + round(batch_size * size.cache_read_bytes(1, num_keys))
             num_flop = round(num_tokens * (size.flops_per_token(1) + size.attention_flops(1, num_keys)))
@@ -112,31 +109,19 @@ def measure_bytes_per_s(num_bytes: int, dtype: torch.dtype, device: torch.device
     num_rows = max(1, num_bytes // (ROW_LENGTH * dtype.itemsize))
     matrix = torch.ones(num_rows, ROW_LENGTH, dtype=dtype, device=device)
     vector = torch.ones(ROW_LENGTH, dtype=dtype, device=device)
-    kernels: list[Callable[[], Tensor]] = [matrix.sum, lambda: matrix @ vector]
-    if _has_one_dnn(dtype, device):
-        kernels.append(lambda: _one_dnn(vector[None], matrix))
-    return matrix.nbytes / _best_s(kernels, device)
+    return matrix.nbytes / _best_s(vector[None], matrix, matrix.sum, lambda: matrix @ vector)
 
 
 def measure_flop_per_s(dtype: torch.dtype, device: torch.device) -> float:
     """The best rate of a large matrix product, in operations per second: two for each multiply-add."""
     size = MATRIX_SIZE[device.type]
     matrix = torch.ones(size, size, dtype=dtype, device=device)
-    kernels: list[Callable[[], Tensor]] = [lambda: matrix @ matrix]
-    if _has_one_dnn(dtype, device):
-        kernels.append(lambda: _one_dnn(matrix, matrix))
-    return 2 * size**3 / _best_s(kernels, device)
+    return 2 * size**3 / _best_s(matrix, matrix)
 
 
-def _best_s(kernels: list[Callable[[], Tensor]], device: torch.device) -> float:
-    return min(timed(device, kernel)[0] for kernel in kernels for _ in range(NUM_TRIALS))
-
-
-def _has_one_dnn(dtype: torch.dtype, device: torch.device) -> bool:
-    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
-
-
-def _one_dnn(x: Tensor, weight: Tensor) -> Tensor:
-    """What a runner's linear layers use on a CPU."""
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return output
+def _best_s(x: Tensor, weight: Tensor, *others: Callable[[], Tensor]) -> float:
+    """Seconds of the fastest kernel: a linear layer, on a CPU by oneDNN too as in a runner, or the others."""
+    kernels: list[Callable[[], Tensor]] = [partial(functional.linear, x, weight), *others]
+    if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        kernels.append(partial(torch.ops.mkldnn._linear_pointwise, x, weight, None, "none", [], ""))
+    return min(timed(x.device, kernel)[0] for kernel in kernels for _ in range(NUM_TRIALS))

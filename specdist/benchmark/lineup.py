@@ -1,4 +1,4 @@
-"""Which methods a benchmark measures, and what passes cost in each placement: measured once, then frozen."""
+"""The methods of a benchmark, and the costs of passes in each placement: measured once, then frozen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdist.benchmark.config import AHEAD, IN_TURNS, OVERLAPS, BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Method, Specdist, TransformersAssisted, TransformersGenerate
-from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.pair import PagedPair
 from specdist.benchmark.setting import Setting
 from specdist.job.costs import draft_curve, plan_ahead, target_curve
 from specdist.policies.choice import PolicyChoice
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Lineup:
-    """``costs``: by placement and batch size, what was measured to decide by."""
+    """``costs``: by placement and batch size, those that policies and plans use."""
 
     methods: list[Method] = field(default_factory=list)
     costs: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Lineup:
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """What passes of up to so many rows take; ``draft`` by whether a step works out the features too."""
+    """Times of passes by number of rows; ``draft`` by whether a step includes the features."""
 
     target: Curve
     draft: Mapping[bool, Curve]
@@ -49,61 +49,47 @@ class PlacementCosts:
 
 
 def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -> Lineup:
-    """The methods of the options, in the order in which they are to take turns."""
+    """The methods of the options, in the order in which they take turns."""
     assert config.batch_sizes
     lineup = Lineup()
-    pair, settings, seed = setting.pair, setting.paged.settings, config.seed
+    paged, pair, settings, seed = setting.paged, setting.pair, setting.paged.settings, config.seed
     if config.policies is None:
-        lineup.methods.append(
-            TransformersAssisted(pair, settings, num_draft_tokens=config.num_draft_tokens, seed=seed)
-        )
+        assisted = TransformersAssisted(pair, settings, num_draft_tokens=config.num_draft_tokens, seed=seed)
+        lineup.methods.append(assisted)
     for batch_size in config.batch_sizes:
         if config.policies is None:
             lineup.methods.append(TransformersGenerate(pair, settings, batch_size=batch_size, seed=seed))
-        alone = DraftOrder(num_slots=batch_size, choice=PolicyChoice())
-        lineup.methods.append(Specdist(setting.paged, alone))
-        orders = [
+        alone, *orders = (
             DraftOrder(num_slots=batch_size, choice=choice)
-            for choice in config.choices or [fixed_length(config.num_draft_tokens)]
-        ]
-        if config.is_colocated:
-            _add_colocated(lineup, setting, orders)
-        if rank is not None:
-            _add_separate(lineup, config, setting, rank, orders)
-    return lineup
-
-
-def _add_colocated(lineup: Lineup, setting: Setting, orders: Sequence[DraftOrder]) -> None:
-    """With costs for the policies that decide by them."""
-    deciding = [order for order in orders if needs_costs(order.choice.policy)]
-    if deciding:
-        num_rows = deciding[0].num_slots
-        costs = measure_costs(setting.paged, None, num_rows, _kinds(deciding))
-        lineup.costs[f"colocated, batch {num_rows}"] = costs.to_json()
-        orders = [
-            dataclasses.replace(order, costs=costs.of(order)) if order in deciding else order
-            for order in orders
-        ]
-    lineup.methods += [Specdist(setting.paged, order) for order in orders]
-
-
-def _add_separate(
-    lineup: Lineup, config: BenchmarkConfig, setting: Setting, rank: DraftRank, orders: Sequence[DraftOrder]
-) -> None:
-    num_rows = orders[0].num_slots
-    costs = measure_costs(setting.paged, rank, num_rows, _kinds(orders))
-    lineup.costs[f"separate, batch {num_rows}"] = costs.to_json()
-    lineup.methods += [
-        Specdist(setting.paged, way, rank)
-        for order in orders
-        for way in separate_orders(
-            order,
-            costs,
-            num_branches=config.num_branches,
-            overlaps=config.overlaps or OVERLAPS,
-            compares_branches=config.policies is None,
+            for choice in (PolicyChoice(), *(config.choices or [fixed_length(config.num_draft_tokens)]))
         )
-    ]
+        lineup.methods.append(Specdist(paged, alone))
+        if config.is_colocated:
+            deciding = [order for order in orders if needs_costs(order.choice.policy)]
+            if deciding:
+                costs = measure_costs(paged, None, batch_size, _kinds(deciding))
+                lineup.costs[f"colocated, batch {batch_size}"] = costs.to_json()
+            lineup.methods += [
+                Specdist(
+                    paged, dataclasses.replace(order, costs=costs.of(order)) if order in deciding else order
+                )
+                for order in orders
+            ]
+        if rank is not None:
+            costs = measure_costs(paged, rank, batch_size, _kinds(orders))
+            lineup.costs[f"separate, batch {batch_size}"] = costs.to_json()
+            lineup.methods += [
+                Specdist(paged, variant, rank)
+                for order in orders
+                for variant in separate_orders(
+                    order,
+                    costs,
+                    num_branches=config.num_branches,
+                    overlaps=config.overlaps or OVERLAPS,
+                    compares_branches=config.policies is None,
+                )
+            ]
+    return lineup
 
 
 def _kinds(orders: Sequence[DraftOrder]) -> set[bool]:
@@ -114,30 +100,32 @@ def _kinds(orders: Sequence[DraftOrder]) -> set[bool]:
 def measure_costs(
     paged: PagedPair, rank: DraftRank | None, num_rows: int, kinds: Collection[bool]
 ) -> PlacementCosts:
-    """Both sides, one after the other, as the main job does: at the same time they would slow each other.
+    """Both sides, one after the other, as the main job does: together they would slow each other.
 
     Args:
         rank: the draft's; None for both models in this process.
         kinds: draft steps with features, without, or both.
     """
     paged.pair.use_specdist_attention()
-    assembly, context = paged.assembly, paged.num_context_tokens
-    settings, vocab_size = assembly.settings, assembly.vocab_size
+    assembly, settings = paged.assembly, paged.settings
+    sizes = {"num_rows": num_rows, "num_context_tokens": paged.num_context_tokens}
     with contextlib.nullcontext() if rank is None else torch_threads(rank.num_threads):
+        per_row = assembly.scheduling.max_draft_tokens + 1
         target = target_curve(
-            paged.target,
-            settings,
-            vocab_size,
-            num_rows=num_rows,
-            num_tokens_per_row=assembly.scheduling.max_draft_tokens + 1,
-            num_context_tokens=context,
+            paged.target, settings, assembly.vocab_size, num_tokens_per_row=per_row, **sizes
         )
 
     def draft(uses_features: bool) -> Curve:
         if rank is not None:
             return rank.measure(num_rows, uses_features=uses_features)
-        sizes = {"num_rows": num_rows, "num_tokens_per_row": 1, "num_context_tokens": context}
-        return draft_curve(paged.draft, settings, vocab_size, uses_features=uses_features, **sizes)
+        return draft_curve(
+            paged.draft,
+            settings,
+            assembly.vocab_size,
+            uses_features=uses_features,
+            num_tokens_per_row=1,
+            **sizes,
+        )
 
     costs = PlacementCosts(target, {kind: draft(kind) for kind in kinds})
     logger.info(
@@ -161,18 +149,19 @@ def separate_orders(
     """The order in turns, and ahead as the main job would plan it from these costs.
 
     Args:
-        order: does nothing ahead.
-        num_branches: None leaves them to the costs, which may ask for none.
-        compares_branches: where there are to be branches, ahead without any too.
+        order: of a draft that does nothing ahead.
+        num_branches: None lets the costs decide, which may prefer none.
+        compares_branches: a plan with branches is preceded by one without any.
     """
     known = costs.of(order)
     orders = [dataclasses.replace(order, costs=known)]
-    counts = [0, num_branches] if compares_branches and num_branches != 0 else [num_branches]
-    for count in counts:
+    for count in [0, num_branches] if compares_branches and num_branches != 0 else [num_branches]:
         ahead = plan_ahead(
-            known, num_rows=order.num_slots, max_draft_tokens=order.max_draft_tokens, num_branches=count
+            known,
+            num_rows=order.num_slots,
+            max_draft_tokens=order.choice.max_draft_tokens,
+            num_branches=count,
         )
         if orders[-1].ahead != ahead:
             orders.append(dataclasses.replace(orders[0], ahead=ahead))
-    wanted = {IN_TURNS: False, AHEAD: True}
-    return [item for item in orders if (item.ahead.num_tokens > 0) in [wanted[name] for name in overlaps]]
+    return [item for item in orders if (AHEAD if item.ahead.num_tokens else IN_TURNS) in overlaps]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdist.benchmark.methods import Generated, Method, Row
+from specdist.benchmark.methods import Generated, Method, Row, shortened
 from specdist.engine.device_clock import timed
 
 NUM_WARMUP_TOKENS = 8
@@ -50,7 +49,7 @@ class Measured:
 
     @property
     def whole(self) -> Timed:
-        """Of all groups together, repeat by repeat."""
+        """All groups together, repeat by repeat."""
         groups = list(self.groups.values())
         return Timed(
             sum(group.num_rows for group in groups),
@@ -64,18 +63,15 @@ def measure(
 ) -> Iterator[list[Measured]]:
     """Warm every method up, then run all of them on one group after another, once per repeat (ABAB...).
 
-    What learns begins anew with every group. Yields all that has been measured after every repeat.
+    Every run has a new policy object. Yields all measurements so far after every repeat.
     """
     found = [
         Measured(method, {name: Timed(len(rows)) for name, rows in groups.items()}) for method in methods
     ]
-    some_rows = [
-        dataclasses.replace(row, max_new_tokens=NUM_WARMUP_TOKENS)
-        for row in itertools.chain.from_iterable(groups.values())
-    ]
+    all_rows = list(itertools.chain.from_iterable(groups.values()))
     for method in methods:
         method.prepare()
-        method.generate(some_rows[: method.batch_size])
+        method.generate(shortened(all_rows[: method.batch_size], NUM_WARMUP_TOKENS))
     begin, num_runs, num_done = time.monotonic(), len(methods) * len(groups) * repeats, 0
     for _ in range(repeats):
         for (name, rows), item in itertools.product(groups.items(), found):
@@ -88,13 +84,7 @@ def measure(
             left_s = (time.monotonic() - begin) / num_done * (num_runs - num_done)
             logger.info(
                 "%d of %d, about %.0f min left: %s, batch %d%s: %.2f s, %.1f tokens/s",
-                num_done,
-                num_runs,
-                left_s / 60,
-                method.name,
-                method.batch_size,
-                f", {name}" if len(groups) > 1 else "",
-                seconds,
-                generated.num_tokens / seconds,
+                *(num_done, num_runs, left_s / 60, method.name, method.batch_size),
+                *(f", {name}" if len(groups) > 1 else "", seconds, generated.num_tokens / seconds),
             )
         yield found

@@ -1,7 +1,8 @@
-"""The ways to generate: specdist's, with both models in one process or two, and transformers'."""
+"""The methods to generate: specdist's, with both models in one process or two, and transformers'."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,11 +12,11 @@ from transformers import GenerationConfig
 
 from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
-from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.paged import PagedPair
-from specdist.benchmark.pair import Pair
+from specdist.benchmark.drafts import DraftOrder
+from specdist.benchmark.pair import PagedPair, Pair
 from specdist.engine.proposals import Proposer
 from specdist.engine.sequence import Request
+from specdist.job.tokens import load_tokenizer
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import Stats
@@ -32,9 +33,14 @@ class Row:
     max_new_tokens: int
 
 
+def shortened(rows: Sequence[Row], max_new_tokens: int) -> list[Row]:
+    """The same prompts, with completions of at most this many tokens."""
+    return [dataclasses.replace(row, max_new_tokens=min(row.max_new_tokens, max_new_tokens)) for row in rows]
+
+
 @dataclass(frozen=True)
 class Generated:
-    """Token ids per row, in the order of the rows; and specdist's statistics where it was specdist."""
+    """Token ids per row, in the order of the rows; and the statistics, of specdist alone."""
 
     completions: list[list[int]]
     stats: Stats | None = None
@@ -45,13 +51,13 @@ class Generated:
 
     @property
     def own_stats(self) -> Stats:
-        """Of specdist."""
+        """The statistics of a method of specdist."""
         assert self.stats is not None
         return self.stats
 
     @staticmethod
     def joined(parts: Sequence[Generated]) -> Generated:
-        """What one method generated for one group of rows after another."""
+        """What one method generated for several groups of rows."""
         total = Stats()
         for part in parts:
             if part.stats is not None:
@@ -62,8 +68,8 @@ class Generated:
 
 
 class Specdist:
-    """specdist's engine with both models in this process; or with the draft on a rank of its own, where each
-    has half of the threads. Without draft tokens it is the target alone."""
+    """specdist's engine with both models in this process; or with the draft on a rank of its own, each with
+    half of the threads. Without draft tokens it is the target alone."""
 
     def __init__(self, paged: PagedPair, order: DraftOrder, rank: DraftRank | None = None) -> None:
         self.name = f"specdist, {order.choice.label}" + (f", {order.name}" if rank else "")
@@ -73,17 +79,12 @@ class Specdist:
         self._paged = paged
         self._rank = rank
 
-    @staticmethod
-    def with_fixed_length(paged: PagedPair, num_slots: int, num_draft_tokens: int) -> Specdist:
-        """Both models in this process, and always so many draft tokens."""
-        return Specdist(paged, DraftOrder(num_slots=num_slots, choice=fixed_length(num_draft_tokens)))
-
     def following(self, order: DraftOrder) -> Specdist:
-        """The same for another draft."""
+        """The same method with another draft."""
         return Specdist(self._paged, order, self._rank)
 
     def prepare(self) -> None:
-        """What need not be timed."""
+        """What is not part of the measured time."""
         self._paged.pair.use_specdist_attention()
         if self._rank is not None:
             self._rank.build(self.order)
@@ -101,12 +102,7 @@ class Specdist:
             return self._run(rows, proposer)
 
     def _run(self, rows: Sequence[Row], proposer: Proposer) -> Generated:
-        requests = [
-            Request(
-                row_id=index, sample_index=0, prompt_ids=row.prompt_ids, max_new_tokens=row.max_new_tokens
-            )
-            for index, row in enumerate(rows)
-        ]
+        requests = [Request(row_id=index, sample_index=0, **vars(row)) for index, row in enumerate(rows)]
         engine, stats_recorder = self._paged.engine(requests, self.order, proposer)
         finished = {completion.request.row_id: completion.token_ids for completion in engine.run()}
         return Generated([finished[index] for index in range(len(rows))], stats_recorder.close_shard(0))
@@ -126,6 +122,7 @@ class TransformersGenerate:
         self._pair = pair
         self._settings = settings
         self._seed = seed
+        self._assistance: dict[str, Any] = {}
 
     def prepare(self) -> None:
         self._pair.use_transformers_attention()
@@ -136,9 +133,6 @@ class TransformersGenerate:
         for begin in range(0, len(rows), self.batch_size):
             completions += self._generate_batch(rows[begin : begin + self.batch_size])
         return Generated(completions)
-
-    def _assistance(self) -> dict[str, Any]:
-        return {}
 
     def _generate_batch(self, rows: Sequence[Row]) -> list[list[int]]:
         width = max(len(row.prompt_ids) for row in rows)
@@ -151,7 +145,7 @@ class TransformersGenerate:
             token_ids.to(self._pair.device),
             attention_mask=mask.long().to(self._pair.device),
             generation_config=self._generation_config(max(row.max_new_tokens for row in rows)),
-            **self._assistance(),
+            **self._assistance,
         )
         return [
             self._useful(row, generated)
@@ -189,9 +183,11 @@ class TransformersAssisted(TransformersGenerate):
             num_assistant_tokens_schedule="constant",
             assistant_confidence_threshold=0.0,
         )
-
-    def _assistance(self) -> dict[str, Any]:
-        return {"assistant_model": self._pair.draft, **self._pair.tokenizers_for_assistance()}
+        self._assistance = {"assistant_model": pair.draft}
+        if pair.target_checkpoint.vocab_width != pair.draft_checkpoint.vocab_width:
+            # transformers takes logits of different widths for different tokenizers, and requires them.
+            self._assistance["tokenizer"] = pair.tokenizer
+            self._assistance["assistant_tokenizer"] = load_tokenizer(pair.draft_checkpoint)
 
 
 # One way to generate at one batch size. ``order`` is specdist's draft, and None for transformers.

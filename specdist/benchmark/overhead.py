@@ -1,29 +1,23 @@
-"""What specdist adds to the models' work: by single passes, by heads and features after a draft step, and by
-the policies' own arithmetic.
+"""What specdist adds to the models' work: single passes, heads and features after a draft step, and the
+policies' own arithmetic.
 
-Whatever is compared is timed in turn. Three of the four are the same case, something after a real pass of a
-model, where its weights are as cold and the device as busy as in a run:
+Whatever is compared is timed in turn, with both models in this process and prompts left out.
 
 - *Passes*: the flat forward over the paged cache beside transformers' own forward over a ``DynamicCache``.
-- *Heads*: what a head takes after a draft step depends on its shape alone, so heads of several depths are
-  timed, none of which was trained.
-- *Policies, by parts*: what the features of a draft step take is timed in the same way; a stopwatch stands
-  around every call of the policy in runs of the engine. Parts can be told apart from a round a thousand times
-  as long.
-- *Features, as a whole*, to see that nothing was forgotten: a policy that is told the features but always
-  drafts K tokens does the same passes on the same tokens as ``fixed``, and the two are run in pairs. Their
-  difference also holds the indexing between the parts, and on a GPU that the host must wait after every token
-  where ``fixed`` waits once per round. It is the small difference of two large times, so its quartiles are
-  given.
-
-Both models are in this process, where nothing hides behind the other side's work, and prompts are left out.
+- *Heads*: timed after a real draft step, where its weights are as cold and the device as busy as in a run.
+  The time depends on the head's shape alone, so untrained heads of several depths are timed.
+- *Policies, by parts*: the features are timed after a draft step too; a stopwatch surrounds every call of the
+  policy in runs of the engine. So parts can be told apart from a round a thousand times as long.
+- *Features, as a whole*, to see that the parts are complete: a policy that reads features but always drafts K
+  tokens does the same passes on the same tokens as ``fixed``, and the two are run in pairs. Their difference
+  includes the indexing between the parts, and on a GPU the host's waiting after every token, where ``fixed``
+  waits once per round. It is a small difference of two large times, so its quartiles are given.
 
 B rows, C context tokens, N new tokens per row, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 import time
@@ -37,11 +31,11 @@ import torch
 from torch import Tensor
 
 from specdist.benchmark.drafts import DraftOrder, fixed_length
-from specdist.benchmark.methods import Row, Specdist
-from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.methods import Row, Specdist, shortened
+from specdist.benchmark.pair import PagedPair
 from specdist.benchmark.passes import FlatPass, PlainPass, in_turn, random_rows
 from specdist.engine.device_clock import timed
-from specdist.heads.head import TokenHead
+from specdist.heads.head import NUM_FEATURES, TokenHead
 from specdist.models.hidden import with_head_logits
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice
@@ -51,7 +45,7 @@ from specdist.stats.shard import NS_PER_S, Stats
 
 OVERHEAD_BATCH_SIZES = (1, 8)
 HEAD_DEPTHS = (0, 1, 3)
-# A draft step is soon over, so there are many of them.
+# Draft steps are short, so each repeat takes several.
 STEPS_PER_REPEAT = 10
 NUM_CONTEXT_TOKENS = 16
 MAX_NEW_TOKENS = 32
@@ -74,9 +68,8 @@ class PassOverhead:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOverhead:
-    """A draft step of one token for each of ``batch_size`` rows without a head, and what one of ``depth``
-    residual layers adds: medians. ``share`` is that of the head in such a step: median of all, and its
-    quartiles."""
+    """Medians of a draft step of one token for each of ``batch_size`` rows without a head, and of what a head
+    of ``depth`` residual layers adds. ``share`` is the head's time over the step's: median and quartiles."""
 
     depth: int
     batch_size: int
@@ -90,7 +83,7 @@ class HeadOverhead:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOverhead:
-    """By parts. Seconds are means of a round; ``share`` is that of features and policy in it."""
+    """By parts. Seconds are means per round; ``share`` is that of features and policy in a round."""
 
     label: str
     batch_size: int
@@ -103,8 +96,8 @@ class PolicyOverhead:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureOverhead:
-    """As a whole: what a round of ``num_draft_tokens`` tokens takes without features (median), and how much
-    longer it is with them: median of the pairs and its quartiles."""
+    """As a whole: a round of ``num_draft_tokens`` tokens without features (median), and how much longer it is
+    with them: median of the pairs and quartiles."""
 
     batch_size: int
     num_draft_tokens: int
@@ -113,6 +106,11 @@ class FeatureOverhead:
     extra_s: float
     lower_s: float
     upper_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the features in a round."""
+        return self.extra_s / self.round_s
 
 
 @torch.inference_mode()
@@ -123,12 +121,10 @@ def measure_passes(
     results = []
     for batch_size in OVERHEAD_BATCH_SIZES:
         for num_new_tokens in (1, num_draft_tokens + 1):
-            context_BC, new_BN = random_rows(
-                paged.pair.vocab_size, batch_size, num_context_tokens, num_new_tokens, seed=seed
-            )
-            ours = FlatPass(paged, paged.target, context_BC, new_BN)
-            theirs = PlainPass(paged, context_BC, new_BN)
-            times_s = in_turn([ours.seconds, theirs.seconds], num_passes)
+            sizes = batch_size, num_context_tokens, num_new_tokens
+            rows = random_rows(paged.pair.vocab_size, *sizes, seed=seed)
+            passes = FlatPass(paged, paged.target, *rows), PlainPass(paged, *rows)
+            times_s = in_turn([one.seconds for one in passes], num_passes)
             specdist_s, transformers_s = np.median(times_s, axis=1).tolist()
             results.append(
                 PassOverhead(
@@ -152,18 +148,17 @@ def measure_heads(
     hidden_size = runner.model.config.get_text_config().hidden_size
     generator = torch.Generator().manual_seed(seed)
     hidden_BH = torch.randn(batch_size, hidden_size, generator=generator).to(runner.device, runner.dtype)
-    features_3B = torch.rand(3, batch_size, generator=generator).to(runner.device)
+    features_3B = torch.rand(NUM_FEATURES, batch_size, generator=generator).to(runner.device)
+
+    def after_step(head: TokenHead, logits_BV: Tensor) -> Callable[[], Tensor]:
+        return partial(with_head_logits, logits_BV, head, hidden_BH, features_3B)
+
     heads = [
         TokenHead(hidden_size, depth, uses_features=uses_features).to(runner.device, runner.dtype)
         for depth in HEAD_DEPTHS
     ]
-
-    def adding(head: TokenHead, logits_BV: Tensor) -> Callable[[], Tensor]:
-        return partial(with_head_logits, logits_BV, head, hidden_BH, features_3B)
-
-    found = _after_steps(
-        paged, batch_size, [partial(adding, head) for head in heads], num_repeats * STEPS_PER_REPEAT, seed
-    )
+    num_passes = num_repeats * STEPS_PER_REPEAT
+    found = _after_steps(paged, batch_size, [partial(after_step, head) for head in heads], num_passes, seed)
     results = []
     for depth, (steps_s, heads_s) in zip(HEAD_DEPTHS, found, strict=True):
         lower, median, upper = np.quantile(heads_s / steps_s, QUARTILES).tolist()
@@ -171,7 +166,7 @@ def measure_heads(
             HeadOverhead(
                 depth=depth,
                 batch_size=batch_size,
-                num_passes=len(steps_s),
+                num_passes=num_passes,
                 step_s=float(np.median(steps_s)),
                 head_s=float(np.median(heads_s)),
                 share=median,
@@ -185,7 +180,7 @@ def measure_heads(
 def measure_policies(
     paged: PagedPair, methods: Sequence[Specdist], rows: Sequence[Row], num_passes: int
 ) -> list[PolicyOverhead]:
-    """Of every method, which has a draft, on as many rows as its batch has."""
+    """One result per method, all of which have a draft, on as many rows as its batch has."""
     features = {size: _features_curve(paged, size, num_passes) for size in {m.batch_size for m in methods}}
     return [_policy_overhead(paged, method, rows, features[method.batch_size]) for method in methods]
 
@@ -194,16 +189,13 @@ def measure_features(
     paged: PagedPair, batch_size: int, rows: Sequence[Row], num_draft_tokens: int, num_pairs: int
 ) -> FeatureOverhead:
     """Runs with and without features, in turn."""
-    methods = [
-        Specdist(paged, DraftOrder(num_slots=batch_size, choice=choice))
-        for choice in (fixed_length(num_draft_tokens), fixed_length_told(num_draft_tokens))
-    ]
 
-    def round_s(method: Specdist) -> float:
-        stats = _run(method, rows)
+    def round_s(choice: PolicyChoice) -> float:
+        stats = _run(Specdist(paged, DraftOrder(num_slots=batch_size, choice=choice)), rows)
         return _decoding_s(stats) / stats.num_rounds
 
-    plain_s, told_s = in_turn([partial(round_s, method) for method in methods], num_pairs)
+    choices = fixed_length(num_draft_tokens), fixed_length_told(num_draft_tokens)
+    plain_s, told_s = in_turn([partial(round_s, choice) for choice in choices], num_pairs)
     lower, median, upper = np.quantile(told_s - plain_s, QUARTILES).tolist()
     return FeatureOverhead(
         batch_size=batch_size,
@@ -217,19 +209,19 @@ def measure_features(
 
 
 def fixed_length_told(num_draft_tokens: int) -> PolicyChoice:
-    """Always so many draft tokens, with features: no entropy reaches this threshold, which is not an option
+    """Always this many draft tokens, with features: no entropy reaches the threshold, which is not a value
     that a user could give."""
     return PolicyChoice("svip", {"stop_root_entropy": math.inf, "max_draft_tokens": num_draft_tokens})
 
 
 class Stopwatch:
-    """The time that a policy's answers take, in ``ns``, from :meth:`watch` on."""
+    """Times a policy's methods, in ``ns``, from :meth:`watch` on."""
 
     def __init__(self) -> None:
         self.ns = 0
 
     def watch(self, policy: LengthPolicy) -> None:
-        """Time its methods in place, so that it stays what it is to whoever asks for its kind."""
+        """Replace the methods in place, so that the policy keeps its class."""
         for name in ("wants_more", "next_histories", "num_to_verify", "observe_tokens"):
             if hasattr(policy, name):
                 # Into its dictionary: some policies are frozen dataclasses.
@@ -271,37 +263,30 @@ def _policy_overhead(
 
 
 def _run(method: Specdist, rows: Sequence[Row], policy: LengthPolicy | None = None) -> Stats:
-    """One row per slot, to a length that shows what a round takes."""
+    """One row per slot, long enough to show the time of a round."""
     method.prepare()
-    some_rows = [
-        dataclasses.replace(row, max_new_tokens=min(row.max_new_tokens, MAX_NEW_TOKENS))
-        for row in rows[: method.batch_size]
-    ]
-    stats = method.generate(some_rows, policy).stats
-    assert stats is not None
-    return stats
+    return method.generate(shortened(rows[: method.batch_size], MAX_NEW_TOKENS), policy).own_stats
 
 
 def _decoding_s(stats: Stats) -> float:
-    """Of a run in one process: all but the prompts' passes."""
+    """Seconds of a run in one process, without the prompts' passes."""
     return (stats.target_ns.total - stats.target_ns.prefill - stats.draft_ns.prefill) / NS_PER_S
 
 
 def _features_curve(paged: PagedPair, batch_size: int, num_passes: int) -> Curve:
-    """What the features of a draft step take, over its rows."""
+    """Nanoseconds of the features of a draft step, by its number of rows."""
     settings, vocab_size = paged.settings, paged.assembly.vocab_size
 
-    def features_of(logits_BV: Tensor) -> Callable[[], Tensor]:
+    def after_step(logits_BV: Tensor) -> Callable[[], Tensor]:
         logits_BV = logits_BV[:, :vocab_size]
         zeros_B = torch.zeros(len(logits_BV), dtype=torch.int64)
         distributions, _, undecided = draft_distributions(logits_BV, settings, zeros_B, zeros_B)
-        drawn_B = distributions.draw(
-            zeros_B.double().to(distributions.device) if settings.is_random else None
-        )
+        uniforms_B = zeros_B.double().to(distributions.device) if settings.is_random else None
+        drawn_B = distributions.draw(uniforms_B)
         return lambda: draft_features(logits_BV, undecided, drawn_B, settings).cpu()
 
     sizes = sorted({1, batch_size})
-    times_s = [_after_steps(paged, size, [features_of], num_passes, seed=0)[0, 1] for size in sizes]
+    times_s = [_after_steps(paged, size, [after_step], num_passes, seed=0)[0, 1] for size in sizes]
     return Curve(sizes, [round(statistics.median(found_s) * NS_PER_S) for found_s in times_s])
 
 
@@ -313,19 +298,19 @@ def _after_steps(
     num_passes: int,
     seed: int,
 ) -> np.ndarray:
-    """Seconds of draft steps of one token per row, and of what is done after them.
+    """Seconds of draft steps of one token per row, and of extra work after them.
 
-    Two runners, with and without a head, would differ by more than the head takes: by where in memory their
-    tensors lie. So there is one, and an extra is timed by itself, right after a step.
+    Two runners, with and without a head, would differ by more than the head's time, because their tensors lie
+    elsewhere in memory. So there is one, and the extra work is timed by itself, right after a step.
 
     Args:
-        extras: each gets a step's logits and returns what is to be timed.
+        extras: each gets a step's logits and returns the action to time.
 
     Returns:
-        float64 [extras, 2, passes]: the step, and the extra after it.
+        float64 [extras, 2, passes]: the step, and the extra work after it.
     """
-    context_BC, new_B1 = random_rows(paged.pair.vocab_size, batch_size, NUM_CONTEXT_TOKENS, 1, seed=seed)
-    step, device = FlatPass(paged, paged.draft, context_BC, new_B1), paged.draft.device
+    rows = random_rows(paged.pair.vocab_size, batch_size, NUM_CONTEXT_TOKENS, 1, seed=seed)
+    step, device = FlatPass(paged, paged.draft, *rows), paged.draft.device
 
     def step_and_extra(extra: Callable[[Tensor], Callable[[], Tensor]]) -> tuple[float, float]:
         step_s, logits_BV = _thread_timed(device, step.run)
@@ -336,8 +321,8 @@ def _after_steps(
 
 
 def _thread_timed(device: torch.device, action: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    """On a CPU the seconds of this thread alone: on a machine that others use too, a step is interrupted far
-    oftener than what is after it, and the ratio would flatter the latter."""
+    """On a CPU the seconds of this thread alone: on a shared machine the long step is interrupted more often
+    than the short work after it, which would make the latter's share too small."""
     if device.type != "cpu":
         return timed(device, action)
     begin = time.thread_time()

@@ -1,7 +1,8 @@
-"""Target and draft, loaded once: transformers and specdist run the very same weights in turn."""
+"""Target and draft, loaded once: transformers and specdist run the same weights in turn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,13 +10,27 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from specdist.api.llm import NO_PATH
+from specdist.benchmark.drafts import DraftOrder
 from specdist.config.generate import GenerateConfig
+from specdist.engine.assembly import PAGE_SIZE, Assembly
+from specdist.engine.engine import Engine
+from specdist.engine.proposals import Proposer
+from specdist.engine.scheduler import SchedulerSettings
+from specdist.engine.sequence import Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.preflight import plan_models
-from specdist.job.tokens import load_tokenizer
+from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.models.adapters import use_paged_attention, use_transformers_attention
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import load_whole
+from specdist.models.runner import ModelRunner
+from specdist.policies import LengthPolicy, reads_head
+from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
+
+MAX_NUM_BATCHED_TOKENS = 2048
 
 
 class Pair:
@@ -44,7 +59,7 @@ class Pair:
 
     @property
     def dtype(self) -> str:
-        """Of the target's weights, as options spell it."""
+        """Type of the target's weights, as options spell it."""
         return str(self.target.dtype).removeprefix("torch.")
 
     def use_specdist_attention(self) -> None:
@@ -57,11 +72,88 @@ class Pair:
         for model in (self.target, self.draft):
             use_transformers_attention(model)
 
-    def tokenizers_for_assistance(self) -> dict[str, object]:
-        """transformers takes logits of different widths for different tokenizers, and wants to have them."""
-        if self.target_checkpoint.vocab_width == self.draft_checkpoint.vocab_width:
-            return {}
-        return {"tokenizer": self.tokenizer, "assistant_tokenizer": load_tokenizer(self.draft_checkpoint)}
+
+class PagedPair:
+    """The pair in specdist's engine, with caches for the largest batch and engines for any smaller one.
+
+    Unlike :class:`specdist.job.replica.Replica` it serves several batch sizes, so that all methods share the
+    weights, and it takes only the memory that they need.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        max_num_seqs: int,
+        max_seq_len: int,
+        max_draft_tokens: int,
+        settings: SamplingSettings,
+        seed: int,
+        num_context_tokens: int = 0,
+        head: HiddenStateHead | None = None,
+    ) -> None:
+        """
+        Args:
+            num_context_tokens: context length at which passes are timed.
+            head: for the policies that read one; the others run the draft without it.
+        """
+        self.pair = pair
+        self.num_context_tokens = num_context_tokens
+        # Room for the longest text of every row, a block and the tokens ahead of it: no row is ever
+        # preempted or kept waiting.
+        pages_per_row = -(-max_seq_len // PAGE_SIZE) + -(-2 * (max_draft_tokens + 1) // PAGE_SIZE) + 1
+        encoder = PromptEncoder(pair.tokenizer, max_prompt_tokens=max_seq_len - 1)
+        self.assembly = Assembly(
+            settings=settings,
+            vocab_size=pair.vocab_size,
+            stop_rules=StopRules(encoder.decode, frozenset(pair.stop_token_ids)),
+            scheduling=SchedulerSettings(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, max_num_seqs * (max_draft_tokens + 1)),
+                max_draft_tokens=max_draft_tokens,
+                max_new_tokens=max_seq_len,
+                max_seq_len=max_seq_len,
+                seed=seed,
+            ),
+            num_pages=max_num_seqs * pages_per_row,
+            max_cache_len=pages_per_row * PAGE_SIZE,
+        )
+        pair.use_specdist_attention()
+        self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))
+        self.head = head
+        self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
+        for runner in (self.target, self.draft, self.headed):
+            if runner is not None:
+                self.assembly.allocate(runner)
+
+    @property
+    def settings(self) -> SamplingSettings:
+        return self.assembly.settings
+
+    def engine(
+        self, requests: Sequence[Request], order: DraftOrder, proposer: Proposer
+    ) -> tuple[Engine, StatsRecorder]:
+        """A new engine over these requests for a proposer that follows the order, and its statistics."""
+        recorder = StatsRecorder()
+        assembly = order.assembly(self.assembly)
+        target, clock = assembly.local_target(self.target), order.timeline("host", self.pair.device)
+        engine = assembly.engine(
+            iter(requests), target=target, proposer=proposer, stats_recorder=recorder, clock=clock
+        )
+        return engine, recorder
+
+    def local_draft(self, order: DraftOrder, policy: LengthPolicy | None = None) -> Proposer:
+        """The draft in this process.
+
+        Args:
+            policy: instead of a new one of the order's, with the same maximum block length.
+        """
+        policy = policy or order.policy(self.settings)
+        runner = self.headed if reads_head(policy) else self.draft
+        assert runner is not None, "the policy reads a head"
+        return order.assembly(self.assembly).local_draft(
+            runner, policy, order.timeline("idle", self.pair.device)
+        )
 
 
 def _load(checkpoint: Checkpoint, dtype: str, device: torch.device) -> PreTrainedModel:

@@ -13,18 +13,17 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from specdist.benchmark.drafts import with_slots
-from specdist.benchmark.paged import PagedPair
+from specdist.benchmark.pair import PagedPair
 from specdist.engine.device_clock import timed
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.utils.ranges import arange_segments
 
 NUM_WARMUPS = 2
 
 
 def in_turn(actions: Sequence[Callable[[], float | tuple[float, float]]], num_repeats: int) -> np.ndarray:
-    """float64 [actions, repeats, ...]: the seconds that each action returned, all of them in turn, so that a
-    slow minute of the machine meets all. The first calls warm up and are left out."""
+    """float64 [actions, repeats, ...]: the seconds that each action returned. They run in turn, so that a
+    slow minute of the machine affects all of them; the first calls warm up and are left out."""
     found = [[action() for action in actions] for _ in range(NUM_WARMUPS + num_repeats)]
     return np.array(found[NUM_WARMUPS:]).swapaxes(0, 1)
 
@@ -36,7 +35,7 @@ def random_rows(vocab_size: int, num_rows: int, *lengths: int, seed: int) -> lis
 
 
 class FlatPass:
-    """specdist's: the planning on the host is part of it. Repeating it overwrites the same cache entries."""
+    """A pass of specdist, with the planning on the host. Repeating it overwrites the same cache entries."""
 
     def __init__(self, paged: PagedPair, runner: ModelRunner, context_BC: Tensor, new_BN: Tensor) -> None:
         self._pair = paged.pair
@@ -48,8 +47,8 @@ class FlatPass:
             table.extend(slot, num_context_tokens + num_new_tokens)
         runner.update_pages(table.drain_updates())
         self._pair.use_specdist_attention()
-        runner.forward(_flat(context_BC, first=0), [])
-        self._batch = _flat(new_BN, first=num_context_tokens)
+        runner.forward(_flat(context_BC, first_position=0), [])
+        self._batch = _flat(new_BN, first_position=num_context_tokens)
 
     def run(self) -> Tensor:
         """Logits [B * N, V]."""
@@ -61,7 +60,7 @@ class FlatPass:
 
 
 class PlainPass:
-    """transformers': the cache is cut back after every pass, outside of the time."""
+    """The target's pass in transformers. After it the cache is cut back, outside the measured time."""
 
     def __init__(self, paged: PagedPair, context_BC: Tensor, new_BN: Tensor) -> None:
         self._pair = paged.pair
@@ -80,12 +79,7 @@ class PlainPass:
         self._pair.target(input_ids=token_ids, past_key_values=self._cache, use_cache=True)
 
 
-def _flat(token_ids_BN: Tensor, *, first: int) -> FlatBatch:
-    """The rows one after the other, at positions from ``first`` on; slots are row numbers."""
-    num_rows, num_tokens = token_ids_BN.shape
-    lengths = np.full(num_rows, num_tokens)
-    return FlatBatch(
-        token_ids_BN.ravel().numpy(),
-        np.repeat(np.arange(num_rows), lengths),
-        first + arange_segments(lengths),
-    )
+def _flat(token_ids_BN: Tensor, *, first_position: int) -> FlatBatch:
+    """The rows one after the other; slots are row numbers."""
+    slots, offsets = np.divmod(np.arange(token_ids_BN.numel()), token_ids_BN.shape[1])
+    return FlatBatch(token_ids_BN.ravel().numpy(), slots, first_position + offsets)

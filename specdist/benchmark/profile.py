@@ -1,7 +1,7 @@
-"""Where the time goes: shares of each kind of work, a trace of a short run, and how fast passes could be.
+"""Where the time goes: shares of each kind of work, a trace of a short run, and lower bounds of pass times.
 
-The shares are those of an ordinary run. Then every way runs once more under ``torch.profiler``, for a few
-tokens, which slows it: its trace shows what each process does in the phases of a round, down to the kernels.
+The shares are those of an ordinary run. Then every method runs again for a few tokens under
+``torch.profiler``, which slows it: the trace shows the phases of a round in each process, and the kernels.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from specdist.benchmark.draft_rank import torch_threads
 from specdist.benchmark.floors import FloorResult, measure_floors
 from specdist.benchmark.lineup import line_up
 from specdist.benchmark.measuring import measure
-from specdist.benchmark.methods import Specdist
+from specdist.benchmark.methods import Specdist, shortened
 from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
 from specdist.data.files import write_atomically, write_json
-from specdist.stats.shard import NS_PER_S, DraftTimes, Stats, TargetTimes
+from specdist.stats.shard import NS_PER_S, DraftTimes, TargetTimes
 from specdist.utils.table import Table, decimals
 
 FILE_NAME = "profile.json"
@@ -43,8 +43,8 @@ class ProfiledRun:
 
     Attributes:
         target_shares, draft_shares: of each side's time over the whole run, by kind of work.
-        target_pass_s, draft_step_s: means over the run, prompts' tokens aside; None where there was none.
-        trace: name of the file beside this one.
+        target_pass_s, draft_step_s: means over the run, without prompts; None where there was none.
+        trace: name of the file, in the same folder.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ProfiledRun:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileResult(Circumstances):
-    """What ``profile.json`` holds. ``num_threads`` are those of each process in the floors' passes."""
+    """The content of ``profile.json``. ``num_threads`` are those of each process, also for the floors."""
 
     num_threads: int
     runs: list[ProfiledRun]
@@ -68,7 +68,7 @@ class ProfileResult(Circumstances):
 
 
 def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
-    """Run every way once and write ``--profile``. Raises :class:`UserError` as the benchmark does."""
+    """Run every method and write the folder ``--profile``. Raises :class:`UserError` as a comparison does."""
     assert config.profile is not None and config.batch_sizes
     folder = Path(config.profile)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,17 +82,26 @@ def run_profile(config: BenchmarkConfig, command: str) -> ProfileResult:
         methods = [
             method
             for method in line_up(config, setting, rank).methods
-            if isinstance(method, Specdist) and method.order.max_draft_tokens
+            if isinstance(method, Specdist) and method.order.choice.max_draft_tokens
         ]
         [measured] = measure(methods, setting.groups, 1, setting.device)
         for method, item in zip(methods, measured, strict=True):
-            [generated] = item.whole.generated
-            assert generated.stats is not None
             logger.info("tracing %s, batch %d", method.name, method.batch_size)
-            trace = f"{_file_name(method.name)}-batch-{method.batch_size}.json.gz"
+            name = re.sub(r"[^a-z0-9]+", "-", method.name.lower()).strip("-")
+            trace = f"{name}-batch-{method.batch_size}.json.gz"
             _trace(method, setting, folder / trace)
+            stats = item.whole.generated[0].own_stats
             runs.append(
-                profiled_run(method.name, method.batch_size, item.whole.tokens_per_s, generated.stats, trace)
+                ProfiledRun(
+                    name=method.name,
+                    batch_size=method.batch_size,
+                    tokens_per_s=item.whole.tokens_per_s,
+                    target_shares=_shares(stats.target_ns),
+                    draft_shares=_shares(stats.draft_ns),
+                    target_pass_s=_mean_s(stats.target_ns.verify, stats.num_target_passes),
+                    draft_step_s=_mean_s(stats.draft_ns.draft, stats.num_draft_passes),
+                    trace=trace,
+                )
             )
     floors: list[FloorResult] = []
     if config.overhead_repeats:
@@ -120,32 +129,17 @@ def profile_report(result: ProfileResult) -> str:
     """The shares and the floors, in plain text."""
     blocks = ["Shares of each rank's time:", _shares_table(result).console()]
     if result.floors:
-        blocks += [
-            f"Single passes beside what the device allows, {result.num_threads} thread(s):",
-            _floors_table(result).console(),
-        ]
+        threads = f"{result.num_threads} thread{'s' * (result.num_threads > 1)}"
+        blocks += [f"Single passes beside lower bounds of this device, {threads}:"]
+        blocks += [_floors_table(result).console()]
     return "\n\n".join(blocks)
 
 
-def profiled_run(name: str, batch_size: int, tokens_per_s: float, stats: Stats, trace: str) -> ProfiledRun:
-    """Read it from a run's statistics."""
-    return ProfiledRun(
-        name=name,
-        batch_size=batch_size,
-        tokens_per_s=tokens_per_s,
-        target_shares=_shares(stats.target_ns),
-        draft_shares=_shares(stats.draft_ns),
-        target_pass_s=_mean_s(stats.target_ns.verify, stats.num_target_passes),
-        draft_step_s=_mean_s(stats.draft_ns.draft, stats.num_draft_passes),
-        trace=trace,
-    )
-
-
 def merge_traces(traces: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Chrome traces of several processes of one machine as one, on the clock of the first.
+    """Merge Chrome traces of several processes of one machine, on the clock of the first.
 
     Args:
-        traces: by the name that the process shall have.
+        traces: by the name that each process gets.
     """
     [(_, first), *_] = traces.items()
     base_ns = first["baseTimeNanoseconds"]
@@ -161,10 +155,7 @@ def merge_traces(traces: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _trace(method: Specdist, setting: Setting, path: Path) -> None:
     """Write one trace of all processes, which ``chrome://tracing`` and ui.perfetto.dev show."""
-    rows = [
-        dataclasses.replace(row, max_new_tokens=min(row.max_new_tokens, NUM_TRACED_TOKENS))
-        for row in setting.rows[: method.batch_size]
-    ]
+    rows = shortened(setting.rows[: method.batch_size], NUM_TRACED_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
         traced = method.following(dataclasses.replace(method.order, trace_folder=folder))
         traced.prepare()
@@ -180,10 +171,6 @@ def _shares(times: TargetTimes | DraftTimes) -> dict[str, float]:
 
 def _mean_s(total_ns: int, count: int) -> float | None:
     return total_ns / count / NS_PER_S if count else None
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _shares_table(result: ProfileResult) -> Table:

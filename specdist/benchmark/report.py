@@ -1,4 +1,4 @@
-"""A result as people read it: on the console, and as a section of a README, where no number is ever typed."""
+"""A result as text: on the console, and as a generated section of a README."""
 
 from __future__ import annotations
 
@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdist.benchmark import tables
 from specdist.benchmark.results import BenchmarkResult
-from specdist.benchmark.tables import (
-    feature_overhead_table,
-    groups_table,
-    head_overhead_table,
-    methods_table,
-    overlap_table,
-    passes_table,
-    policies_table,
-    policy_overhead_table,
-    spreads_table,
-)
 from specdist.data.files import write_atomically
 from specdist.utils.errors import UserError
 from specdist.utils.table import Table
@@ -25,13 +15,16 @@ from specdist.utils.table import Table
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
 MORE_TABLES: Sequence[tuple[str, Callable[[BenchmarkResult], Table]]] = (
-    ("Times the target alone, by the first draft length of the policies that have one:", spreads_table),
-    ("Times the target alone, by group:", groups_table),
-    ("Where the draft runs, and what it does while the target verifies:", overlap_table),
-    ("Single passes of the target:", passes_table),
-    ("What features and policies take:", policy_overhead_table),
-    ("What features take, by pairs of runs with and without them:", feature_overhead_table),
-    ("What a head takes, beside a draft step without it:", head_overhead_table),
+    (
+        "Times the target alone, by the first draft length of the policies that have one:",
+        tables.spreads_table,
+    ),
+    ("Times the target alone, by group:", tables.groups_table),
+    ("Where the draft runs, and what it does while the target verifies:", tables.overlap_table),
+    ("Single passes of the target:", tables.passes_table),
+    ("What features and policies take:", tables.policy_overhead_table),
+    ("What features take, by pairs of runs with and without them:", tables.feature_overhead_table),
+    ("What a head takes, beside a draft step without it:", tables.head_overhead_table),
 )
 
 TRANSFORMERS_REMARK = (
@@ -61,13 +54,13 @@ OVERLAP_REMARK = (
 
 
 def console_report(result: BenchmarkResult) -> str:
-    """Everything, in plain text."""
+    """All tables and remarks, in plain text."""
     blocks = [_title(result), _conditions(result), *_tables(result, Table.console), *_remarks(result)]
     return "\n\n".join(blocks)
 
 
 def markdown_report(result: BenchmarkResult, *, is_brief: bool = False) -> str:
-    """Everything, as a section of a Markdown document; or its first table and first remark alone."""
+    """The same as a section of a Markdown document; ``is_brief``: the first table and remark alone."""
     hardware = result.hardware
     where = [hardware.gpu] if hardware.gpu else []
     where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
@@ -89,14 +82,14 @@ def summary(result: BenchmarkResult) -> dict[str, Any]:
             f"{method.name}, batch {method.batch_size}": round(method.tokens_per_s, 2)
             for method in result.methods
         },
-        "num_rows_differing": _most_rows_differing(result),
+        "num_rows_differing": result.most_rows_differing,
     }
 
 
 def update_readme(path: Path, results: Sequence[Path], *, is_brief: bool = False) -> None:
-    """Replace what stands between the markers by one section per result, in the order given.
+    """Replace the text between the markers by one section per result, in the order given.
 
-    Raises :class:`UserError` where a result or the markers cannot be read; the file is then as it was.
+    Raises :class:`UserError` if a result or the markers cannot be read, and leaves the file unchanged.
     """
     sections = [markdown_report(BenchmarkResult.read(result), is_brief=is_brief) for result in results]
     try:
@@ -116,8 +109,9 @@ def update_readme(path: Path, results: Sequence[Path], *, is_brief: bool = False
 
 
 def _tables(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterator[str]:
-    """Those that are not empty, each but the first after a line that says what it is about."""
-    yield render(policies_table(result) if result.is_of_policies else methods_table(result))
+    """The tables that are not empty, each but the first after a heading."""
+    first = tables.policies_table if result.is_of_policies else tables.methods_table
+    yield render(first(result))
     for heading, table_of in MORE_TABLES:
         table = table_of(result)
         if table.rows:
@@ -126,7 +120,7 @@ def _tables(result: BenchmarkResult, render: Callable[[Table], str]) -> Iterator
 
 
 def _title(result: BenchmarkResult) -> str:
-    """What was measured; a synthetic pair is called one."""
+    """The models; a synthetic pair is called one."""
     models, record = result.models, result.synthetic
     sizes = f"{_count(models.num_target_parameters)} target, {_count(models.num_draft_parameters)} draft"
     if record is None:
@@ -158,7 +152,7 @@ def _conditions(result: BenchmarkResult) -> str:
 
 def _remarks(result: BenchmarkResult) -> list[str]:
     reference = "the target alone" if result.is_of_policies else "transformers' generate"
-    differs = bool(_most_rows_differing(result)) and result.models.dtype == "float32"
+    differs = bool(result.most_rows_differing) and result.models.dtype == "float32"
     remarks = (
         (POLICIES_REMARK if result.is_of_policies else TRANSFORMERS_REMARK, True),
         (SPREADS_REMARK, bool(result.spreads)),
@@ -168,11 +162,6 @@ def _remarks(result: BenchmarkResult) -> list[str]:
         ("The pair is synthetic: random weights, whose text means nothing.", result.synthetic is not None),
     )
     return [remark for remark, applies in remarks if applies]
-
-
-def _most_rows_differing(result: BenchmarkResult) -> int | None:
-    counts = [method.num_rows_differing for method in result.methods]
-    return max((count for count in counts if count is not None), default=None)
 
 
 def _count(number: int) -> str:

@@ -1,6 +1,6 @@
 """The result of a benchmark: every repeat, what was compared, and where; one JSON document.
 
-The file is what tables are made from, so it holds all that a reader needs to verify or repeat a number.
+Tables are made from the file, so it holds all that a reader needs to verify or repeat a number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import platform
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from specdist.benchmark.overhead import FeatureOverhead, HeadOverhead, PassOverhead, PolicyOverhead
-from specdist.benchmark.spread import SpreadResult
 from specdist.data.files import write_json
 from specdist.synthetic.build import SyntheticRecord
 from specdist.utils.errors import UserError
@@ -51,7 +49,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSizes:
-    """What ran: names as given (the shape of a synthetic pair), parameters, and the type of the weights."""
+    """Names as given (the shape of a synthetic pair), numbers of parameters, and the type of the weights."""
 
     target: str
     draft: str
@@ -62,7 +60,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkSize:
-    """Lengths of prompts, and of what a row may generate, in tokens."""
+    """Lengths of prompts, and limits of completions, in tokens."""
 
     num_rows: int
     shortest_prompt: int
@@ -73,22 +71,22 @@ class WorkSize:
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapResult:
-    """One way of running the draft, by the statistics of the last repeat. A ratio of nothing is None.
+    """One way of running the draft, by the statistics of the last repeat; None where nothing was counted.
 
     Attributes:
-        ratio_to_separate: tokens/s over those of the draft on a rank of its own that works in turns with the
+        ratio_to_separate: tokens/s over those of the draft on a rank of its own that takes turns with the
             target, at the same batch size.
         num_branches: prepared per row while the target verifies.
-        tokens_per_row_pass: what a row gets from a target pass, with or without candidates.
-        acceptance: the chance that a verified token is accepted, candidates and first tokens ahead alike.
-        ready_share: of the row-rounds, those that found candidates.
+        tokens_per_row_pass: tokens that a row gets from a target pass, with or without candidates.
+        acceptance: probability that a verified token is accepted, candidates and first tokens ahead alike.
+        ready_share: share of row-rounds that found candidates ready.
         predicted_ready_share: by :func:`specdist.theory.formulas.ready_share`, for this acceptance and the
-            measured share of misses caught. It takes rows without end; here a row begins without candidates,
+            measured share of misses caught. It assumes endless rows; here a row begins without candidates,
             and near its end there is nothing to draft. None where nothing is drafted ahead.
-        num_hits_per_rank: next tokens that dropped a chain and found a branch, by the rank of its first token
+        num_hits_per_rank: next tokens that a branch had prepared for, by the rank of the branch's first token
             among the alternatives.
-        miss_catch_rate: their share of all that dropped a chain.
-        target_idle_share, draft_idle_share: of each side's time, the other side's being waited for.
+        miss_catch_rate: their share of all next tokens that ended a draft.
+        target_idle_share, draft_idle_share: share of each side's time spent waiting for the other.
     """
 
     ratio_to_separate: float | None
@@ -105,12 +103,11 @@ class OverlapResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyResult:
-    """What specdist drafted with, and where.
+    """The policy and placement of a method of specdist with a draft.
 
     Attributes:
-        family: the policy and its options but for lengths; with ``first_length`` and ``placement`` it names a
-            method.
-        first_length: tokens of a row's first block where the options say them; of ``fixed`` of every block.
+        family: the policy and its options without the lengths.
+        first_length: tokens of a row's first block if an option says it; of ``fixed``, of every block.
         placement: ``colocated``, ``separate`` (in turns with the target) or ``ahead``.
         num_branches: prepared per row while the target verifies.
     """
@@ -119,6 +116,31 @@ class PolicyResult:
     first_length: int | None
     placement: str
     num_branches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadResult:
+    """How much a policy depends on its first length (Gautam et al. 2025, Table 2), in one placement at one
+    batch size.
+
+    Attributes:
+        first_lengths, ratios: draft tokens of the first round, and tokens/s over the target alone with each.
+        mean, deviation, range: of the ratios. The deviation is that of a whole population; the range is the
+            largest less the smallest.
+        mean_to_fixed, deviation_to_fixed: in units of the mean of fixed-length decoding over the same
+            lengths, as in the paper; None where that was not measured.
+    """
+
+    family: str
+    placement: str
+    batch_size: int
+    first_lengths: list[int]
+    ratios: list[float]
+    mean: float
+    deviation: float
+    range: float
+    mean_to_fixed: float | None
+    deviation_to_fixed: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +158,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult(Timing):
-    """One method on the rows of one group, timed by themselves."""
+    """One method on the rows of one group, which are timed separately."""
 
     name: str
     num_rows: int
@@ -147,13 +169,13 @@ class MethodResult(Timing):
     """One method at one batch size.
 
     Attributes:
-        ratio_to_assisted, ratio_to_generate: tokens/s over those of transformers' assisted generation (which
-            has batch 1 only), and of its plain ``generate`` at the same batch size; None where not measured.
-        decoding_ratio_to_target_only: as ``ratio_to_target_only``, prompts' passes left out of both times.
+        ratio_to_assisted, ratio_to_generate: tokens/s over those of transformers' assisted generation (batch
+            1 only) and of its ``generate`` at the same batch size; None where not measured.
+        decoding_ratio_to_target_only: as ``ratio_to_target_only``, without the prompts' passes.
         num_rows_differing: rows whose tokens are not those of transformers' ``generate`` at the smallest
-            batch, or where that was not measured those of the target alone; None where they may differ. In
-            float32 only near-ties may.
-        statistics: specdist's own summary of the last repeat: acceptance, passes, where the time went.
+            batch size, or of the target alone where that was not measured; None where they may differ. In
+            float32 only near-ties may differ.
+        statistics: specdist's summary of the last repeat: acceptance, passes, shares of the time.
         overlap: of specdist with a draft, at batch sizes where the draft was on a rank of its own too.
         policy: of specdist with a draft.
         groups: where there is more than one.
@@ -173,8 +195,8 @@ class MethodResult(Timing):
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What was measured, where and when: enough to verify a number, or to measure it again. ``synthetic`` is
-    the record of a random pair, None for trained models."""
+    """What was measured, where and when: enough to verify or repeat it. ``synthetic`` is the record of a
+    random pair, None for trained models."""
 
     command: str
     date: str
@@ -188,11 +210,11 @@ class Circumstances:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkResult(Circumstances):
-    """``costs``, by placement and batch size, are those that decided anything: nanoseconds of passes over
-    tokens, of draft steps over rows."""
+    """``costs``, by placement and batch size, are those that policies used: nanoseconds of target passes by
+    tokens, and of draft steps by rows."""
 
     methods: list[MethodResult]
-    overhead: list[PassOverhead]
+    overhead: list[PassOverhead] = field(default_factory=list)
     costs: dict[str, Any] = field(default_factory=dict)
     spreads: list[SpreadResult] = field(default_factory=list)
     policy_overhead: list[PolicyOverhead] = field(default_factory=list)
@@ -202,8 +224,14 @@ class BenchmarkResult(Circumstances):
 
     @property
     def is_of_policies(self) -> bool:
-        """Whether length policies were measured side by side, or specdist beside transformers."""
+        """Whether length policies were compared, or specdist with transformers."""
         return self.settings.get("policies") is not None
+
+    @property
+    def most_rows_differing(self) -> int | None:
+        """Of any method; None where all may differ."""
+        counts = [method.num_rows_differing for method in self.methods]
+        return max((count for count in counts if count is not None), default=None)
 
     def write(self, path: Path) -> None:
         """Write the JSON document, atomically."""
@@ -214,24 +242,20 @@ class BenchmarkResult(Circumstances):
         """Raises :class:`UserError` for a file that is not a result."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(values, dict) or values.get("kind") != KIND:
-                raise UserError(f"--results {path} is not a result of jobs/benchmark.py")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--results {path} cannot be read: {error}") from error
+        if not isinstance(values, dict) or values.get("kind") != KIND:
+            raise UserError(f"--results {path} is not a result of jobs/benchmark.py")
+        try:
             return TypeAdapter(BenchmarkResult).validate_python(values)
         except ValidationError as error:
             raise UserError(
                 f"--results {path} was written by a different version ({error}): measure again"
             ) from error
-        except (OSError, ValueError) as error:
-            raise UserError(f"--results {path} cannot be read: {error}") from error
 
 
 def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
-
-
-def now() -> str:
-    """UTC, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _cpu_model() -> str:

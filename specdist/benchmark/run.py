@@ -6,23 +6,24 @@ import contextlib
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
+from specdist.benchmark.choices import nearest_first_lengths
 from specdist.benchmark.comparing import compare, compare_lengths
 from specdist.benchmark.config import COLOCATED, BenchmarkConfig
-from specdist.benchmark.lineup import Lineup, line_up
-from specdist.benchmark.measuring import Measured, measure
-from specdist.benchmark.methods import Specdist
+from specdist.benchmark.lineup import line_up
+from specdist.benchmark.measuring import measure
+from specdist.benchmark.methods import Method, Specdist
 from specdist.benchmark.overhead import measure_features, measure_heads, measure_passes, measure_policies
 from specdist.benchmark.results import BenchmarkResult
 from specdist.benchmark.setting import Setting, set_up
-from specdist.benchmark.spread import nearest_first_lengths
 
 logger = logging.getLogger(__name__)
 
 
 def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
-    """Measure everything and write ``--output``, first after one repeat: what ends a long run costs at most
-    the repeat that it was in.
+    """Measure everything and write ``--output``, after every repeat, so that an interrupted run loses at most
+    the last one.
 
     Raises :class:`UserError` before anything is measured, and if the draft's own process dies.
     """
@@ -34,69 +35,56 @@ def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
         lineup = line_up(config, setting, rank)
         for measured in measure(lineup.methods, setting.groups, config.repeats, setting.device):
-            result = _result(config, command, setting, lineup, measured)
+            methods = compare(measured, setting.paged.settings)
+            result = BenchmarkResult(
+                **setting.circumstances(config, command),
+                methods=methods,
+                costs=lineup.costs,
+                spreads=compare_lengths(methods),
+            )
             result.write(output)
-    result = _with_overhead(config, setting, lineup, result)
-    result.write(output)
+    if config.overhead_repeats:
+        logger.info("timing single passes, or policies and features")
+        result = dataclasses.replace(result, **_overhead(config, setting, lineup.methods))
+        result.write(output)
     return result
 
 
-def _result(
-    config: BenchmarkConfig, command: str, setting: Setting, lineup: Lineup, measured: list[Measured]
-) -> BenchmarkResult:
-    """Of the repeats so far."""
-    methods = compare(measured, setting.paged.settings)
-    return BenchmarkResult(
-        **setting.circumstances(config, command),
-        methods=methods,
-        overhead=[],
-        costs=lineup.costs,
-        spreads=compare_lengths(methods),
-    )
-
-
-def _with_overhead(
-    config: BenchmarkConfig, setting: Setting, lineup: Lineup, result: BenchmarkResult
-) -> BenchmarkResult:
-    """And what single passes cost beside transformers, or policies and features in a round."""
+def _overhead(config: BenchmarkConfig, setting: Setting, methods: list[Method]) -> dict[str, Any]:
+    """Fields of the result: single passes beside transformers, or policies and features in a round."""
+    paged, rows = setting.paged, setting.rows
     num_repeats, length = config.overhead_repeats, config.num_draft_tokens
-    if not num_repeats:
-        return result
     if config.policies is None:
-        logger.info("timing single passes")
-        overhead = measure_passes(
-            setting.paged,
+        passes = measure_passes(
+            paged,
             num_context_tokens=setting.work.longest_prompt,
             num_draft_tokens=length,
             num_passes=num_repeats,
             seed=config.seed,
         )
-        return dataclasses.replace(result, overhead=overhead)
-    logger.info("timing policies and features")
+        return {"overhead": passes}
     shown = nearest_first_lengths(((choice.family, choice.first_length) for choice in config.choices), length)
-    methods = [
+    timed = [
         method
-        for method in lineup.methods
+        for method in methods
         if isinstance(method, Specdist)
         and method.placement == COLOCATED
         and (choice := method.order.choice).max_draft_tokens
         and shown[choice.family] == choice.first_length
     ]
-    batch_sizes = sorted({method.batch_size for method in methods})
-    head = setting.paged.head
-    return dataclasses.replace(
-        result,
-        policy_overhead=measure_policies(setting.paged, methods, setting.rows, num_repeats),
-        feature_overhead=[
-            measure_features(setting.paged, batch_size, setting.rows, length, num_repeats)
-            for batch_size in batch_sizes
+    batch_sizes = sorted({method.batch_size for method in timed})
+    found: dict[str, Any] = {
+        "policy_overhead": measure_policies(paged, timed, rows, num_repeats),
+        "feature_overhead": [
+            measure_features(paged, batch_size, rows, length, num_repeats) for batch_size in batch_sizes
         ],
-        head_overhead=[
+    }
+    if paged.head is not None:
+        found["head_overhead"] = [
             item
             for batch_size in batch_sizes
-            if head is not None
             for item in measure_heads(
-                setting.paged, batch_size, num_repeats, config.seed, uses_features=head.uses_features
+                paged, batch_size, num_repeats, config.seed, uses_features=paged.head.uses_features
             )
-        ],
-    )
+        ]
+    return found

@@ -1,30 +1,28 @@
-"""What is measured on: the pair, its caches, the rows, and the draft's own process where one is asked for."""
+"""What a benchmark runs on: the pair, its caches, the rows, and the draft's own process if asked for."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.methods import Row
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
-from specdist.benchmark.paged import PagedPair
-from specdist.benchmark.pair import Pair
-from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, now, versions
+from specdist.benchmark.pair import PagedPair, Pair
+from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, versions
 from specdist.benchmark.workload import make_workload
 from specdist.config.groups import TrustOptions, values_of
+from specdist.data.heartbeat import now_utc
 from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
-from specdist.heads.head import TokenHead, load_head
+from specdist.heads.head import load_head
 from specdist.job.costs import middle_of_rows
 from specdist.job.topology import local_device
 from specdist.sampling.distributions import SamplingSettings
@@ -36,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """``synthetic`` is the record of a random pair, None for trained models. ``groups`` are timed one by one;
-    where no column says them there is one."""
+    """``synthetic`` is the record of a random pair, None for trained models. ``groups`` are timed separately;
+    without ``--group_column`` there is one."""
 
     device: torch.device
     pair: Pair
@@ -49,14 +47,14 @@ class Setting:
 
     @property
     def rows(self) -> list[Row]:
-        """Of all groups."""
+        """All rows, of every group."""
         return list(itertools.chain.from_iterable(self.groups.values()))
 
     def circumstances(self, config: BenchmarkConfig, command: str) -> dict[str, Any]:
-        """Of a measurement that ends now, as the fields of a :class:`Circumstances`."""
+        """The fields of a :class:`Circumstances`, for a measurement that ends now."""
         return {
             "command": command,
-            "date": now(),
+            "date": now_utc(),
             "hardware": Hardware.of_this_process(self.device),
             "versions": versions(),
             "settings": dataclasses.asdict(config),
@@ -68,7 +66,7 @@ class Setting:
     def start_draft_rank(self) -> DraftRank:
         """Start the draft's process, with half of the threads, or on the second GPU.
 
-        Raises :class:`UserError` where there is none, or the process fails.
+        Raises :class:`UserError` without a second GPU, or if the process fails.
         """
         device = self.device
         if device.type == "cuda":
@@ -102,11 +100,15 @@ def set_up(config: BenchmarkConfig) -> Setting:
     pair, synthetic = _make_pair(config, device)
     groups = make_workload(config, pair)
     rows = list(itertools.chain.from_iterable(groups.values()))
-    work = _work_size(rows)
+    prompts, limits = [len(row.prompt_ids) for row in rows], [row.max_new_tokens for row in rows]
+    head = None
+    if config.head is not None:
+        [kind] = config.head_kinds
+        head = load_head(config.head, kind=kind, draft=identify_draft(pair.draft_checkpoint))
     paged = PagedPair(
         pair,
         max_num_seqs=max(*config.batch_sizes, *OVERHEAD_BATCH_SIZES),
-        max_seq_len=work.longest_prompt + work.longest_limit,
+        max_seq_len=max(prompts) + max(limits),
         max_draft_tokens=config.longest_draft,
         settings=SamplingSettings(
             temperature=config.temperature,
@@ -115,27 +117,26 @@ def set_up(config: BenchmarkConfig) -> Setting:
             is_coupled=config.acceptance_rule == "gumbel",
         ),
         seed=config.seed,
-        num_context_tokens=middle_of_rows((len(row.prompt_ids), row.max_new_tokens) for row in rows),
-        head=_load_head(config, pair),
+        num_context_tokens=middle_of_rows(zip(prompts, limits, strict=True)),
+        head=head,
     )
     models = ModelSizes(
         target=config.target or f"synthetic {config.synthetic}",
         draft=config.draft or f"first layers of synthetic {config.synthetic}",
-        num_target_parameters=_num_parameters(pair.target),
-        num_draft_parameters=_num_parameters(pair.draft),
+        num_target_parameters=sum(weight.numel() for weight in pair.target.parameters()),
+        num_draft_parameters=sum(weight.numel() for weight in pair.draft.parameters()),
         dtype=pair.dtype,
+    )
+    work = WorkSize(
+        num_rows=len(rows),
+        shortest_prompt=min(prompts),
+        longest_prompt=max(prompts),
+        shortest_limit=min(limits),
+        longest_limit=max(limits),
     )
     return Setting(
         device=device, pair=pair, synthetic=synthetic, groups=groups, work=work, paged=paged, models=models
     )
-
-
-def _load_head(config: BenchmarkConfig, pair: Pair) -> TokenHead | None:
-    """Raises :class:`UserError` for one that does not fit the draft or the policy."""
-    if config.head is None:
-        return None
-    [kind] = config.head_kinds
-    return load_head(config.head, kind=kind, draft=identify_draft(pair.draft_checkpoint))
 
 
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
@@ -157,19 +158,3 @@ def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, Syn
     )
     pair = Pair(str(folder / "target"), str(folder / "draft"), dtype=dtype, device=device)
     return pair, record
-
-
-def _work_size(rows: Sequence[Row]) -> WorkSize:
-    prompts = [len(row.prompt_ids) for row in rows]
-    limits = [row.max_new_tokens for row in rows]
-    return WorkSize(
-        num_rows=len(rows),
-        shortest_prompt=min(prompts),
-        longest_prompt=max(prompts),
-        shortest_limit=min(limits),
-        longest_limit=max(limits),
-    )
-
-
-def _num_parameters(model: PreTrainedModel) -> int:
-    return sum(weight.numel() for weight in model.parameters())

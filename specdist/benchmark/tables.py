@@ -1,13 +1,14 @@
-"""The tables of a result. Every heading stands beside what is under it."""
+"""The tables of a result."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from specdist.benchmark.choices import nearest_first_lengths
 from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
+from specdist.benchmark.drafts import branches_text
 from specdist.benchmark.results import BenchmarkResult, GroupResult, MethodResult
-from specdist.benchmark.spread import nearest_first_lengths
 from specdist.utils.table import NOTHING, Table, decimals
 
 
@@ -74,8 +75,8 @@ def spreads_table(result: BenchmarkResult) -> Table:
 
 
 def groups_table(result: BenchmarkResult) -> Table:
-    """Speed-ups over the target alone by group of rows: one row per method. Methods that differ in the first
-    length alone share a row, which has the mean and the standard deviation."""
+    """Speed-ups over the target alone by group of rows. Methods that differ in the first length alone share a
+    row of the mean and the standard deviation."""
     averaged = {
         (spread.family, spread.placement, spread.batch_size): spread.first_lengths
         for spread in result.spreads
@@ -88,14 +89,14 @@ def groups_table(result: BenchmarkResult) -> Table:
             lengths = averaged.get((policy.family, placement, method.batch_size), [])
             label = policy.family if policy.first_length in lengths else label
         lines.setdefault((label, method.batch_size, placement), []).append(method)
-    names = [group.name for group in result.methods[0].groups]
+    names = [(index, group.name) for index, group in enumerate(result.methods[0].groups)]
     return Table.of(
         [
             {
                 "method": label,
                 "batch": batch_size,
                 "draft": placement,
-                **{name: _mean_ratio([_group(method, name) for method in methods]) for name in names},
+                **{name: _mean_ratio([method.groups[index] for method in methods]) for index, name in names},
                 "all": _mean_ratio(methods),
             }
             for (label, batch_size, placement), methods in lines.items()
@@ -129,75 +130,83 @@ def overlap_table(result: BenchmarkResult) -> Table:
 
 def passes_table(result: BenchmarkResult) -> Table:
     """One row per kind of pass."""
-    return Table.of(
-        [
-            {
-                "rows x new tokens": f"{item.batch_size} x {item.num_new_tokens}",
-                "context": item.num_context_tokens,
-                "transformers ms": _ms(item.transformers_s, 1),
-                "specdist ms": _ms(item.specdist_s, 1),
-                "ratio": decimals(item.ratio),
-            }
-            for item in result.overhead
-        ]
+    return _formatted(
+        result.overhead,
+        {
+            "rows x new tokens": "{batch_size} x {num_new_tokens}",
+            "context": "{num_context_tokens}",
+            "transformers ms": "{transformers_ms:.1f}",
+            "specdist ms": "{specdist_ms:.1f}",
+            "ratio": "{ratio:.2f}",
+        },
     )
 
 
 def policy_overhead_table(result: BenchmarkResult) -> Table:
     """One row per policy and batch size, by parts."""
-    return Table.of(
-        [
-            {
-                "policy": item.label,
-                "batch": item.batch_size,
-                "round ms": _ms(item.round_s, 2),
-                "features ms": _ms(item.features_s),
-                "policy ms": _ms(item.policy_s),
-                "share of the round": f"{item.share:.2%}",
-            }
-            for item in result.policy_overhead
-        ]
+    return _formatted(
+        result.policy_overhead,
+        {
+            "policy": "{label}",
+            "batch": "{batch_size}",
+            "round ms": "{round_ms:.2f}",
+            "features ms": "{features_ms:.3f}",
+            "policy ms": "{policy_ms:.3f}",
+            "share of the round": "{share:.2%}",
+        },
     )
 
 
 def feature_overhead_table(result: BenchmarkResult) -> Table:
     """One row per batch size, as a whole."""
-    return Table.of(
-        [
-            {
-                "features": f"K = {item.num_draft_tokens}",
-                "batch": item.batch_size,
-                "pairs": item.num_pairs,
-                "round ms": _ms(item.round_s, 2),
-                "more ms": _ms(item.extra_s),
-                "quartiles": f"{_ms(item.lower_s)} .. {_ms(item.upper_s)}",
-                "share of the round": f"{item.extra_s / item.round_s:.2%}",
-            }
-            for item in result.feature_overhead
-        ]
+    return _formatted(
+        result.feature_overhead,
+        {
+            "features": "K = {num_draft_tokens}",
+            "batch": "{batch_size}",
+            "pairs": "{num_pairs}",
+            "round ms": "{round_ms:.2f}",
+            "more ms": "{extra_ms:.3f}",
+            "quartiles": "{lower_ms:.3f} .. {upper_ms:.3f}",
+            "share of the round": "{item.share:.2%}",
+        },
     )
 
 
 def head_overhead_table(result: BenchmarkResult) -> Table:
     """One row per batch size and depth."""
-    return Table.of(
-        [
-            {
-                "head": f"D = {item.depth}",
-                "batch": item.batch_size,
-                "passes": item.num_passes,
-                "draft step ms": _ms(item.step_s, 2),
-                "head ms": _ms(item.head_s),
-                "head / step": f"{item.share:.2%}",
-                "quartiles": f"{item.lower:.2%} .. {item.upper:.2%}",
-            }
-            for item in result.head_overhead
-        ]
+    return _formatted(
+        result.head_overhead,
+        {
+            "head": "D = {depth}",
+            "batch": "{batch_size}",
+            "passes": "{num_passes}",
+            "draft step ms": "{step_ms:.2f}",
+            "head ms": "{head_ms:.3f}",
+            "head / step": "{share:.2%}",
+            "quartiles": "{lower:.2%} .. {upper:.2%}",
+        },
     )
 
 
+def _formatted(items: Sequence[object], columns: Mapping[str, str]) -> Table:
+    """One row per dataclass object.
+
+    Args:
+        columns: by heading, a format over the item's fields; a time ``x_s`` is there as ``x_ms`` too.
+    """
+    rows = []
+    for item in items:
+        fields = vars(item)
+        times_ms = {f"{name[:-1]}ms": 1e3 * fields[name] for name in fields if name.endswith("_s")}
+        rows.append(
+            {heading: text.format(item=item, **fields, **times_ms) for heading, text in columns.items()}
+        )
+    return Table.of(rows)
+
+
 def _shown_methods(result: BenchmarkResult) -> Iterator[MethodResult]:
-    """By batch size and placement; of those that differ in the first length alone the one nearest to
+    """By batch size and placement; of methods that differ in the first length alone, the nearest to
     ``--num_draft_tokens``."""
     policies = [method.policy for method in result.methods if method.policy is not None]
     shown = nearest_first_lengths(
@@ -219,30 +228,25 @@ def _in_order(result: BenchmarkResult) -> list[MethodResult]:
 
 
 def _label(method: MethodResult) -> str:
-    """Its name, without what other columns say."""
+    """The method's name without what other columns say."""
     name, policy = method.name.removeprefix("specdist, "), method.policy
     return name if policy is None or policy.placement == COLOCATED else name.split(", ")[0]
 
 
 def _draft(method: MethodResult) -> str | None:
-    """Where the draft is, and what it does meanwhile."""
+    """Where the draft runs, and what it does while the target verifies."""
     policy = method.policy
     if policy is None:
         return None
-    count = policy.num_branches
-    return policy.placement + (f", {count} branch{'es' * (count > 1)}" if count else "")
+    return policy.placement + branches_text(policy.num_branches)
 
 
 def _statistic(method: MethodResult, name: str) -> float | None:
     return (method.statistics or {}).get(name)
 
 
-def _group(method: MethodResult, name: str) -> GroupResult:
-    return next(group for group in method.groups if group.name == name)
-
-
 def _mean_ratio(items: list[MethodResult] | list[GroupResult]) -> str | None:
-    """Of their speed-ups over the target alone, with the standard deviation where there are several."""
+    """Mean speed-up over the target alone, with the standard deviation of several."""
     ratios = [item.ratio_to_target_only for item in items if item.ratio_to_target_only is not None]
     if len(ratios) < 2:
         return decimals(ratios[0] if ratios else None)
@@ -251,7 +255,3 @@ def _mean_ratio(items: list[MethodResult] | list[GroupResult]) -> str | None:
 
 def _plus_minus(mean: float | None, deviation: float | None) -> str | None:
     return None if mean is None or deviation is None else f"{mean:.2f} ± {deviation:.2f}"
-
-
-def _ms(seconds: float, digits: int = 3) -> str:
-    return f"{1e3 * seconds:.{digits}f}"

@@ -1,4 +1,4 @@
-"""What every method has to generate: the same prompts, each with a limit of its own."""
+"""The rows that every method generates: prompts, each with a limit of its own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from specdist.data import Prompts, RowError, open_prompts
 from specdist.job.tokens import PromptEncoder, check_split_special_tokens
 from specdist.utils.errors import UserError
 
-# The group of all rows where no column says groups.
+# The group of all rows without --group_column.
 EVERYTHING = "all"
 
 
 def make_workload(config: BenchmarkConfig, pair: Pair) -> dict[str, list[Row]]:
-    """Rows of every group, from ``--prompts`` or random ones; limits are uniform from a quarter of
+    """Rows of every group, from ``--prompts`` or random; limits are uniform from a quarter of
     ``--max_new_tokens`` up.
 
-    Raises :class:`UserError` for a prompt that cannot be used; in groups another one takes its place.
+    Raises :class:`UserError` for a prompt that cannot be used; in groups another takes its place.
     """
     generator = np.random.default_rng(config.seed)
     if config.prompts is None:
@@ -51,7 +51,7 @@ def _spread(generator: np.random.Generator, longest: int, count: int) -> list[in
 
 
 def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str, list[list[int]]]:
-    """The first rows of the file; or of each group equally many, spread evenly over the group."""
+    """The first rows of the file; or equally many of each group, spread evenly over it."""
     column = config.group_column
     prompts = open_prompts(
         path,
@@ -59,7 +59,7 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
         messages_column=config.messages_column,
         limit=config.num_prompts if column is None else None,
     )
-    # Without groups a prompt that is too long is an error, which names what all rows have to do with.
+    # Without groups a prompt that is too long is an error of :func:`make_workload`.
     room = 1 if column is None else config.max_new_tokens
     check_split_special_tokens(pair.target_checkpoint, config.split_special_tokens)
     encoder = PromptEncoder(

@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Row, Specdist
-from specdist.benchmark.paged import PagedPair
-from specdist.benchmark.pair import Pair
+from specdist.benchmark.pair import PagedPair, Pair
 from specdist.config.groups import TrustOptions, values_of
 from specdist.engine.device_clock import timed
 from specdist.job.costs import draft_curve, target_curve
@@ -95,7 +95,7 @@ def _compare_batch(
     ]
     work = [RowLengths(config.prompt_tokens, config.output_tokens)] * len(rows)
     methods = {
-        length: Specdist.with_fixed_length(paged, num_rows, length)
+        length: Specdist(paged, DraftOrder(num_slots=num_rows, choice=fixed_length(length)))
         for length in (*CALIBRATION_LENGTHS, *lengths)
     }
     warmup = [Row(row.prompt_ids, WARMUP_TOKENS) for row in rows[:num_rows]]

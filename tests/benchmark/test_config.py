@@ -34,7 +34,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--synthetic", "6m"], "--synthetic '6m' is not a shape: choose one of 5m, 20m"),
         ([*SYNTHETIC, "--repeats", "0"], "--repeats 0 must be at least 1"),
         ([*SYNTHETIC, "--batch_sizes", "0"], "--batch_sizes .* must be at least 1"),
-        ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 or above"),
+        ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 .greedy. or a number above"),
         ([*SYNTHETIC, "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]"),
         ([*SYNTHETIC, "--top_k", "5"], "--top_k and --top_p have no effect with --temperature 0"),
         ([*SYNTHETIC, "--prompt_column", "text"], "describe --prompts, which was not given"),

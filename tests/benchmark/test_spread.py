@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specdist.benchmark.spread import nearest_first_lengths, spreads_of
+from specdist.benchmark.choices import nearest_first_lengths
+from specdist.benchmark.comparing import spreads_of
 
 RATIOS = {
     "fixed": {1: 1.0, 4: 9.9, 5: 2.0, 8: 3.0},
