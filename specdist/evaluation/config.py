@@ -18,7 +18,7 @@ TASKS = (GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE, LIKELIHOOD, LM_E
 PLUGIN = "plug-in"
 PLUGIN_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
-# Which tasks an option is for; it is refused with all others.
+# The tasks that an option is for; it is refused with all others.
 OPTIONS_OF_TASKS = {
     "reference_column": (GSM8K, ROUGE, EXACT_MATCH, MULTIPLE_CHOICE),
     "choices_column": (MULTIPLE_CHOICE,),
@@ -145,13 +145,13 @@ class EvaluateConfig:
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """Those of the task, with their defaults."""
+        """The task's own options, with their defaults."""
         names = [name for name, tasks in OPTIONS_OF_TASKS.items() if self.task_kind in tasks]
         return {name: getattr(self, name) for name in names}
 
     @property
     def output_folder(self) -> Path:
-        """Where the results go."""
+        """The folder of the results."""
         if self.output is not None:
             return Path(self.output)
         assert self.run is not None
@@ -166,9 +166,7 @@ class EvaluateConfig:
         refused = ("run", "task", "against", *OPTIONS_OF_TASKS)
         self._refuse(refused, "with --lm_eval_export, which only writes prompts")
         if self.output is None or not self.output.endswith(".arrow"):
-            raise UserError(
-                f"--lm_eval_export needs --output, the .arrow file to write, and not {self.output!r}"
-            )
+            raise UserError(f"--lm_eval_export needs --output, the .arrow file to write, not {self.output!r}")
 
     def _check_evaluation(self) -> None:
         self._refuse(

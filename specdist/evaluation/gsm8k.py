@@ -1,8 +1,8 @@
-"""Grade-school mathematics: is the final number right?
+"""Grade-school mathematics: is the final number correct?
 
 ``strict_match`` is the data set's own rule (Cobbe et al. 2021, grade_school_math/dataset.py): the number
-after the first "#### ", without commas, compared as text. ``exact_match`` takes the last number of the
-completion where there is no such mark, and compares values, so that 5, 5.0 and $5 are the same.
+after the first "#### ", without commas, compared as text. ``exact_match`` compares values, so that 5, 5.0 and
+$5 are the same, and takes the last number of a completion without the mark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def score_gsm8k(completions: Completions, config: EvaluateConfig) -> Scores:
 
 
 def gsm8k_column(completions: Completions, config: EvaluateConfig) -> str:
-    """Where the right answers are. Raises :class:`UserError` if they are nowhere."""
+    """The column of correct answers. Raises :class:`UserError` if there is none."""
     return reference_column(completions, config.reference_column, GSM8K, "final_answer")
 
 
@@ -46,13 +46,13 @@ def score_answer(completion: str, references: list[str], row: Mapping[str, Any])
 
 
 def marked_text(text: str) -> str | None:
-    """What the data set's own rule takes for the answer."""
+    """The answer by the data set's own rule."""
     match = MARKED.search(text)
     return match[1].strip().replace(",", "") if match else None
 
 
 def final_number(text: str) -> Decimal | None:
-    """The first number after the first ####, or where there is none the last number of all."""
+    """The first number after the first ####; without this mark the last number of the text."""
     mark = MARK.search(text)
     found = NUMBER.findall(mark[1] if mark else text)
     numbers = found[:1] if mark else found[-1:]

@@ -1,8 +1,8 @@
-"""Generation tasks of lm-evaluation-harness: its prompts out, its metrics of what a run has made of them.
+"""Generation tasks of lm-evaluation-harness: export their prompts, and evaluate a run with their metrics.
 
-The harness asks a model while it evaluates; a run answers later. So it is run twice: once with a model that
-writes down what it is asked, and, when the run is complete, once more with one that reads the answers out of
-it. What was exported is written beside every prompt, and with it the import knows what to ask for.
+The harness asks a model while it evaluates, but a run answers later. So it runs twice: first with a model
+that records the requests, and, when the run is complete, with one that answers from it. The settings of the
+export are stored with every prompt.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ TASK_COLUMN, DOC_COLUMN, REQUEST_COLUMN = "lm_eval_task", "lm_eval_doc_id", "lm_
 SETTINGS_COLUMN = "lm_eval_settings"
 COLUMNS = (TASK_COLUMN, DOC_COLUMN, REQUEST_COLUMN, SETTINGS_COLUMN)
 GENERATE = "generate_until"
-# Of the harness's options of a generation: what a run can do.
+# The harness's generation options that a run supports.
 KNOWN_OPTIONS = {"until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"}
 NUM_BOOTSTRAPS = 1000
 
 
 def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
-    """Write the tasks' prompts, and the options that they want as YAML for ``jobs/generate.py --config``.
+    """Write the tasks' prompts, and the options that they require as YAML for ``jobs/generate.py --config``.
 
-    Raises :class:`UserError` for tasks that the harness does not know or that do not generate, and for
-    several that want different options: a run has one set of them.
+    Raises :class:`UserError` for tasks that are unknown to the harness, that do not generate, or that require
+    different options.
     """
     assert config.lm_eval_export is not None and config.output is not None
     output = Path(config.output)
@@ -74,11 +74,8 @@ def export_prompts(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
 
 
 def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str, Any]:
-    """The settings of the export.
-
-    Raises :class:`UserError` if the run is not over exported prompts, or had other options than its tasks
-    want.
-    """
+    """The settings of the export. Raises :class:`UserError` if the run's prompts were not exported, or its
+    options are not those that the tasks require."""
     _require_package()
     completions.check_columns(dict.fromkeys(COLUMNS, f"--task {LM_EVAL} (see --lm_eval_export)"))
     found = completions.table[SETTINGS_COLUMN].unique().to_pylist()
@@ -95,10 +92,9 @@ def check_harness(completions: Completions, config: EvaluateConfig) -> dict[str,
 
 
 def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
-    """The harness's metrics, a figure for each of its tasks, filters and metrics.
+    """The mean over documents for each of the harness's tasks, filters and metrics.
 
-    Its own aggregates are in the facts; a figure here is the mean over documents, which is the same for
-    metrics that the harness averages.
+    The facts hold the harness's own aggregates, which are the same for metrics that it averages.
     """
     settings = check_harness(completions, config)
     rows = completions.rows("row_id", "sample_index", "prompt", "completion", "finish_reason", *COLUMNS)
@@ -120,10 +116,7 @@ def score_harness(completions: Completions, config: EvaluateConfig) -> Scores:
 
 
 def run_options(asked: Sequence[Any]) -> dict[str, Any]:
-    """Options of ``jobs/generate.py`` for these requests.
-
-    Raises :class:`UserError` if they want different ones.
-    """
+    """Options of ``jobs/generate.py`` for these requests. Raises :class:`UserError` if they differ."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     by_task: dict[str, list[str]] = {}
@@ -156,7 +149,8 @@ def _options(request: Any, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_options(fingerprint: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """A stop string that the run did not have is cut off here; all else must be as the tasks want it."""
+    """Compare the run's options with those that the tasks require. Stop strings that the run did not have are
+    no difference: completions are cut at them here."""
     wanted = {"top_k": 0, "top_p": 1.0, **options}
     for name in ("temperature", "max_new_tokens", "top_k", "top_p"):
         is_greedy = wanted["temperature"] == 0 == fingerprint["temperature"]
@@ -191,7 +185,7 @@ def _prompt_table(asked: Sequence[Any], settings: Mapping[str, Any]) -> pa.Table
 
 
 def _request_keys(asked: Sequence[Any]) -> list[tuple[str, int, int]]:
-    """Task, document, and which of its requests: a document has several where a task repeats them."""
+    """Task, document, and number of the request: a document has several if a task repeats them."""
     seen: Counter[tuple[str, int]] = Counter()
     keys = []
     for request in asked:
@@ -213,7 +207,7 @@ def _require_package() -> None:
 
 
 def _answering(answers: Mapping[tuple[str, int, int], tuple[str, str]]) -> Any:
-    """A model for the harness: it remembers what it is asked and gives the answers there are, else ''."""
+    """A model for the harness, which records its requests and returns the given answers, or else ''."""
     from lm_eval.api.model import LM
 
     class Answering(LM):  # its base exists only where the package is installed
@@ -257,7 +251,7 @@ def _not_generated(requests: Sequence[Any]) -> UserError:
 
 
 def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) -> dict[str, Any]:
-    """Raises :class:`UserError` for whatever stops the harness."""
+    """Run the harness. Raises :class:`UserError` for any error of it."""
     from lm_eval import simple_evaluate
 
     try:
@@ -273,7 +267,7 @@ def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) ->
         )
     except UserError:
         raise
-    except Exception as error:  # tasks are code and data of others, and can fail in any way
+    except Exception as error:  # tasks are third-party code and data, and can fail in any way
         raise UserError(
             f"lm-evaluation-harness cannot evaluate {', '.join(settings['tasks'])}: "
             f"{type(error).__name__}: {error}"
@@ -282,7 +276,7 @@ def _evaluate(model: Any, settings: Mapping[str, Any], *, predict_only: bool) ->
 
 
 def _task_manager(settings: Mapping[str, Any]) -> Any:
-    """Without the harness's own thousands of tasks where the folder has all that are wanted."""
+    """The harness's own thousands of tasks are left out if the folder has all that are needed."""
     from lm_eval.tasks import TaskManager
 
     include = settings["include"]
@@ -296,20 +290,12 @@ def _task_manager(settings: Mapping[str, Any]) -> Any:
 def _by_document(
     samples: Mapping[str, Sequence[Mapping[str, Any]]], row_ids: Mapping[tuple[str, int], int]
 ) -> tuple[dict[str, list[Any]], dict[str, Metric], np.ndarray]:
-    """Rows of every task, document and filter, and by metric the means over documents.
-
-    A document is a prompt, and counts in the figures of its own task alone.
-    """
+    """Rows of every task, document and filter, and for each metric its sums over documents, which are the
+    prompts of their task."""
     prompt_ids_P = np.unique(np.array(list(row_ids.values()), np.int64))
-    columns: dict[str, list[Any]] = {
-        "row_id": [],
-        "task": [],
-        "doc_id": [],
-        "filter": [],
-        "metric": [],
-        "value": [],
-    }
-    sums: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    names = ("row_id", "task", "doc_id", "filter", "metric", "value")
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    sums: dict[str, np.ndarray] = {}
     for task, found in samples.items():
         for sample in found:
             row_id = row_ids[task, sample["doc_id"]]
@@ -321,14 +307,9 @@ def _by_document(
                 for column, item in zip(columns.values(), entry, strict=True):
                     column.append(item)
                 name = f"{task}: {metric}, {sample['filter']}"
-                values_P, counts_P = sums.setdefault(
-                    name, (np.zeros(len(prompt_ids_P)), np.zeros(len(prompt_ids_P)))
-                )
-                place = np.searchsorted(prompt_ids_P, row_id)
-                values_P[place] += value
-                counts_P[place] += 1
-    metrics = {name: Metric(values_P, counts_P) for name, (values_P, counts_P) in sums.items()}
-    return columns, metrics, prompt_ids_P
+                sums.setdefault(name, np.zeros((2, len(prompt_ids_P))))
+                sums[name][:, np.searchsorted(prompt_ids_P, row_id)] += value, 1
+    return columns, {name: Metric(*sums_2P) for name, sums_2P in sums.items()}, prompt_ids_P
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,7 @@ from specdist.evaluation.config import HUMANEVAL, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.sandbox import PASSED, Limits, check_sandbox, run_programs
 from specdist.evaluation.scores import Groups, Metric, Scores
-from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut
+from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut, identity_columns
 from specdist.utils.errors import UserError
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -22,7 +22,7 @@ NOT_RUN = "not run"
 
 
 def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
-    """Runs every completion. Raises :class:`UserError` where no program can be run."""
+    """Run every completion as a program. Raises :class:`UserError` if no program can be run."""
     names = [*IDENTITY_COLUMNS, "prompt", "completion", "test", "entry_point"]
     rows = completions.rows(*names)
     groups = Groups.of([row["row_id"] for row in rows])
@@ -42,7 +42,7 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
     num_passed_P = groups.sums(passed)
     return Scores(
         columns={
-            **{name: [row[name] for row in rows] for name in IDENTITY_COLUMNS},
+            **identity_columns(rows),
             "outcome": [NOT_RUN if each is None else each.outcome for each in found],
             "detail": [None if each is None else each.detail for each in found],
             "passed": passed,
@@ -57,14 +57,14 @@ def score_humaneval(completions: Completions, config: EvaluateConfig) -> Scores:
 
 
 def check_humaneval(completions: Completions, config: EvaluateConfig) -> None:
-    """Raises :class:`UserError` for missing columns, and for k above the samples."""
+    """Raises :class:`UserError` for missing columns, and for k above the number of samples."""
     completions.check_columns(dict.fromkeys(("test", "entry_point"), f"--task {HUMANEVAL}"))
     _tries(config.k, Groups.of(completions.table["row_id"].to_pylist()).counts_P)
 
 
 def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np.ndarray:
-    """The chance that one of k of a prompt's samples passes, 1 - C(n - c, k) / C(n, k): equation 1 of
-    Chen et al. 2021, as the product that they compute."""
+    """The probability that at least one of k samples of a prompt passes, 1 - C(n - c, k) / C(n, k): equation
+    1 of Chen et al. 2021, computed as a product as they do."""
     chances = [
         1.0 if total - passed < k else 1.0 - np.prod(1.0 - k / np.arange(total - passed + 1, total + 1))
         for total, passed in zip(num_samples_P, num_passed_P, strict=True)
@@ -73,9 +73,9 @@ def pass_at_k(num_samples_P: np.ndarray, num_passed_P: np.ndarray, k: int) -> np
 
 
 def program_of(row: Mapping[str, Any]) -> str:
-    """The completed function with its test, as the reference implementation puts them together.
+    """The completed function and its test, joined as in the reference implementation.
 
-    A chat model answers with a whole function in a fenced block: that stands for itself.
+    A fenced block with the whole function, as chat models answer, is used without the prompt.
     """
     name, completion = row["entry_point"], row["completion"]
     blocks = [
@@ -86,7 +86,7 @@ def program_of(row: Mapping[str, Any]) -> str:
 
 
 def _tries(wanted: list[int] | None, counts_P: np.ndarray) -> list[int]:
-    """The ks: those wanted, else 1 and the number of samples."""
+    """The values of k: those wanted, else 1 and the number of samples."""
     num_samples = int(counts_P.min())
     if wanted is None:
         return sorted({1, num_samples})

@@ -1,4 +1,4 @@
-"""Are two runs the same, token by token, and where do they part?
+"""The comparison of two runs, token by token.
 
 N rows that both runs have.
 """
@@ -18,13 +18,13 @@ from specdist.evaluation.reading import Completions
 from specdist.utils.errors import UserError
 
 KEY = ("row_id", "sample_index")
-# How rows can differ: another token, an early end, or a row that failed in one run.
+# How rows can differ: by a token, by their length or finish reason, or by an error in one run.
 TOKEN, LENGTH, FAILED = "token", "length", "error"
 QUARTILES = {"min": 0.0, "lower_quartile": 0.25, "median": 0.5, "upper_quartile": 0.75, "max": 1.0}
-# Of the manifest's fingerprint: what decides the target's own completion of a prompt.
+# Fields of the manifest's fingerprint that decide the target's own completion of a prompt.
 SAMPLE_FIELDS = {"target", "dtype", "temperature", "max_new_tokens", "stop"}
 DRAWING_FIELDS = {"top_k", "top_p", "seed"}
-# What decides no token of a row that both runs have; that prompts are the same is seen from the rows.
+# Fields that decide no token of a row in both runs; prompts are compared row by row.
 LAYOUT_FIELDS = {
     "prompts", "prompt_column", "messages_column", "num_rows", "rows_per_shard", "num_samples", "trace",
     "max_seq_len",
@@ -33,15 +33,18 @@ LAYOUT_FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Attributes:
-    num_rows: rows of both runs; ``num_only_first`` and ``num_only_second`` are those of one.
-    num_identical: rows with the same tokens, and the same end.
-    kinds: differing rows by kind: ``token``; ``length``, one being the beginning of the other; ``error``.
-    first_differences: position in the completion of the first difference, for every differing row [N'].
-    relative_positions: the same over the longer completion's length.
-    num_common_tokens, num_tokens: tokens before the first differences, and those of the first run's rows.
-    columns: per row, for rows.arrow.
-    expectation: whether the same tokens are to be expected, and why.
+    """How two runs differ.
+
+    Attributes:
+        num_rows: rows in both runs; ``num_only_first`` and ``num_only_second`` are in one of them.
+        num_identical: rows with the same tokens and the same finish reason.
+        kinds: number of differing rows by kind: ``token``; ``length``: one is the beginning of the other;
+            ``error``.
+        first_differences: position of the first difference in each differing completion [N'].
+        relative_positions: the same, divided by the longer completion's length.
+        num_common_tokens, num_tokens: of the first run's rows, tokens before the first difference, and all.
+        columns: per row, for differences.arrow.
+        expectation: whether the same tokens are to be expected, and why.
     """
 
     num_rows: int
@@ -75,7 +78,7 @@ class Identity:
 
 
 def compare_tokens(first: Completions, second: Completions) -> Identity:
-    """Row by row. Raises :class:`UserError` if no row is in both, or one has another prompt in each."""
+    """Compare row by row. Raises :class:`UserError` if no row is in both runs, or prompts differ."""
     names = [*KEY, "prompt", "completion_ids", "finish_reason"]
     tables = [run.table.select(names) for run in (first, second)]
     index_first, index_second = _matching_rows(tables[0], tables[1])
@@ -120,7 +123,7 @@ def compare_tokens(first: Completions, second: Completions) -> Identity:
 
 
 def expectation(first: Completions, second: Completions) -> str:
-    """What the manifests say of the same tokens in both runs."""
+    """Whether the manifests let one expect the same tokens in both runs."""
     if first.manifest is None or second.manifest is None:
         return "unknown: a merged file does not record how its run was generated"
     ours, theirs = first.manifest.fingerprint, second.manifest.fingerprint
@@ -158,7 +161,7 @@ def quartiles(values: np.ndarray) -> dict[str, float] | None:
 
 
 def position_histogram(positions: np.ndarray) -> list[dict[str, int]]:
-    """In steps that double: 0, 1, 2-3, 4-7, ...; without the empty ones."""
+    """In intervals that double: 0, 1, 2-3, 4-7, ...; empty ones are left out."""
     buckets = Counter(int(position).bit_length() for position in positions)
     return [
         {"from": 2 ** (bits - 1) if bits else 0, "to": 2**bits - 1 if bits else 0, "num_rows": buckets[bits]}
@@ -168,7 +171,7 @@ def position_histogram(positions: np.ndarray) -> list[dict[str, int]]:
 
 @dataclass(frozen=True)
 class _Parting:
-    """Where a row's completions part; ``num_tokens`` of the longer one."""
+    """The first difference of a row's completions; ``num_tokens`` are those of the longer one."""
 
     kind: str
     position: int
@@ -176,7 +179,7 @@ class _Parting:
 
 
 def _compare(ours: np.ndarray, theirs: np.ndarray, our_end: str, their_end: str) -> _Parting | None:
-    """None for completions with the same tokens and the same end."""
+    """None for completions with the same tokens and the same finish reason."""
     shorter, longer = sorted((len(ours), len(theirs)))
     unequal = np.flatnonzero(ours[:shorter] != theirs[:shorter])
     position = int(unequal[0]) if len(unequal) else shorter
@@ -190,7 +193,7 @@ def _compare(ours: np.ndarray, theirs: np.ndarray, our_end: str, their_end: str)
 
 
 def _matching_rows(first: pa.Table, second: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Indices into both of the rows that have the same key."""
+    """Indices of the common rows in both tables."""
     keys = []
     for table in (first, second):
         row_ids, samples = (table[name].to_numpy().astype(np.int64) for name in KEY)

@@ -1,7 +1,7 @@
-"""How sure a figure is, and whether two runs differ: bootstrap and permutation over prompts.
+"""Confidence intervals and paired tests: bootstrap and permutations over prompts.
 
-Both draw how often each *distinct* prompt is taken, which has the same distribution as drawing prompts one by
-one and costs no more for a million prompts that are right or wrong than for ten.
+Both draw how often each *distinct* result of a prompt occurs. The distribution is that of drawing prompts one
+by one, but a million prompts that are right or wrong cost no more than ten.
 
 P prompts, U distinct ones, R resamples.
 """
@@ -16,19 +16,19 @@ import numpy as np
 from specdist.evaluation.scores import Metric
 
 NUM_PERMUTATIONS = 10_000
-# Sums of floats in another order: permutations as far out as the data must count as that.
+# Rounding depends on the order of a sum: a permutation as extreme as the data must count.
 TOLERANCE = 1e-9
-# Numbers of a block of draws; the rest is memory.
+# Numbers drawn at a time, which bounds the memory.
 BLOCK = 2**22
 BOOTSTRAP, EXACT = "percentile bootstrap", "Clopper-Pearson"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the figure over all prompts of this kind may lie.
+    """A confidence interval of a figure over all prompts of this kind.
 
-    ``method``: the percentile bootstrap (Efron 1979), or, where all prompts have the same value and so every
-    resample is the same, the exact bound of Clopper and Pearson (1934).
+    ``method``: the percentile bootstrap (Efron 1979) or, if all prompts have the same value and so all
+    resamples are equal, the exact bound of Clopper and Pearson (1934).
     """
 
     low: float
@@ -38,10 +38,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """``difference``: the first run less the second, on the prompts of both.
+    """``difference``: the first run minus the second, over the prompts of both.
 
-    ``p_value``: how often swapping the runs, prompt by prompt at random, gives a difference as large;
-    two-sided. Where prompts differ by one size only, as right or wrong answers, it is exact: McNemar's test.
+    ``p_value``: two-sided, how often randomly swapping the runs of each prompt gives a difference as large.
+    If all differences have the same size, as of right and wrong answers, it is exact: McNemar's test.
     """
 
     num_prompts: int
@@ -58,7 +58,7 @@ class PairedComparison:
 def bootstrap_interval(
     metric: Metric, *, confidence: float, num_resamples: int, seed: int
 ) -> Interval | None:
-    """None where the figure has no value, and where all prompts have the same one of an unknown range."""
+    """None if the figure has no value, or if all prompts have the same value and its range is unknown."""
     if metric.value is None:
         return None
     values_P = _values(metric)
@@ -73,7 +73,7 @@ def bootstrap_interval(
 def compare_paired(
     first: Metric, second: Metric, *, confidence: float, num_resamples: int, seed: int
 ) -> PairedComparison:
-    """Of the same prompts in the same order."""
+    """Compare two runs' figures of the same prompts in the same order."""
     parts = [first.numerators_P, first.denominators_P, second.numerators_P, second.denominators_P]
     parts_UX, counts_U = _distinct(np.stack(parts, axis=1))
     rng = np.random.default_rng(seed)
@@ -111,7 +111,7 @@ def compare_paired(
 
 
 def sign_test(num_better: int, num_worse: int) -> float:
-    """Two-sided and exact: McNemar's test of which the discordant pairs are a fair coin's."""
+    """The two-sided exact p-value of McNemar's test: discordant pairs fall either way like a fair coin."""
     total, fewer = num_better + num_worse, min(num_better, num_worse)
     tail = term = 1
     for k in range(fewer):
@@ -121,21 +121,21 @@ def sign_test(num_better: int, num_worse: int) -> float:
 
 
 def _values(metric: Metric) -> np.ndarray:
-    """Of every prompt that has one."""
+    """The values of all prompts that have one."""
     has_value_P = metric.denominators_P != 0
     return metric.numerators_P[has_value_P] / metric.denominators_P[has_value_P]
 
 
 def _are_shares(*values: np.ndarray) -> bool:
-    """Whether values look like right and wrong answers, or shares: none outside of [0, 1]."""
+    """Whether all values are in [0, 1], as those of right and wrong answers or shares."""
     return all(bool(((values_P >= 0) & (values_P <= 1)).all()) for values_P in values)
 
 
 def _interval_of_equals(values_P: np.ndarray, least: float, confidence: float) -> Interval:
-    """Of the mean of values from ``least`` to 1, when all that were seen are the same.
+    """The interval of the mean of values from ``least`` to 1, when all that were seen are equal.
 
-    None of P prompts has another value: so at most ``1 - (alpha / 2)^(1/P)`` of all prompts have another one
-    (Clopper and Pearson's bound for none of P), and these lie somewhere between the two ends.
+    None of P prompts has another value, so at most a share ``1 - (alpha / 2)^(1/P)`` of all prompts has
+    (Clopper and Pearson's bound for 0 of P); these values may lie anywhere in the range.
     """
     value, num_prompts = float(values_P[0]), len(values_P)
     others = 1 - ((1 - confidence) / 2) ** (1 / num_prompts)
@@ -143,7 +143,7 @@ def _interval_of_equals(values_P: np.ndarray, least: float, confidence: float) -
 
 
 def _permutation_test(parts_UX: np.ndarray, counts_U: np.ndarray, rng: np.random.Generator) -> float:
-    """Swapping a prompt's two results moves its parts from one sum to the other."""
+    """The p-value. Swapping a prompt's two results moves its parts from one sum to the other."""
     swap_UX = parts_UX[:, [2, 3, 0, 1]] - parts_UX
     totals_X = counts_U @ parts_UX
     observed = _difference(totals_X[None])[0]
@@ -171,7 +171,7 @@ def _distinct(parts_PX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _resamples(rng: np.random.Generator, counts_U: np.ndarray, num_resamples: int) -> Iterator[np.ndarray]:
-    """How often each distinct prompt is drawn, [R, U] in blocks."""
+    """How often each distinct prompt is drawn, in blocks of [R, U]."""
     total = int(counts_U.sum())
     for size in _blocks(num_resamples, len(counts_U)):
         yield rng.multinomial(total, counts_U / total, size=size)
@@ -183,7 +183,7 @@ def _blocks(num: int, width: int) -> list[int]:
 
 
 def _ratio(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
-    """Where there is nothing to divide by: not a number."""
+    """NaN for a denominator of 0."""
     return np.divide(numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators != 0)
 
 

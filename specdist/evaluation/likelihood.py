@@ -1,7 +1,7 @@
-"""How likely the target finds the completions: mean log-likelihood per token, in nats.
+"""The target's mean log-likelihood of the completions per token, in nats.
 
-It is that of the target's own distribution, softmax of its float32 logits, whatever temperature and filters
-the run had; the stop token counts, as it was emitted.
+The distribution is the softmax of the target's float32 logits, without the run's temperature and filters. The
+stop token counts, since it was emitted.
 
 R rows of a pass, L longest of them in tokens.
 """
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Metric, Scores
-from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS
+from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, identity_columns
 from specdist.job.tokens import load_tokenizer
 from specdist.job.topology import local_device
 from specdist.models.checkpoint import Checkpoint, open_checkpoint
@@ -29,16 +29,16 @@ from specdist.utils.errors import UserError
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A prompt's tokens and, from ``start`` on, those of its completion."""
+    """The tokens of a prompt and, from ``start`` on, of its completion."""
 
     token_ids: list[int]
     start: int
 
 
 def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores:
-    """Rows without tokens (errors) have no likelihood, and do not count.
+    """Score all rows with tokens; the others, such as errors, do not count.
 
-    Raises :class:`UserError` where the model's tokenizer is not the run's, or no row has a token.
+    Raises :class:`UserError` if the model's tokenizer is not the run's, or no row has a token.
     """
     assert config.model is not None and config.max_num_batched_tokens is not None
     checkpoint = open_checkpoint("--model", config.model)
@@ -62,7 +62,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
     groups = Groups.of([row["row_id"] for row in rows])
     return Scores(
         columns={
-            **{column: [row[column] for row in rows] for column in IDENTITY_COLUMNS},
+            **identity_columns(rows),
             "log_likelihood": [
                 value if is_scored else None for value, is_scored in zip(sums, scored, strict=True)
             ],
@@ -77,7 +77,7 @@ def score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores
 def log_likelihoods(
     model: PreTrainedModel, rows: Sequence[TokenRow], max_num_batched_tokens: int
 ) -> list[float]:
-    """Sum of the completion tokens' log-probabilities of every row, in the order of the rows."""
+    """The sum of the completion tokens' log-probabilities, for each row in order."""
     found = np.empty(len(rows))
     progress = tqdm(total=len(rows), unit=" rows", disable=None)
     with progress, torch.inference_mode():
@@ -88,7 +88,7 @@ def log_likelihoods(
 
 
 def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
-    """Padding stands after the rows, where a causal model does not see it."""
+    """Rows are padded at the end, which a causal model does not see."""
     length = max(len(row.token_ids) for row in rows)
     token_ids_RL = torch.zeros(len(rows), length, dtype=torch.int64)
     mask_RL = torch.zeros(len(rows), length, dtype=torch.int64)
@@ -102,7 +102,7 @@ def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
     sums = []
     for index, row in enumerate(rows):
         end = len(row.token_ids)
-        # What stands at a position says what comes after it.
+        # The logits at a position are those of the next token.
         logits_NV = logits_RLV[index, row.start - 1 : end - 1].float()
         chosen_N = torch.tensor(row.token_ids[row.start :], device=device)
         log_probs_N = torch.log_softmax(logits_NV, dim=-1).gather(1, chosen_N[:, None])
@@ -111,8 +111,8 @@ def _pass(model: PreTrainedModel, rows: Sequence[TokenRow]) -> np.ndarray:
 
 
 def _batches(lengths: Sequence[int], max_num_batched_tokens: int) -> Iterator[list[int]]:
-    """Rows of like lengths together, so that there is little padding; the longest first, so that what does
-    not fit into memory is seen at once."""
+    """Indices of rows of similar lengths, for little padding; the longest first, so that a lack of memory
+    shows at once."""
     members: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[members[0]] if members else lengths[index]
@@ -125,7 +125,7 @@ def _batches(lengths: Sequence[int], max_num_batched_tokens: int) -> Iterator[li
 
 
 def _token_row(tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], checkpoint: Checkpoint) -> TokenRow:
-    """Text prompts were given the tokenizer's special tokens, and chat templates write their own."""
+    """Text prompts were encoded with the tokenizer's special tokens, chats with those of their template."""
     for with_special in (True, False):
         prompt_ids: list[int] = tokenizer(row["prompt"], add_special_tokens=with_special)["input_ids"]
         if len(prompt_ids) == row["num_prompt_tokens"]:

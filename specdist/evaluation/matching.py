@@ -1,4 +1,4 @@
-"""Answers that have to be met word for word, and letters of choices."""
+"""Completions compared with references: word for word, by the letter of a choice, or by ROUGE."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdist.evaluation.config import EXACT_MATCH, MULTIPLE_CHOICE, EvaluateConfig
+from specdist.evaluation.config import EXACT_MATCH, MULTIPLE_CHOICE, ROUGE, EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Scores
 from specdist.evaluation.text_tasks import RowScore, reference_column, score_texts
@@ -15,12 +15,13 @@ from specdist.utils.errors import UserError
 
 WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 LETTERS = string.ascii_uppercase
-# From the surest form of an answer to the least sure one.
+ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
+# Forms of an answer, the surest first.
 ANSWER_FORMS = (
     re.compile(r"(?i:answer\s*(?:is|:)?)[\s:*]*\(?([A-Z])(?![\w'])"),
     re.compile(r"^\s*[(*\[]*([A-Z])(?=[).:,\]*]|\s*$|\s*\n)"),
     re.compile(r"\(([A-Z])\)"),
-    # A and I are words.
+    # Without A and I, which are words.
     re.compile(r"(?<![\w'])([B-HJ-Z])(?![\w'])"),
 )
 
@@ -34,12 +35,12 @@ def score_exact_match(completions: Completions, config: EvaluateConfig) -> Score
 
 
 def exact_match_column(completions: Completions, config: EvaluateConfig) -> str:
-    """Where the right answers are. Raises :class:`UserError` if they are nowhere."""
+    """The column of correct answers. Raises :class:`UserError` if there is none."""
     return reference_column(completions, config.reference_column, EXACT_MATCH)
 
 
 def normalized(text: str, config: EvaluateConfig) -> str:
-    """White space never counts; case and punctuation do, unless they are to be ignored."""
+    """The text that is compared: white space never counts, case and punctuation unless they are ignored."""
     if config.ignore_case:
         text = text.casefold()
     if config.ignore_punctuation:
@@ -48,7 +49,7 @@ def normalized(text: str, config: EvaluateConfig) -> str:
 
 
 def score_multiple_choice(completions: Completions, config: EvaluateConfig) -> Scores:
-    """The reference is a letter; with ``--choices_column`` also a choice's text, or its number from 0."""
+    """The reference is a letter or, with ``--choices_column``, also a choice's text or number from 0."""
     column = check_multiple_choice(completions, config)
     choices_column = config.choices_column
     others = [] if choices_column is None else [choices_column]
@@ -63,14 +64,14 @@ def score_multiple_choice(completions: Completions, config: EvaluateConfig) -> S
 
 
 def check_multiple_choice(completions: Completions, config: EvaluateConfig) -> str:
-    """The column of right answers. Raises :class:`UserError` if it or that of the choices is missing."""
+    """The column of correct answers. Raises :class:`UserError` if it or that of the choices is missing."""
     if config.choices_column is not None:
         completions.check_columns({config.choices_column: "--choices_column"})
     return reference_column(completions, config.reference_column, MULTIPLE_CHOICE)
 
 
 def right_letter(reference: str, choices: Sequence[str], row_id: int) -> str:
-    """Raises :class:`UserError` for a reference that names no choice."""
+    """The letter of the choice that the reference names. Raises :class:`UserError` if it names none."""
     text = reference.strip()
     if text in choices:
         return LETTERS[list(choices).index(text)]
@@ -85,7 +86,7 @@ def right_letter(reference: str, choices: Sequence[str], row_id: int) -> str:
 
 
 def chosen_letter(completion: str, choices: Sequence[str]) -> str | None:
-    """The choice that the text is, or else the letter that it names in the surest way; None without one."""
+    """The choice with this text, else the letter that the text names in the surest form; None without one."""
     text = " ".join(completion.split()).rstrip(".").casefold()
     for letter, choice in zip(LETTERS, choices, strict=False):
         if text and text == " ".join(choice.split()).rstrip(".").casefold():
@@ -96,3 +97,30 @@ def chosen_letter(completion: str, choices: Sequence[str]) -> str | None:
             if match[1].upper() in offered:
                 return match[1].upper()
     return None
+
+
+def score_rouge(completions: Completions, config: EvaluateConfig) -> Scores:
+    """ROUGE-1, -2 and -L (Lin 2004) by the `rouge-score` package: F-measure, the best over all references."""
+    scorer = _scorer_class()(list(ROUGE_TYPES), use_stemmer=config.use_stemmer)
+
+    def score(completion: str, references: list[str], row: Mapping[str, Any]) -> RowScore:
+        found = scorer.score_multi(references, completion)
+        return {name: float(found[name].fmeasure) for name in ROUGE_TYPES}, {}
+
+    return score_texts(completions, check_rouge(completions, config), score, cut_at=config.cut_at)
+
+
+def check_rouge(completions: Completions, config: EvaluateConfig) -> str:
+    """The column of references. Raises :class:`UserError` if it or the package is missing."""
+    _scorer_class()
+    return reference_column(completions, config.reference_column, ROUGE)
+
+
+def _scorer_class() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer  # an extra of the project
+    except ImportError as error:
+        raise UserError(
+            "--task rouge needs the package rouge-score: pip install -e '.[evaluate]' in specdist's folder"
+        ) from error
+    return RougeScorer

@@ -1,4 +1,4 @@
-"""A function of the user's as a task: ``--task module:function``."""
+"""A user's function as a task: ``--task module:function``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from specdist.evaluation.config import EvaluateConfig
 from specdist.evaluation.reading import Completions
 from specdist.evaluation.scores import Groups, Scores
-from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut
+from specdist.evaluation.text_tasks import ERROR, IDENTITY_COLUMNS, cut, identity_columns
 from specdist.utils.errors import UserError
 
 
 def load_function(name: str) -> Callable[[dict[str, Any]], Any]:
-    """Also of a module in the working folder. Raises :class:`UserError`."""
+    """Import ``module:function``, also from the working folder. Raises :class:`UserError`."""
     module_name, function_name = name.split(":")
-    # A script's path begins with the script's folder, not with the one that it is called in.
+    # Python searches the folder of the script, not the working folder.
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -34,10 +34,10 @@ def load_function(name: str) -> Callable[[dict[str, Any]], Any]:
 
 
 def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
-    """The function gets a row as a dictionary of all its columns and gives a number, or numbers by name.
+    """Call the function with each row, a dictionary of all columns; it returns a number, or numbers by name.
 
-    Rows that ended with an error are not asked; they get 0. Raises :class:`UserError` for what it raises, and
-    for what is not a finite number or has other names than before.
+    Rows that ended with an error get 0 without a call. Raises :class:`UserError` if the function raises, or
+    returns a number that is not finite or names that differ between rows.
     """
     assert config.task is not None
     function = load_function(config.task)
@@ -66,7 +66,7 @@ def score_plugin(completions: Completions, config: EvaluateConfig) -> Scores:
     numbers = {name: [0.0 if each is None else each[name] for each in found] for name in names}
     groups = Groups.of([row["row_id"] for row in rows])
     return Scores(
-        columns={**{name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}, **numbers},
+        columns={**identity_columns(rows), **numbers},
         metrics={name: groups.mean(values) for name, values in numbers.items()},
         prompt_ids_P=groups.prompt_ids_P,
     )
@@ -76,7 +76,7 @@ def _call(task: str, function: Callable[[dict[str, Any]], Any], row: dict[str, A
     where = f"--task {task}: row {row['row_id']}, sample {row['sample_index']}"
     try:
         answer = function(row)
-    except Exception as error:  # it is the user's, and can raise anything
+    except Exception as error:  # a user's function can raise anything
         raise UserError(f"{where}: the function raised {error!r}") from error
     scores = answer if isinstance(answer, dict) else {"score": answer}
     for name, value in scores.items():

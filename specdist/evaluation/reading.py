@@ -1,4 +1,4 @@
-"""Completions from a run's folder, or from its merged file."""
+"""Reading completions from a run's folder or its merged file."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from specdist.utils.errors import UserError
 class Completions:
     """The rows of a run, in input order.
 
-    ``manifest`` is None for a merged file, which has none; ``num_missing_shards`` counts what an unfinished
-    run has yet to do.
+    ``manifest`` is None for a merged file. ``num_missing_shards``: shards that the run has not finished.
     """
 
     path: Path
@@ -33,30 +32,30 @@ class Completions:
 
     @property
     def is_exact(self) -> bool | None:
-        """What the metadata say; None for files of before they did."""
+        """From the file's metadata; None if they do not tell."""
         found = (self.table.schema.metadata or {}).get(EXACT_METADATA)
         return None if found is None else found == b"true"
 
     def check_columns(self, names: dict[str, str]) -> None:
-        """``names``: what needs a column, by column. Raises :class:`UserError` for one that is missing."""
+        """``names``: what needs each column. Raises :class:`UserError` for a missing one."""
         for name, purpose in names.items():
             if name not in self.table.column_names:
                 own = [field for field in self.table.schema if field.name not in OUTPUT_COLUMNS]
                 raise UserError(
-                    f"{purpose} needs the column {name}, which {self.path} does not have; beside the "
-                    f"output's own it has {describe_columns(pa.schema(own))}"
+                    f"{purpose} needs the column {name}, which {self.path} does not have; besides "
+                    f"the output's own it has {describe_columns(pa.schema(own))}"
                 )
 
     def rows(self, *names: str) -> list[dict[str, Any]]:
-        """These columns, or all."""
+        """The rows as dictionaries of these columns, or of all."""
         table = self.table.select(list(names)) if names else self.table
         return list(table.to_pylist())
 
 
 def read_completions(path: Path) -> Completions:
-    """Every finished shard is compared with its checksum.
+    """The rows of a run, verified by its checksums, or of a file written by jobs/merge.py.
 
-    Raises :class:`UserError` for what is neither a run nor a file that jobs/merge.py has written.
+    Raises :class:`UserError` for anything else.
     """
     if path.is_dir():
         run = load_run(path, verify=True)

@@ -1,4 +1,4 @@
-"""What an evaluation leaves: results.json, Arrow files of rows, and tables for people."""
+"""The output of an evaluation: results.json, Arrow files of rows, and tables for people."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specdist.utils.errors import UserError
 from specdist.utils.table import Table
 
 RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE = "results.json", "rows.arrow", "differences.arrow"
-# What a column of one name has as its type, also where all of it is null.
+# Types of columns, which also hold if all values are null.
 COLUMN_TYPES = {
     "row_id": pa.int64(),
     "sample_index": pa.int32(),
@@ -35,7 +35,7 @@ COLUMN_TYPES = {
 
 
 def check_output(folder: Path, *, overwrite: bool) -> None:
-    """Raises :class:`UserError` if results would be replaced unasked."""
+    """Raises :class:`UserError` if the folder has results that are not to be replaced."""
     taken = [name for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE) if (folder / name).exists()]
     if taken and not overwrite:
         raise UserError(
@@ -46,7 +46,7 @@ def check_output(folder: Path, *, overwrite: bool) -> None:
 def write_results(
     folder: Path, document: Mapping[str, Any], tables: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> None:
-    """``tables``: columns by the name of the file. Where there is results.json, all are whole."""
+    """Write ``tables``, columns by file name, and last results.json: if it exists, all files are complete."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (RESULTS_FILE, ROWS_FILE, DIFFERENCES_FILE):
@@ -62,7 +62,7 @@ def write_results(
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
-    """An Arrow IPC file, whole or not at all."""
+    """Write an Arrow IPC file atomically."""
 
     def write(file: BinaryIO) -> None:
         with pa.ipc.new_file(file, table.schema) as writer:

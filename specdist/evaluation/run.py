@@ -1,18 +1,39 @@
-"""``jobs/evaluate.py``: from its options to the text and the document that it prints."""
+"""The evaluation job: a task's scores of one run or two, compared, printed and written."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from specdist.evaluation.config import EvaluateConfig
-from specdist.evaluation.harness import export_prompts
+from specdist.evaluation.config import (
+    EXACT_MATCH,
+    GSM8K,
+    HUMANEVAL,
+    LIKELIHOOD,
+    LM_EVAL,
+    MULTIPLE_CHOICE,
+    PLUGIN,
+    ROUGE,
+    EvaluateConfig,
+)
+from specdist.evaluation.gsm8k import gsm8k_column, score_gsm8k
+from specdist.evaluation.harness import check_harness, export_prompts, score_harness
+from specdist.evaluation.humaneval import check_humaneval, score_humaneval
 from specdist.evaluation.identity import compare_tokens
 from specdist.evaluation.intervals import bootstrap_interval, compare_paired
+from specdist.evaluation.matching import (
+    check_multiple_choice,
+    check_rouge,
+    exact_match_column,
+    score_exact_match,
+    score_multiple_choice,
+    score_rouge,
+)
+from specdist.evaluation.plugin import load_function, score_plugin
 from specdist.evaluation.reading import Completions, read_completions
 from specdist.evaluation.results import (
     DIFFERENCES_FILE,
@@ -26,14 +47,32 @@ from specdist.evaluation.results import (
     write_results,
 )
 from specdist.evaluation.scores import Scores
-from specdist.evaluation.tasks import SCORERS, check_task
 from specdist.evaluation.text_tasks import ERROR
 from specdist.job.report import cut_line, is_often_cut
 from specdist.utils.errors import UserError
 
 
+def _score_likelihood(completions: Completions, config: EvaluateConfig) -> Scores:
+    from specdist.evaluation.likelihood import score_likelihood  # torch, which no other task needs
+
+    return score_likelihood(completions, config)
+
+
+# By task: what scores a run, and what checks columns, packages and functions before anything is scored.
+FUNCTIONS: dict[str, tuple[Callable[[Completions, EvaluateConfig], Scores], Callable[..., object] | None]] = {
+    GSM8K: (score_gsm8k, gsm8k_column),
+    HUMANEVAL: (score_humaneval, check_humaneval),
+    ROUGE: (score_rouge, check_rouge),
+    EXACT_MATCH: (score_exact_match, exact_match_column),
+    MULTIPLE_CHOICE: (score_multiple_choice, check_multiple_choice),
+    LIKELIHOOD: (_score_likelihood, None),
+    LM_EVAL: (score_harness, check_harness),
+    PLUGIN: (score_plugin, lambda _, config: load_function(config.task)),
+}
+
+
 def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
-    """What to print, and the document. Raises :class:`UserError`."""
+    """The text to print and the document of results. Raises :class:`UserError`."""
     if config.lm_eval_export is not None:
         return export_prompts(config)
     assert config.run is not None
@@ -42,8 +81,10 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     first = read_completions(Path(config.run))
     second = None if config.against is None else read_completions(Path(config.against))
     runs = [first] if second is None else [first, second]
-    for run in runs if config.task is not None else []:
-        check_task(run, config)
+    score, check = (None, None) if config.task_kind is None else FUNCTIONS[config.task_kind]
+    for run in runs:
+        if check is not None:
+            check(run, config)
     parts, document = [_describe(run) for run in runs], _document(config, first)
     tables: dict[str, Mapping[str, Any]] = {}
     if second is not None:
@@ -51,7 +92,7 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
         parts.append("\n".join(identity_lines(identity)))
         document |= {"against": config.against, "identity": identity.document()}
         tables[DIFFERENCES_FILE] = identity.columns
-    if config.task is not None:
+    if score is not None:
         scores = score(first, config)
         other = None if second is None else score(second, config)
         tables[ROWS_FILE] = scores.columns
@@ -67,14 +108,8 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     return "\n\n".join(parts), document
 
 
-def score(completions: Completions, config: EvaluateConfig) -> Scores:
-    """By the task of the configuration."""
-    assert config.task_kind is not None
-    return SCORERS[config.task_kind](completions, config)
-
-
 def _describe(completions: Completions) -> str:
-    """A line of what is evaluated, and one for what a reader must know of it."""
+    """What is evaluated, and what a reader must know about it, such as rows with errors."""
     errors = _errors(completions)
     num_rows = completions.table.num_rows
     lines = [f"{completions.path}: {num_rows:,} completions of {_num_prompts(completions):,} prompts"]
@@ -113,13 +148,13 @@ def _document(config: EvaluateConfig, completions: Completions) -> dict[str, Any
 
 
 def _errors(completions: Completions) -> Counter[str]:
-    """Rows with an error, by reason."""
+    """Number of rows with an error, by reason."""
     rows = completions.rows("finish_reason", "error")
     return Counter(str(row["error"]) for row in rows if row["finish_reason"] == ERROR)
 
 
 def _num_cut(completions: Completions) -> int:
-    """Completions that ended at a length limit, so that what was asked for may be missing."""
+    """Number of completions cut by a length limit, which may miss their answer."""
     return completions.table["finish_reason"].to_pylist().count("length")
 
 
@@ -140,7 +175,7 @@ def _figures(scores: Scores, config: EvaluateConfig) -> dict[str, dict[str, Any]
 
 
 def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
-    """On the prompts of both. Raises :class:`UserError` if the runs share no prompt that was scored."""
+    """Compare the prompts of both runs. Raises :class:`UserError` if no prompt was scored in both."""
     if other is None:
         return {}
     _, ours, theirs = np.intersect1d(scores.prompt_ids_P, other.prompt_ids_P, return_indices=True)

@@ -1,8 +1,7 @@
-"""Programs that a model has written, each in a process of its own that can do little harm.
+"""Running programs written by a model, each in an isolated process.
 
-What :mod:`specdist.evaluation.supervisor` sets up is the strongest that the machine's kernel lets this user
-have, and the outcome says which it was. None of it is a virtual machine: files that this user can read can be
-read by the program too.
+:mod:`specdist.evaluation.supervisor` sets up the strongest isolation that the kernel grants this user; the
+outcome says which one. It is not a virtual machine: a program can read all files that this user can read.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from tqdm import tqdm
 from specdist.utils.errors import UserError
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-# For the start of two processes on a busy machine, after the program's own time.
+# Time to start two processes on a busy machine, in addition to the program's own.
 GRACE_S = 30.0
-# What almost every program begins with: the interpreter's files must be in reach.
+# What almost every program imports: the interpreter's files must be readable.
 PROBE = "import collections, math, re, typing"
 PASSED, FAILED, TIMED_OUT, ENDED_EARLY = "passed", "failed", "timed out", "ended early"
 OutcomeName = Literal["passed", "failed", "timed out", "ended early"]
@@ -36,7 +35,7 @@ OutcomeName = Literal["passed", "failed", "timed out", "ended early"]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of one program. ``file_bytes``: of a file, and where the kernel isolates files, of all of them."""
+    """Limits of one program. ``file_bytes``: of a file or, if the kernel isolates files, of all together."""
 
     wall_s: float = 10.0
     memory_bytes: int = 2 * 2**30
@@ -46,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``detail``: the exception, or how the process ended. ``isolation``: what was in force."""
+    """How a program ended. ``detail``: the exception or exit; ``isolation``: the measures in force."""
 
     outcome: OutcomeName
     detail: str | None
@@ -54,7 +53,7 @@ class Outcome:
 
 
 def check_sandbox(limits: Limits) -> tuple[str, ...]:
-    """The isolation that programs will have. Raises :class:`UserError` where not even a few imports run."""
+    """The isolation that programs will have. Raises :class:`UserError` if a few imports cannot run."""
     if not sys.platform.startswith("linux"):
         raise UserError(f"programs are run on Linux only, and this is {sys.platform}")
     found = run_program(PROBE, limits)
@@ -68,7 +67,7 @@ def check_sandbox(limits: Limits) -> tuple[str, ...]:
 
 
 def run_programs(programs: Sequence[str], limits: Limits, num_workers: int) -> list[Outcome]:
-    """In the programs' order, ``num_workers`` at a time; equal ones are run once."""
+    """Run programs, ``num_workers`` at a time and equal ones once; outcomes are in the programs' order."""
     unique = list(dict.fromkeys(programs))
     with ThreadPoolExecutor(num_workers) as pool:
         running = pool.map(lambda program: run_program(program, limits), unique)
@@ -80,10 +79,7 @@ def run_programs(programs: Sequence[str], limits: Limits, num_workers: int) -> l
 def run_program(
     program: str, limits: Limits, *, use_namespaces: bool = True, use_audit_hook: bool = True
 ) -> Outcome:
-    """Run Python text to its end. It has passed if its last statement was reached.
-
-    Raises RuntimeError if the supervisor itself fails.
-    """
+    """Run Python source, which passes if its end is reached. Raises RuntimeError if the supervisor fails."""
     spec = {
         "program": program,
         "limits": dataclasses.asdict(limits),
@@ -118,7 +114,7 @@ def run_program(
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """Nothing of this process's, which may hold keys and tokens."""
+    """A new environment: that of this process may hold keys and tokens."""
     return {
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",

@@ -1,7 +1,7 @@
-"""What a task says of every row, and the figures over prompts that follow from it.
+"""A task's scores of rows, and its figures over prompts.
 
-Completions of one prompt are not independent observations: every figure is a ratio of two sums over
-*prompts*, and a prompt is what the bootstrap draws and what the paired test swaps.
+Completions of a prompt are not independent, so every figure is a ratio of two sums over *prompts*, which are
+what the bootstrap draws and the paired test swaps.
 
 N rows (completions), P prompts.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Metric:
-    """Sum of ``numerators_P`` over sum of ``denominators_P``; a mean over prompts where those are ones."""
+    """The sum of ``numerators_P`` over that of ``denominators_P``; with denominators of 1 a mean."""
 
     numerators_P: np.ndarray
     denominators_P: np.ndarray
@@ -28,7 +28,7 @@ class Metric:
 
     @property
     def value(self) -> float | None:
-        """None where there is nothing to be divided by, as for likelihoods of no tokens."""
+        """None if the denominators sum to 0, as for likelihoods without tokens."""
         total = self.denominators_P.sum()
         return float(self.numerators_P.sum() / total) if total else None
 
@@ -38,13 +38,13 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a task has found.
+    """A task's result.
 
     Attributes:
-        columns: for every row, by name: numbers, or text such as the answer that was found. A list each [N].
-        metrics: over prompts, in the order of ``prompt_ids_P``.
+        columns: by name, a list [N] of numbers, or of texts such as the answers that were found.
+        metrics: by name, over prompts in the order of ``prompt_ids_P``.
         prompt_ids_P: row_id of every prompt, ascending.
-        facts: what else belongs into the report, such as how programs were isolated.
+        facts: more for the report, such as how programs were isolated.
     """
 
     columns: Mapping[str, list[Any]]
@@ -55,7 +55,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which rows belong to which prompt."""
+    """The rows of each prompt."""
 
     prompt_ids_P: np.ndarray
     index_N: np.ndarray
@@ -70,10 +70,10 @@ class Groups:
         return np.bincount(self.index_N, minlength=len(self.prompt_ids_P))
 
     def sums(self, values_N: Any) -> np.ndarray:
-        """By prompt, float64 [P]."""
+        """The values' sums by prompt, float64 [P]."""
         values = np.asarray(values_N, np.float64)
         return np.bincount(self.index_N, weights=values, minlength=len(self.prompt_ids_P))
 
     def mean(self, values_N: Any) -> Metric:
-        """Every prompt counts the same, however many samples it has."""
+        """The mean over prompts of each prompt's mean over its samples."""
         return Metric.mean(self.sums(values_N) / self.counts_P)

@@ -1,14 +1,13 @@
-"""Runs one program that nobody trusts; a script of its own, started by :mod:`specdist.evaluation.sandbox`.
+"""Runs one untrusted program; a script that :mod:`specdist.evaluation.sandbox` starts.
 
 Reads a JSON document on stdin (``program``, ``limits``, ``use_namespaces``, ``use_audit_hook``) and writes
-one on stdout (``outcome``, ``detail``, ``isolation``). Two processes: this one, which only waits, and its
-child, which runs the program. Where the kernel lets it, both are in namespaces of their own: no network
-device but a dead loopback, all files read-only but an empty working folder in memory, and an end of the child
-that ends all processes that it has started. Python's audit hook refuses the same from within, and sockets of
-this machine, which are files; alone it stops accidents and plain attempts, and not someone who knows the
-interpreter's inside.
+one to stdout (``outcome``, ``detail``, ``isolation``). This process waits; its child runs the program. If the
+kernel permits, both are in namespaces of their own: no network but a loopback that is down, files read-only
+except an empty working folder in memory, and all processes of the child end with it. Python's audit hook
+refuses the same from within, and also sockets of this machine, which are files. Alone it stops accidents and
+simple attempts, but not an expert in the interpreter's internals.
 
-Imports the standard library alone: Python runs it isolated (``-I``), without the project.
+Imports only the standard library: Python runs it isolated (``-I``), without the project.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ REFUSED_EVENTS = (
     "os.kill", "os.startfile", "pty.", "resource.setrlimit", "resource.prlimit",
     "os.listxattr", "os.setxattr", "os.removexattr",
 )  # fmt: skip
-# Of these every path that is given must be in the working folder.
+# Every path given to these must be in the working folder.
 PATH_EVENTS = (
     "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.chmod", "os.chown",
     "os.truncate", "os.utime", "shutil.rmtree", "shutil.move", "shutil.copyfile", "shutil.copytree",
@@ -55,7 +54,7 @@ class MountAttributes(ctypes.Structure):
 
 
 def supervise(spec: dict) -> dict:
-    """Run the program to its end, or to that of its time."""
+    """Run the program to its end or its time limit."""
     folder, limits = str(Path.cwd()), spec["limits"]
     isolation = enter_namespaces(folder, limits["file_bytes"]) if spec["use_namespaces"] else []
     if spec["use_audit_hook"]:
@@ -72,11 +71,11 @@ def supervise(spec: dict) -> dict:
         report = os.read(report_in, MAX_REPORT_BYTES)
     except BlockingIOError:
         report = b""
-    return {**verdict(report, nonce, status), "isolation": isolation}
+    return {**outcome_of(report, nonce, status), "isolation": isolation}
 
 
-def verdict(report: bytes, nonce: str, status: "int | None") -> dict:
-    """The program has passed if its last statement was reached: only then the nonce is written."""
+def outcome_of(report: bytes, nonce: str, status: "int | None") -> dict:
+    """Only a report with the nonce is valid: the child writes it after the program has ended."""
     try:
         found = json.loads(report)
         if found["nonce"] == nonce:
@@ -91,7 +90,7 @@ def verdict(report: bytes, nonce: str, status: "int | None") -> dict:
 
 
 def wait_for(child: int, wall_s: float) -> "int | None":
-    """The child's exit status, None where its time was over; then whatever it has started is ended."""
+    """The child's exit status, None if it ran out of time; then its process group is killed."""
     deadline = time.monotonic() + wall_s
     status = None
     while status is None and time.monotonic() < deadline:
@@ -103,14 +102,14 @@ def wait_for(child: int, wall_s: float) -> "int | None":
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     if status is None:
-        # Its group may not have been its own yet.
+        # It may not have had a group of its own yet.
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return status
 
 
 def enter_namespaces(folder: str, file_bytes: int) -> "list[str]":
-    """What the kernel isolates from here on; nothing where it does not let this user."""
+    """What the kernel isolates from here on; empty if it does not let this user."""
     user, group = os.getuid(), os.getgid()
     wanted = CLONE_NEWUSER | CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
     if LIBC.unshare(wanted) != 0:
@@ -152,7 +151,7 @@ def run_child(spec: dict, folder: str, nonce: str, report_out: int) -> None:
         code = compile(spec["program"], "<program>", "exec", dont_inherit=True)
         if spec["use_audit_hook"]:
             refuse_in_python(folder)
-        # No __main__: what stands under `if __name__ == "__main__"` is not what is tested.
+        # Not "__main__": code under `if __name__ == "__main__"` is not tested.
         exec(code, {"__name__": "program"})
         outcome, detail = "passed", None
     except BaseException as error:  # SystemExit too: an early end is not a success
@@ -170,7 +169,7 @@ def describe(error: BaseException) -> str:
 
 
 def close_files(report_out: int) -> int:
-    """Standard streams to nowhere, everything else closed but for the report; its number from here on."""
+    """Close all files but the report, whose new number is returned; standard streams become /dev/null."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     kept = 3
     if report_out != kept:
@@ -182,7 +181,7 @@ def close_files(report_out: int) -> int:
 
 
 def give_up_rights() -> None:
-    """No way back: not by a program with special rights, and not by those that a new namespace gives."""
+    """Give up special rights for good, those of setuid programs and of the new namespace."""
     LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     LIBC.capset(header, (ctypes.c_uint32 * 6)())
@@ -206,7 +205,7 @@ def set_limits(limits: dict) -> None:
 
 
 def refuse_in_python(folder: str) -> None:
-    """For the rest of this process; a hook cannot be taken off."""
+    """Install an audit hook, which cannot be removed."""
     inside, realpath = os.path.realpath(folder), os.path.realpath
     fspath, is_writing = os.fspath, WRITING_FLAGS
 

@@ -1,4 +1,4 @@
-"""Tasks that compare a completion with the references beside it: what they share."""
+"""What tasks share that compare a completion with the references of its row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RowScorer = Callable[[str, list[str], Mapping[str, Any]], RowScore]
 
 
 def reference_column(completions: Completions, wanted: str | None, task: str, *others: str) -> str:
-    """The column ``wanted``, else the first there is of ``others`` and ``reference``."""
+    """The column ``wanted``, else the first existing one of ``others`` and ``reference``."""
     names = [wanted] if wanted is not None else [*others, REFERENCE]
     found = [name for name in names if name in completions.table.column_names]
     if not found:
@@ -28,19 +28,21 @@ def reference_column(completions: Completions, wanted: str | None, task: str, *o
 
 
 def cut(text: str, strings: Sequence[str] | None) -> str:
-    """``text`` before the first of the strings in it."""
+    """``text`` before the first occurrence of any of the strings."""
     ends = [text.find(string) for string in strings or ()]
     return text[: min((end for end in ends if end >= 0), default=len(text))]
 
 
 def as_references(value: Any) -> list[str]:
-    """One text or several, of which one has to be met. Empty where there is none."""
+    """The accepted texts: one, several, or none. A number without decimals is written without a point."""
     values = value if isinstance(value, list) else [value]
-    return [item if isinstance(item, str) else _number_text(item) for item in values if item is not None]
+    whole = [int(item) if isinstance(item, float) and item.is_integer() else item for item in values]
+    return [str(item) for item in whole if item is not None]
 
 
-def _number_text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def identity_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns that every result begins with."""
+    return {name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}
 
 
 def score_texts(
@@ -51,10 +53,10 @@ def score_texts(
     cut_at: Sequence[str] | None,
     others: Sequence[str] = (),
 ) -> Scores:
-    """Every row by itself, then means over prompts.
+    """Score each row, then take means over prompts.
 
-    A row that has ended with an error has no answer, and gets 0. Rows without a reference are left out, and
-    counted. Raises :class:`UserError` where no row has one.
+    A row that ended with an error gets 0. Rows without a reference are left out and counted. Raises
+    :class:`UserError` if no row has a reference.
     """
     names = [*IDENTITY_COLUMNS, "completion", column, *others]
     all_rows = completions.rows(*names)
@@ -71,9 +73,8 @@ def score_texts(
         for name, text in notes.items():
             texts.setdefault(name, []).append(None if has_failed else text)
     groups = Groups.of([row["row_id"] for row in rows])
-    identity = {name: [row[name] for row in rows] for name in IDENTITY_COLUMNS}
     return Scores(
-        columns={**identity, **texts, **numbers},
+        columns={**identity_columns(rows), **texts, **numbers},
         metrics={name: groups.mean(values) for name, values in numbers.items()},
         prompt_ids_P=groups.prompt_ids_P,
         facts={"reference_column": column, "num_rows_without_reference": len(all_rows) - len(rows)},

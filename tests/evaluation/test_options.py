@@ -6,7 +6,7 @@ import pytest
 
 from specdist.config.arguments import parse_arguments
 from specdist.evaluation.config import OPTIONS_OF_TASKS, TASKS, EvaluateConfig
-from specdist.evaluation.tasks import SCORERS
+from specdist.evaluation.run import FUNCTIONS
 from specdist.utils.errors import UserError
 from tests.evaluation.evaluating import evaluate
 from tests.evaluation.files import merged_file
@@ -17,8 +17,8 @@ def parse(*arguments: str) -> EvaluateConfig:
 
 
 def test_every_task_has_a_scorer_and_every_option_a_task() -> None:
-    assert set(SCORERS) == {*TASKS, "plug-in"}
-    assert all(set(tasks) <= set(SCORERS) for tasks in OPTIONS_OF_TASKS.values())
+    assert set(FUNCTIONS) == {*TASKS, "plug-in"}
+    assert all(set(tasks) <= set(FUNCTIONS) for tasks in OPTIONS_OF_TASKS.values())
 
 
 @pytest.mark.parametrize(
