@@ -29,7 +29,7 @@ COLUMNS = {
     "error": "why the row has no completion; null if it has one",
     "num_prompt_tokens": "number of tokens of the prompt",
     "num_completion_tokens": "number of tokens of the completion, the length of `completion_ids`",
-    "num_spec_steps": "number of target passes with at least one draft token of this row",
+    "num_spec_steps": "number of target passes with at least one draft token of this completion",
     "num_draft_tokens": "draft tokens proposed to the target",
     "num_accepted_draft_tokens": "number of these that were accepted",
     "mean_acceptance_length": "tokens per speculative step, 1 + accepted / steps, as vLLM defines it; "
@@ -38,8 +38,8 @@ COLUMNS = {
 TRACE_COLUMNS = {
     "row_id": "input row of the completion",
     "sample_index": "which of the row's completions",
-    "round": "number of the row's block, from 1; 0 is the pass over the prompt, during which a draft that "
-    "works ahead may have drafted the first token",
+    "round": "number of the completion's block, from 1; 0 is the pass over the prompt, during which a draft "
+    "that works ahead may have drafted the first token",
     "depth": "number of tokens before it in the block",
     "position": "position in the completion, from 0",
     "token_id": "id of the token",
@@ -68,8 +68,8 @@ STATISTICS = {
     "num_target_passes_per_size": "target passes by their number of tokens, prompt tokens included",
     "target_pass_ns_per_size": "total nanoseconds of these passes, by the same number",
     "num_draft_passes_per_size": "draft passes by their number of tokens",
-    "num_row_steps": "target passes that determined a next token, counted per row",
-    "num_drafts": "of these, those that verified at least one draft token of the row",
+    "num_row_steps": "target passes that determined a next token, counted per sequence",
+    "num_drafts": "of these, those that verified at least one draft token of the sequence",
     "num_draft_tokens": "draft tokens proposed to the target",
     "num_accepted_tokens": "of these, the accepted ones",
     "num_trusted_tokens": "of these, those that a lossy run committed unverified",
@@ -141,8 +141,8 @@ TOTALS = {
     "message_bytes_per_round": "bytes of these messages, per round",
     "target_message_bytes_per_pass": "bytes of messages between the target's ranks, per target pass",
     "miss_catch_rate": "share of the misses that were caught by a branch",
-    "ready_rate": "share of the target passes of a row that had draft tokens",
-    "verification_rate": "target passes of a row per completion token (SpecDec++)",
+    "ready_rate": "share of a sequence's target passes that had draft tokens",
+    "verification_rate": "target passes of a sequence per completion token (SpecDec++)",
     "target_s": "seconds of the target side: prefill, verify, transfer, idle, host",
     "draft_s": "seconds of the draft side: prefill, draft, transfer, idle",
     "costs": "seconds per pass, `measured`, `fitted` to completions and `fitted_over_shards`, with R²",

@@ -176,9 +176,7 @@ class EvaluateConfig:
         if self.run is None:
             raise UserError("no run to evaluate: name its folder, as in evaluate.py runs/mine --task gsm8k")
         if self.task is None and self.against is None:
-            raise UserError(
-                f"--task is missing (one of {', '.join(TASKS)}, or module:function), or --against"
-            )
+            raise UserError(f"give --task (one of {', '.join(TASKS)}, or module:function) or --against")
         if self.task is not None and self.task not in TASKS and not PLUGIN_NAME.fullmatch(self.task):
             raise UserError(
                 f"--task {self.task} must be one of {', '.join(TASKS)}, or a function as module:function"

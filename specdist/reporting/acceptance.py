@@ -1,4 +1,4 @@
-"""How much of the draft's work was accepted: by position in the block, by length, by the draft's entropy."""
+"""Acceptance of the draft tokens: by position in the block, by block length, by the draft's entropy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_LABELLED_LENGTHS = 7
 
 
 def drafted_per_position(stats: Stats) -> np.ndarray:
-    """How many blocks had a token at each position."""
+    """The number of blocks with a token at each position."""
     lengths = np.array(stats.draft_length_histogram, np.int64)
     return np.cumsum(lengths[::-1])[::-1][1:]
 
@@ -70,19 +70,13 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
     percent_axis(axes)
     whole_numbers(axes)
     legend_below(figure)
-    content = [
-        table_by_run(
-            "of all draft tokens",
-            runs,
-            [
-                ("drafted", lambda run: count(run.total.num_draft_tokens)),
-                ("accepted", lambda run: count(run.total.num_accepted_tokens)),
-                ("share accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
-                ("α: acceptance rate of verified tokens", lambda run: number(run.predictions.acceptance, 3)),
-            ],
-        )
+    totals = [
+        ("drafted", lambda run: count(run.total.num_draft_tokens)),
+        ("accepted", lambda run: count(run.total.num_accepted_tokens)),
+        ("share accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
+        ("α: acceptance rate of verified tokens", lambda run: number(run.predictions.acceptance, 3)),
     ]
-    content.append(_positions(runs))
+    content = [table_by_run("of all draft tokens", runs, totals), _positions(runs)]
     if not all(run.is_exact for run in runs):
         content.append(paragraph("In a lossy run, tokens committed unverified count as accepted."))
     return Panel(
@@ -98,7 +92,7 @@ def by_position(runs: Sequence[ReportedRun]) -> Panel:
 
 
 def _positions(runs: Sequence[ReportedRun]) -> Markup:
-    """For a single run, also the number of tokens drafted at each position."""
+    """Shares by position; for a single run also the number of drafted tokens."""
     drafted = [drafted_per_position(run.total) for run in runs]
     shares = [accepted_share_per_position(run.total) for run in runs]
     num_positions = max(map(len, shares))
@@ -156,7 +150,7 @@ def lengths(runs: Sequence[ReportedRun]) -> Panel:
             lambda run: number(run.summary["mean_acceptance_length"]),
         ),
         (
-            "passes of a row without a block",
+            "passes of a sequence without a block",
             lambda run: count(run.total.num_row_steps - run.total.num_drafts),
         ),
     ]
@@ -190,14 +184,10 @@ def by_entropy(runs: Sequence[ReportedRun]) -> Panel:
                 )
             )
     if len(traces) < len(runs):
-        untraced = [run for run in runs if run.label not in traces]
-        which = "This run has" if len(runs) == 1 else f"{names(untraced)}:"
-        content.append(
-            left_out(
-                f"{which} no trace. Generate with --trace to see how acceptance depends on the draft's "
-                "entropy."
-            )
-        )
+        untraced = names([run for run in runs if run.label not in traces])
+        which = "This run has" if len(runs) == 1 else f"{untraced}:"
+        how = "Generate with --trace to see how acceptance depends on the draft's entropy."
+        content.append(left_out(f"{which} no trace. {how}"))
     return Panel(
         name="acceptance-by-entropy",
         title="Acceptance by the draft's entropy",
@@ -243,17 +233,16 @@ def _entropy_figure(shares_by_run: Mapping[str, Sequence[Share]]) -> Figure:
 
 
 def _entropies(shares_by_run: Mapping[str, Sequence[Share]]) -> Markup:
-    """Of a single run also how many tokens there were."""
+    """Shares by entropy; for a single run also the number of tokens."""
     [first, *_] = shares_by_run.values()
     intervals = [f"{share.low:.2f} to {share.high:.2f}" for share in first[:-1]]
     intervals.append(f"{first[-1].low:.2f} and more")
-    columns = [[_accepted(share) for share in shares] for shares in shares_by_run.values()]
+    columns = [
+        [percent(share.value) if share.num_tokens else NOTHING for share in shares]
+        for shares in shares_by_run.values()
+    ]
     header = ["entropy, nats", *(f"{label}, accepted" for label in shares_by_run)]
     if len(shares_by_run) == 1:
         header = ["entropy, nats", "verified tokens", "accepted"]
         columns.insert(0, [count(share.num_tokens) for share in first])
     return table(header, zip(intervals, *columns, strict=True))
-
-
-def _accepted(share: Share) -> str:
-    return percent(share.value) if share.num_tokens else NOTHING

@@ -1,4 +1,4 @@
-"""Numbers as people read them; what is not known is a dash."""
+"""Numbers as text for people; unknown ones are a dash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def count(value: float | None) -> str:
 
 
 def speed(tokens_per_s: float | None) -> str:
-    """Three digits, or all before the point."""
+    """At least three significant digits."""
     if tokens_per_s is None:
         return NOTHING
     return number(tokens_per_s, 0 if tokens_per_s >= 100 else 1 if tokens_per_s >= 10 else 2)

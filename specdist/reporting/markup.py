@@ -1,4 +1,4 @@
-"""HTML from the templates beside this file; whatever is not markup already is escaped there."""
+"""HTML from the templates in this folder, which escape all text that is not markup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-# A text, or markup that is ready.
+# Text, or finished markup.
 Content = str
 
 
@@ -40,7 +40,7 @@ def paragraph(text: Content) -> Markup:
 
 
 def left_out(reason: str) -> Markup:
-    """Instead of what there is nothing to show of: why, and how to get it."""
+    """In place of something that cannot be shown: why, and how to get it."""
     return _part("paragraph", reason, "missing")
 
 
@@ -54,7 +54,7 @@ def box(content: Sequence[Markup], class_: str = "") -> Markup:
 
 
 def details(summary: str, content: Sequence[Markup]) -> Markup:
-    """Closed until it is clicked at."""
+    """Content that a click opens."""
     return _part("details", summary, content)
 
 
@@ -63,7 +63,7 @@ def banner(title: str, text: str, *, class_: str, role: str) -> Markup:
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Of labels, values and notes."""
+    """Tiles of labels, values and notes."""
     return _part("tiles", figures)
 
 

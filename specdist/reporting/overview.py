@@ -1,4 +1,4 @@
-"""What the run was, how far it is, and its most important numbers."""
+"""What a run was, its progress, and its most important numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from markupsafe import Markup
 from specdist.policies.registry import OPTIONS
 from specdist.reporting.formats import NOTHING, count, duration, number, percent, speed
 from specdist.reporting.markup import banner, box, details, paragraph, table, tiles
-from specdist.reporting.panel import Panel, table_by_run
-from specdist.reporting.runs import ReportedRun
+from specdist.reporting.panel import Panel, label_of, table_by_run
+from specdist.reporting.runs import ReportedRun, tokens_per_pass
 from specdist.stats.regression import NS_PER_S
 
-# What a reader asks first, by what it is about; whatever else there is stands below.
+# The options that a reader asks for first, by subject; the page lists all others below them.
 GROUPS = {
     "Data and models": (
         "prompts", "limit", "num_samples", "rows_per_shard", "target", "draft", "dtype", "tp_size",
@@ -30,7 +30,7 @@ NOT_COMPARED = ("output", "overwrite")
 
 
 def banners(runs: Sequence[ReportedRun]) -> list[Markup]:
-    """What nobody may overlook: runs that are not exact, or not finished."""
+    """Warnings about runs that are not exact or not finished."""
     found = []
     for run in runs:
         if not run.is_exact:
@@ -53,7 +53,7 @@ def banners(runs: Sequence[ReportedRun]) -> list[Markup]:
 
 
 def summary_tiles(run: ReportedRun) -> Markup:
-    """The figures of a single run that are read first, each with what it means."""
+    """The most important figures of a single run, each with its meaning."""
     figures, total = run.summary, run.total
     found = [
         ("tokens/s", speed(figures["tokens_per_s"]), "completion tokens per second of one replica's work"),
@@ -64,7 +64,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
         ),
         (
             "tokens per target pass",
-            number(_tokens_per_pass(run)),
+            number(tokens_per_pass(run.total)),
             "per sequence; 1 without a draft" if run.has_drafts else "per sequence; no draft was used",
         ),
     ]
@@ -110,7 +110,7 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
         ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
         ("tokens/s per rank or GPU", lambda run: speed(run.summary["tokens_per_s_per_device"])),
         ("ranks of a replica", lambda run: count(run.num_devices)),
-        ("tokens per target pass and sequence", lambda run: number(_tokens_per_pass(run))),
+        ("tokens per target pass and sequence", lambda run: number(tokens_per_pass(run.total))),
         ("draft tokens accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
         ("target passes per token", lambda run: number(run.total.verification_rate, 3)),
         ("draft tokens discarded per token", lambda run: number(run.total.discard_rate, 3)),
@@ -129,7 +129,7 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
 
 
 def configuration(runs: Sequence[ReportedRun]) -> Panel:
-    """Exactness and options; of several runs first what differs."""
+    """Exactness and options; for several runs, first the options that differ."""
     rows = [
         ("exactness", lambda run: "exact" if run.is_exact else "NOT exact"),
         ("reproducibility", lambda run: str(run.info.get("reproducibility", NOTHING))),
@@ -150,7 +150,7 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
     content.append(paragraph(_reproducibility(runs)))
     everything = [
         table(["option", "value"], [[name, _shown(run.config, name)] for name in run.config], num_texts=2,
-              class_="free", caption=run.label if len(runs) > 1 else "")
+              class_="free", caption=label_of(run, runs))
         for run in runs
     ]  # fmt: skip
     content.append(details("All options", everything))
@@ -164,7 +164,7 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
 
 
 def _option_groups(run: ReportedRun) -> list[Markup]:
-    """What was set, or has a default that decides something."""
+    """The most important options that have a value."""
     found = []
     for title, names in GROUPS.items():
         own = _policy_options(run.config) if title == "Speculation" and run.has_drafts else []
@@ -190,15 +190,14 @@ def _reproducibility(runs: Sequence[ReportedRun]) -> str:
 def _options(runs: Sequence[ReportedRun], names: Sequence[str], caption: str) -> Markup:
     if not names:
         return paragraph("All options are the same.")
-    header = ["option", *([run.label for run in runs] if len(runs) > 1 else ["value"])]
+    header = ["option", *(label_of(run, runs, "value") for run in runs)]
     rows = [[name, *(_shown(run.config, name) for run in runs)] for name in names]
     return table(header, rows, num_texts=1 + len(runs), caption=caption, class_="free")
 
 
 def _policy_options(config: Mapping[str, Any]) -> list[str]:
-    """Those that the run's policy takes."""
-    policy = config.get("policy")
-    return [*OPTIONS.get(str(policy), {}), "head", "verify"]
+    """The options of the run's policy."""
+    return [*OPTIONS.get(str(config.get("policy")), {}), "head", "verify"]
 
 
 def _shown(config: Mapping[str, Any], name: str) -> str:
@@ -206,8 +205,3 @@ def _shown(config: Mapping[str, Any], name: str) -> str:
     if value is None or value == []:
         return NOTHING
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _tokens_per_pass(run: ReportedRun) -> float | None:
-    steps = run.total.num_row_steps
-    return (steps + run.total.num_accepted_tokens) / steps if steps else None

@@ -1,30 +1,89 @@
-"""The page: all panels of a report in one file that needs nothing else."""
+"""A run's report: all panels on one page that needs no other file, and a PNG of every picture."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
+from pathlib import Path
 
 from markupsafe import Markup
 
+from specdist.data.files import write_atomically
 from specdist.reporting.acceptance import by_entropy, by_position, lengths
 from specdist.reporting.formats import count
 from specdist.reporting.markup import left_out, paragraph, render, table
 from specdist.reporting.overview import banners, configuration, side_by_side, summary_tiles
 from specdist.reporting.panel import Panel, names
-from specdist.reporting.rates import Tuned
-from specdist.reporting.runs import ReportedRun
+from specdist.reporting.rates import Tuned, read_tuned
+from specdist.reporting.runs import ReportedRun, read_runs
 from specdist.reporting.speed import speed_by_shard, speed_over_time
-from specdist.reporting.style import png, report_style
+from specdist.reporting.style import RUN_COLOURS, png, report_style
 from specdist.reporting.timing import predicted_time, theory
 from specdist.reporting.waste import rates
 from specdist.reporting.work import time_per_role
+from specdist.utils.errors import UserError
+
+PAGE_FILE = "report.html"
+REPORT_FOLDER = "report"
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """The paths of the page and its pictures."""
+
+    page: Path
+    pictures: Sequence[Path]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the page, which includes its pictures."""
+        return self.page.stat().st_size
+
+
+def write_report(
+    outputs: Sequence[Path], *, folder: Path | None = None, tune: Path | None = None
+) -> WrittenReport:
+    """Write ``report.html`` and a PNG of every picture, replacing earlier ones.
+
+    Args:
+        outputs: folders of runs; several are shown side by side.
+        folder: output folder; for a single run by default ``report`` in its own folder.
+        tune: output folder of ``jobs/tune.py`` for this pair, whose replayed policies are shown.
+
+    Raises:
+        UserError: for folders that cannot be read, or too many of them.
+    """
+    if len(outputs) > len(RUN_COLOURS):
+        raise UserError(
+            f"{len(outputs)} runs are more than the {len(RUN_COLOURS)} that a report can tell apart: give "
+            "fewer"
+        )
+    if len({output.resolve() for output in outputs}) < len(outputs):
+        raise UserError("a run is given twice: name every folder once")
+    if folder is None:
+        if len(outputs) > 1:
+            raise UserError("a report of several runs needs a folder: give one with --folder")
+        folder = outputs[0] / REPORT_FOLDER
+    tuned = None if tune is None else read_tuned(tune)
+    runs = read_runs(outputs)
+    panels = make_panels(runs, tuned)
+    pictures = draw(panels)
+    content = make_page(runs, panels, pictures).encode("utf-8", "replace")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {f"{name}.png": picture for name, picture in pictures.items()} | {PAGE_FILE: content}
+        for name, data in files.items():
+            write_atomically(folder / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+    except OSError as error:
+        raise UserError(f"the report cannot be written to {folder}: {error}") from error
+    return WrittenReport(folder / PAGE_FILE, [folder / f"{name}.png" for name in pictures])
 
 
 def make_panels(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[Panel]:
-    """In the order of the page. What needs a draft is told of the runs that have one."""
+    """All panels in order; those about drafting show only the runs that have a draft."""
     with report_style():
         drafting = [run for run in runs if run.has_drafts]
         panels = [side_by_side(runs)] if len(runs) > 1 else []
@@ -54,7 +113,7 @@ def _without_draft(runs: Sequence[ReportedRun], num_runs: int) -> Panel:
 
 
 def error_rows(runs: Sequence[ReportedRun]) -> Panel:
-    """Which rows have no completion, and why."""
+    """The rows without a completion, and the reasons."""
     content: list[Markup] = []
     for run in runs:
         errors = run.errors
@@ -66,17 +125,12 @@ def error_rows(runs: Sequence[ReportedRun]) -> Panel:
         content.append(table(["reason (N: a number)", "completions"], kinds, caption=label))
         rows = [[f"{row.row_id}/{row.sample_index}", row.reason, row.prompt or "–"] for row in errors.rows]
         header = ["row/sample", "reason", "prompt begins with"]
-        shown = (
-            f"{label}: the first {len(rows)}" if sum(errors.kinds.values()) > len(rows) else f"{label}: all"
-        )
-        content.append(table(header, rows, num_texts=3, caption=shown, class_="free"))
+        is_all = sum(errors.kinds.values()) == len(rows)
+        caption = f"{label}: all" if is_all else f"{label}: the first {len(rows)}"
+        content.append(table(header, rows, num_texts=3, caption=caption, class_="free"))
         if errors.num_shards_read < errors.num_shards:
-            content.append(
-                paragraph(
-                    f"Reasons of the first {errors.num_shards_read} of {errors.num_shards} shards with "
-                    "errors."
-                )
-            )
+            read = f"the first {errors.num_shards_read} of {errors.num_shards} shards with errors"
+            content.append(paragraph(f"Reasons of {read}."))
     return Panel(
         name="errors",
         title="Rows with an error",
@@ -86,7 +140,7 @@ def error_rows(runs: Sequence[ReportedRun]) -> Panel:
 
 
 def make_page(runs: Sequence[ReportedRun], panels: Sequence[Panel], pictures: Mapping[str, bytes]) -> str:
-    """The whole file. ``pictures`` are PNGs by the panels' names."""
+    """The HTML of the page. ``pictures``: PNGs by the names of their panels."""
     return render(
         "page.html",
         title=names(runs),
@@ -100,7 +154,7 @@ def make_page(runs: Sequence[ReportedRun], panels: Sequence[Panel], pictures: Ma
 
 
 def draw(panels: Sequence[Panel]) -> dict[str, bytes]:
-    """The PNG of every panel that has a picture, by its name."""
+    """PNGs of the panels that have a picture, by name."""
     with report_style():
         return {panel.name: png(panel.figure) for panel in panels if panel.figure is not None}
 

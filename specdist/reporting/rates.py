@@ -1,7 +1,7 @@
-"""Verification rate against discard rate: the run, the bound of all policies, and what others would do.
+"""Verification rate against discard rate: the run, the bound of all policies, and other policies.
 
-Both are per token of the completions: target passes of a row, and draft tokens that came to nothing
-(SpecDec++, Huang et al. 2024, section 2). Fewer of both is better.
+Both are per completion token: target passes of a sequence, and draft tokens that were discarded (SpecDec++,
+Huang et al. 2024, section 2). Lower is better.
 
 B blocks.
 """
@@ -31,7 +31,7 @@ TUNED_FILE = "settings.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a setting of a policy stands; ``label`` tells its options."""
+    """The rates of a policy's setting; ``label`` names its options."""
 
     label: str
     verification_rate: float
@@ -44,7 +44,7 @@ Settings = Mapping[str, Sequence[Setting]]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What ``jobs/tune.py`` has replayed: every setting, and the oracle, which random draws do not have."""
+    """The replays of ``jobs/tune.py``: every setting, and the oracle, None for random draws."""
 
     path: Path
     config: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Tuned:
     oracle: Setting | None
 
     def differences(self, run: ReportedRun) -> list[str]:
-        """Options that the replays and the run do not have in common, as people read them."""
+        """Options in which the replays and the run differ, as text."""
         return [
             f"{name} {value} (this run: {run.config[name]})"
             for name, value in self.config.items()
@@ -78,16 +78,16 @@ def read_tuned(folder: Path) -> Tuned:
 
 
 def _setting(item: Mapping[str, Any]) -> Setting:
-    label = item["label"] if item["label"] else item["policy"]
-    return Setting(str(label), float(item["verification_rate"]), float(item["discard_rate"]))
+    return Setting(
+        str(item["label"] or item["policy"]), float(item["verification_rate"]), float(item["discard_rate"])
+    )
 
 
 def oracle_of(stats: Stats) -> Setting | None:
-    """Theorem 4.1 of SpecDec++: N_target = |S| + 1 of every completion, and nothing is discarded.
+    """Theorem 4.1 of SpecDec++: each completion takes N_target = |S| + 1 passes, and nothing is discarded.
 
-    S counts the positions between a completion's first and last token where the draft's token is not
-    accepted. A run sees this at positions that were verified; how many there are in all is worked out with
-    the chance α that it measured.
+    S are the positions between a completion's first and last token where the draft's token is not accepted.
+    A run knows this only for verified positions; the total is estimated with its acceptance rate α.
     """
     acceptance, num_tokens = stats.verified_acceptance_rate, stats.num_completion_tokens
     if acceptance is None or not num_tokens:
@@ -98,9 +98,9 @@ def oracle_of(stats: Stats) -> Setting | None:
 
 
 def formula_settings(stats: Stats) -> list[Setting]:
-    """Fixed lengths, if every verified token were accepted with the run's α (Leviathan et al. 2023, Eq. 1).
+    """Fixed lengths, if each verified token were accepted with the run's α (Leviathan et al. 2023, Eq. 1).
 
-    As in a run, a completion's tokens from outside of any round count too.
+    As in a run, tokens of a completion that no round committed count too.
     """
     acceptance, per_token = stats.verified_acceptance_rate, _round_tokens_per_token(stats)
     if acceptance is None or per_token is None:
@@ -113,12 +113,12 @@ def formula_settings(stats: Stats) -> list[Setting]:
 
 
 def replay_blocks(run: ReportedRun) -> Settings | None:
-    """What shorter blocks would have given, estimated from the blocks of a run that drafted a fixed length in
-    turns; None of any other run.
+    """Estimates for policies with shorter blocks, from a run that drafted a fixed length in turns; None for
+    other runs.
 
-    A policy that stops within the run's own blocks sees just what was drafted there. What it would have met
-    after a block that it had cut is not in the trace: blocks are taken to begin at places that are alike.
-    An exhaustive trace (``jobs/tune.py``) needs no such assumption.
+    A policy that stops within the run's blocks sees what was drafted there. Its next block would begin
+    elsewhere, which the trace does not have: blocks are assumed to be alike wherever they begin. An
+    exhaustive trace (``jobs/tune.py``) needs no such assumption.
     """
     fixed_in_turns = run.config.get("policy") == "fixed" and run.config.get("overlap") == "none"
     if run.trace is None or not fixed_in_turns or not run.is_exact:
@@ -148,7 +148,7 @@ def replay_blocks(run: ReportedRun) -> Settings | None:
 def _estimate(label: str, policy: LengthPolicy, blocks: Blocks, stats: Stats) -> Setting:
     lengths_B = _cut_lengths(policy, blocks)
     num_accepted = int(np.minimum(lengths_B, blocks.num_accepted_B).sum())
-    # Rounds of rows that had no room for a block: as many to a block as in the whole run.
+    # Rounds without room for a block: as many per block as in the whole run.
     num_rounds = len(lengths_B) * stats.num_row_steps / stats.num_drafts
     per_token = _round_tokens_per_token(stats) or 1.0
     num_tokens = (num_rounds + num_accepted) / per_token
@@ -156,7 +156,7 @@ def _estimate(label: str, policy: LengthPolicy, blocks: Blocks, stats: Stats) ->
 
 
 def _cut_lengths(policy: LengthPolicy, blocks: Blocks) -> np.ndarray:
-    """[B]: where the policy would have ended each block, at the latest where the run did."""
+    """[B] lengths at which the policy would have ended each block, at most those of the run."""
     lengths_B = np.zeros(len(blocks.num_drafted_B), np.int64)
     active_B = np.arange(len(lengths_B))
     for depth in range(blocks.features_3BD.shape[2]):
@@ -179,7 +179,7 @@ def _cut_lengths(policy: LengthPolicy, blocks: Blocks) -> np.ndarray:
 
 
 def _round_tokens_per_token(stats: Stats) -> float | None:
-    """Tokens that rounds committed, over those of the completions: the first come from prompts' passes."""
+    """The share of the completions' tokens that rounds committed; others come from passes over prompts."""
     if not stats.num_completion_tokens:
         return None
     return (stats.num_row_steps + stats.num_accepted_tokens) / stats.num_completion_tokens

@@ -1,4 +1,4 @@
-"""What a report knows of a run: its folder's manifest, options, statistics, errors and trace."""
+"""A run as a report shows it: manifest, options, statistics, errors and trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_PROMPT_CHARACTERS = 80
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """``prompt`` is its beginning; empty where the row has none."""
+    """``prompt``: the beginning; empty if the row has none."""
 
     row_id: int
     sample_index: int
@@ -43,7 +43,7 @@ class ErrorRow:
 
 @dataclass(frozen=True)
 class ErrorRows:
-    """The first rows, and how many completions failed for which reason in the shards that were read."""
+    """The first rows with errors, and the number of failed completions by reason in the shards read."""
 
     rows: Sequence[ErrorRow]
     kinds: Mapping[str, int]
@@ -56,11 +56,11 @@ class ReportedRun:
     """A run as it is now.
 
     Attributes:
-        label: what it is called beside others.
-        config: its resolved options with the policy's defaults; few where ``config.yaml`` is gone.
-        shards: statistics of its complete shards, by number; ``total`` is their sum.
-        replicas: who has finished each of these, by number; empty names where that was not noted.
-        status: how far it is; None of a complete run.
+        label: its name among other runs.
+        config: the resolved options with the policy's defaults; only these if ``config.yaml`` is missing.
+        shards: statistics of the complete shards, by number; ``total`` is their sum.
+        replicas: the replica that finished each of these, by number; empty if unknown.
+        status: progress; None for a complete run.
         trace: of the drafted tokens; None without ``--trace``.
     """
 
@@ -82,7 +82,7 @@ class ReportedRun:
 
     @property
     def num_devices(self) -> int:
-        """Ranks of a replica, each of them on a device of its own where there are GPUs."""
+        """Ranks of a replica; each has a GPU of its own if there are GPUs."""
         return int(self.info.get("world_size", 1))
 
     @property
@@ -95,12 +95,12 @@ class ReportedRun:
 
     @property
     def num_replicas(self) -> int:
-        """That have finished shards; 1 where it was not noted."""
+        """Replicas that finished shards; 1 if unknown."""
         return len(set(self.replicas.values()))
 
     @property
     def is_colocated(self) -> bool:
-        """Both models in one process: no message has travelled."""
+        """Both models are in one process, so that no message was sent."""
         return self.total.num_messages == 0
 
     @cached_property
@@ -121,7 +121,7 @@ class ReportedRun:
 
     @property
     def span_s(self) -> float | None:
-        """From the first request to the last completion by the clock; None of runs that did not note it."""
+        """Wall-clock seconds from the first request to the last completion; None if unknown."""
         span = self.total.work_span
         return (span.end_unix_ns - span.begin_unix_ns) / NS_PER_S if span.end_unix_ns else None
 
@@ -160,8 +160,14 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     return [read_run(path, label) for path, label in zip(paths, labels_of(paths), strict=True)]
 
 
+def tokens_per_pass(stats: Stats) -> float | None:
+    """Tokens that a sequence gets per target pass; None without one."""
+    steps = stats.num_row_steps
+    return (steps + stats.num_accepted_tokens) / steps if steps else None
+
+
 def labels_of(paths: Iterable[Path]) -> list[str]:
-    """The folders' names, with as many of the folders above as tell them apart; alone with the one above."""
+    """The folders' names, with as many parent folders as distinguish them, or one for a single folder."""
     parts = [path.resolve().parts for path in paths]
     if len(parts) == 1:
         return ["/".join(parts[0][-2:])]
@@ -173,7 +179,7 @@ def labels_of(paths: Iterable[Path]) -> list[str]:
 
 
 def _policy_options(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those in force, defaults among them."""
+    """The policy options in force, defaults included."""
     return {name: value for name in OPTION_NAMES if (value := fingerprint.get(name)) is not None}
 
 
@@ -186,7 +192,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def read_error_rows(folder: RunFolder, shards: Sequence[int]) -> ErrorRows:
-    """Of the first shards among these, which have some."""
+    """The error rows of the first of these shards."""
     rows: list[ErrorRow] = []
     kinds = Counter[str]()
     read = shards[:MAX_SHARDS_READ]

@@ -1,4 +1,4 @@
-"""Tokens per second: over the clock, and shard by shard."""
+"""Tokens per second: over time, and of each shard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from specdist.reporting.formats import count, duration, number, speed
 from specdist.reporting.markup import left_out, noted, table
 from specdist.reporting.panel import Panel, names, table_by_run
-from specdist.reporting.runs import ReportedRun
+from specdist.reporting.runs import ReportedRun, tokens_per_pass
 from specdist.reporting.style import (
     BLUE,
     GREY,
@@ -36,8 +36,8 @@ MAX_SLOWEST, MAX_SLOWEST_OF_SEVERAL = 8, 3
 
 @dataclass(frozen=True)
 class SpeedOverTime:
-    """``edges_s`` of equal intervals since the first request; tokens/s of all replicas in each, and tokens
-    per second of a replica's work, NaN where none worked."""
+    """``edges_s`` of equal intervals since the first request; in each, tokens/s of all replicas, and tokens
+    per second of a replica's work, NaN if none worked."""
 
     edges_s: np.ndarray
     tokens_per_s: np.ndarray
@@ -45,10 +45,10 @@ class SpeedOverTime:
 
 
 def over_time(shards: Mapping[int, Stats], replicas: Mapping[int, str], num_intervals: int) -> SpeedOverTime:
-    """Shards' tokens and work, spread over the time from the first request of each to its last completion.
+    """Each shard's tokens and work, spread over the time from its first request to its last completion.
 
-    A replica begins a shard while rows of the last one still run: as long as it had several, each is taken to
-    have gone on at a fraction of the speed. The intervals add up to all tokens.
+    A replica begins a shard while rows of the last one still run: its open shards share its speed equally.
+    The intervals add up to all tokens.
     """
     spans = {shard: _span_s(stats) for shard, stats in shards.items() if stats.work_span.end_unix_ns}
     first = min(begin for begin, _ in spans.values())
@@ -73,7 +73,7 @@ def _span_s(stats: Stats) -> tuple[float, float]:
 
 
 def _is_inside(times: np.ndarray, span_s: tuple[float, float]) -> np.ndarray:
-    """Of every interval between two times, whether it belongs to the span."""
+    """Whether each interval between two times belongs to the span."""
     return (times[:-1] >= span_s[0]) & (times[1:] <= span_s[1])
 
 
@@ -82,7 +82,7 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
     content: list[Markup] = []
     if timed:
         rows = [
-            ("first request to last row", lambda run: duration(run.span_s)),
+            ("first request to last completion", lambda run: duration(run.span_s)),
             ("tokens/s of all replicas", lambda run: speed(_clock_speed(run))),
             ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
             (f"tokens/s per {_devices(timed)}", lambda run: speed(run.summary["tokens_per_s_per_device"])),
@@ -129,8 +129,8 @@ def _time_figure(runs: Sequence[ReportedRun]) -> Figure:
     above.set_ylabel("tokens/s")
     below.set_ylabel(f"tokens/s per {_devices(runs)}")
     below.set_xlabel(f"{unit} since the first request")
-    for axes in (above, below):
-        from_zero(axes)
+    from_zero(above)
+    from_zero(below)
     below.set_xlim(left=0)
     if len(runs) > 1:
         legend_below(figure)
@@ -144,19 +144,12 @@ def speed_by_shard(runs: Sequence[ReportedRun]) -> Panel:
         label_bars(axes, bars, speed)
         axes.axhline(float(np.median(_shard_speeds(runs[0]))), color=GREY, linestyle=":", linewidth=1.6)
     else:
-        for index, run in enumerate(runs):
+        for run, colour, marker in zip(runs, RUN_COLOURS, RUN_MARKERS, strict=False):
             size = 6 if len(run.shards) <= MAX_BARS else 2.5
             axes.plot(
-                list(run.shards),
-                _shard_speeds(run),
-                markersize=size,
-                label=run.label,
-                marker=RUN_MARKERS[index],
-                color=RUN_COLOURS[index],
-                linestyle="none",
+                list(run.shards), _shard_speeds(run), marker, markersize=size, label=run.label, color=colour
             )
-            median = float(np.median(_shard_speeds(run)))
-            axes.axhline(median, color=RUN_COLOURS[index], linestyle=":", linewidth=1.6)
+            axes.axhline(float(np.median(_shard_speeds(run))), color=colour, linestyle=":", linewidth=1.6)
     from_zero(axes)
     whole_numbers(axes)
     if len(runs) > 1:
@@ -186,26 +179,17 @@ def _slowest(run: ReportedRun, *, is_alone: bool) -> Markup:
             str(shard),
             speed(_tokens_per_s(stats)),
             duration(stats.wall_ns / NS_PER_S),
-            _tokens(stats),
-            number(_per_pass(stats)),
+            noted(count(stats.num_completion_tokens), f"prompts {count(stats.num_prompt_tokens)}"),
+            number(tokens_per_pass(stats)),
         ]
         for shard, stats in ordered
     ]
     header = ["shard", "tokens/s", "time", "tokens", "per pass"]
-    title = "Slowest shards" + ("" if is_alone else f" of {run.label}")
+    title = "Slowest shards" if is_alone else f"Slowest shards of {run.label}"
     if run.num_replicas > 1:
         header.append("replica")
         rows = [[*row, run.replicas[shard]] for row, (shard, _) in zip(rows, ordered, strict=True)]
     return table(header, rows, caption=title)
-
-
-def _tokens(stats: Stats) -> Markup:
-    return noted(count(stats.num_completion_tokens), f"prompts {count(stats.num_prompt_tokens)}")
-
-
-def _per_pass(stats: Stats) -> float | None:
-    steps = stats.num_row_steps
-    return (steps + stats.num_accepted_tokens) / steps if steps else None
 
 
 def _shard_speeds(run: ReportedRun) -> list[float]:

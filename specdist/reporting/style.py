@@ -1,4 +1,4 @@
-"""One look for all pictures: readable on a telephone, in colours that colour-blind readers tell apart."""
+"""The style of all pictures: readable on a phone, in colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ WORK_COLOURS: Mapping[str, str] = {
     "host": GREEN,
     "idle": LIGHT_GREY,
 }
-# White letters cannot be read on these.
+# On these, white text cannot be read.
 LIGHT_COLOURS = (ORANGE, PINK, SKY, LIGHT_GREY)
 
 MAX_LABELLED_BARS, LEAST_LABELLED_SHARE = 10, 0.22
-# Drawn at the size at which a telephone shows it three quarters as large.
+# A phone shows the pictures at three quarters of this size.
 WIDTH_INCHES, DOTS_PER_INCH = 5.0, 170
 SETTINGS = {
     "font.family": "DejaVu Sans",
@@ -59,7 +59,7 @@ SETTINGS = {
 
 @contextmanager
 def report_style() -> Iterator[None]:
-    """Whatever is drawn inside looks like the report."""
+    """Draw in the style of the report."""
     with mpl.rc_context(SETTINGS):
         yield
 
@@ -77,29 +77,29 @@ def one_plot(xlabel: str, ylabel: str, height_inches: float = 3.1) -> tuple[Figu
 
 
 def from_zero(axes: Axes) -> None:
-    """The y axis begins at zero, and ends above what is drawn."""
+    """Let the y axis begin at zero and end above the data."""
     axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Ticks at whole numbers along x."""
+    """Ticks at whole numbers on the x axis."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
 
 
 def percent_axis(axes: Axes) -> None:
-    """The y axis is a share of one."""
+    """Percentages on the y axis, of shares of one."""
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def label_bars(
     axes: Axes, bars: BarContainer, shown: Callable[[float], str], *, is_inside: bool = True
 ) -> None:
-    """Write its number on every bar, if there are few enough to have room."""
+    """Write the values on the bars, if there are few enough to have room."""
     if len(bars) <= MAX_LABELLED_BARS:
         values = np.asarray(bars.datavalues, float).tolist()
         labels = [shown(value) for value in values]
         if is_inside:
-            # A low bar has no room.
+            # Low bars have no room.
             least = LEAST_LABELLED_SHARE * max(values, default=0.0)
             labels = [label if value >= least else "" for label, value in zip(labels, values, strict=True)]
             axes.bar_label(bars, labels, fontsize=10, label_type="center", color="white")
@@ -108,7 +108,7 @@ def label_bars(
 
 
 def legend_below(figure: Figure) -> None:
-    """Outside of the axes, where it covers nothing."""
+    """A legend outside of the axes, where it covers nothing."""
     figure.legend(loc="outside lower center", ncols=2)
 
 

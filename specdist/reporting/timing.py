@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from specdist.job.report import DRIFT, OPERATIONS, REGRESSIONS, THEORY, VERIFIER
 from specdist.reporting.formats import NOTHING, duration, number, percent, words
 from specdist.reporting.markup import box, left_out, paragraph, table
-from specdist.reporting.panel import Panel, names
+from specdist.reporting.panel import Panel, label_of, names
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
 from specdist.stats.regression import NS_PER_S
@@ -24,7 +24,7 @@ FEWEST_SHARDS = 3
 
 @dataclass(frozen=True)
 class TimePerPass:
-    """Seconds of a draft pass and of a target pass, and how they were found."""
+    """Seconds of a draft pass and of a target pass, and how they were determined."""
 
     t_draft_s: float
     t_target_s: float
@@ -32,7 +32,7 @@ class TimePerPass:
 
 
 def time_per_pass(run: ReportedRun) -> TimePerPass | None:
-    """By regression where the passes tell the two apart, else as timed; None where there were none."""
+    """By regression if the numbers of passes distinguish the two, else as timed; None without passes."""
     costs = run.summary["costs"]
     for name in ("fitted", "fitted_over_shards", "measured"):
         if (found := costs[name]) is not None:
@@ -55,8 +55,8 @@ def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
         title="Predicted against measured time",
         help="Each point is a shard: the predicted time of its target and draft passes, T = t_draft × draft "
         "passes + t_target × target passes, against the measured time (without prompts, messages and "
-        "waiting). On the line the two agree; points above it took longer. A pass shared by rows of two "
-        "shards counts for the older shard, and its time for both, so points of short shards scatter.",
+        "waiting). On the line the two agree; points above it took longer. A pass shared by sequences of "
+        "two shards counts for the older shard, and its time for both, so points of short shards scatter.",
         figure=_scatter(shown) if shown else None,
         alt="Predicted against measured seconds of every shard",
         content=content,
@@ -69,25 +69,18 @@ def _scatter(runs: Sequence[ReportedRun]) -> Figure:
     for index, run in enumerate(runs):
         costs = time_per_pass(run)
         assert costs is not None
-        points = np.array(
-            [
-                (
-                    costs.t_draft_s * stats.num_draft_passes + costs.t_target_s * stats.num_target_passes,
-                    (stats.target_ns.verify + stats.draft_ns.draft) / NS_PER_S,
-                )
-                for stats in run.shards.values()
-            ]
-        )
+        shards = run.shards.values()
+        predicted = [
+            costs.t_draft_s * each.num_draft_passes + costs.t_target_s * each.num_target_passes
+            for each in shards
+        ]
+        measured = [(each.target_ns.verify + each.draft_ns.draft) / NS_PER_S for each in shards]
+        points = np.array([predicted, measured])
         smallest, largest = min(smallest, float(points.min())), max(largest, float(points.max()))
-        size = 7 if len(points) <= 40 else 3
         axes.plot(
-            *points.T,
-            RUN_MARKERS[index],
-            color=RUN_COLOURS[index],
-            markersize=size,
-            alpha=0.8,
-            label=run.label if len(runs) > 1 else "a shard",
-        )
+            *points, RUN_MARKERS[index], color=RUN_COLOURS[index], alpha=0.8,
+            markersize=7 if len(shards) <= 40 else 3, label=label_of(run, runs, "a shard"),
+        )  # fmt: skip
     limits = (0.9 * smallest, 1.05 * largest)
     axes.plot(limits, limits, ":", color=GREY, label="predicted = measured")
     axes.set_xlim(limits)
@@ -106,18 +99,16 @@ def _regressions(run: ReportedRun, runs: Sequence[ReportedRun]) -> Markup:
             else [duration(fit["t_draft_s"]), duration(fit["t_target_s"]), number(fit["r_squared"], 3)]
         )
         rows.append([label, *cells])
-    parts = [table(["time per pass", "t_draft", "t_target", "R²"], rows, caption=_caption(run, runs))]
+    parts = [table(["time per pass", "t_draft", "t_target", "R²"], rows, caption=label_of(run, runs))]
     used = time_per_pass(run)
     if used is not None:
         parts.append(paragraph(f"The plot uses the times “{used.source}”."))
     if any(run.summary["costs"][name] is None for name in REGRESSIONS):
-        parts.append(
-            paragraph(
-                f"{NOTHING}: too few samples, or collinear ones: draft and target passes in the same "
-                "proportion everywhere (as with a fixed length), so that their two times cannot be "
-                "separated."
-            )
+        why = (
+            f"{NOTHING}: too few samples, or draft and target passes in the same proportion everywhere (as "
+            "with a fixed length), so that their two times cannot be separated."
         )
+        parts.append(paragraph(why))
     return box(parts)
 
 
@@ -186,7 +177,3 @@ def _shown(value: float | None, style: str) -> str:
     if value is None:
         return NOTHING
     return words(value) if style.endswith("g}") else style.format(value)
-
-
-def _caption(run: ReportedRun, runs: Sequence[ReportedRun]) -> str:
-    return run.label if len(runs) > 1 else ""

@@ -1,4 +1,4 @@
-"""The drafted tokens of a run with ``--trace``: how often they were accepted, and the blocks that they made.
+"""The draft tokens of a run with ``--trace``: how often they were accepted, and their blocks.
 
 C traced tokens, B blocks, D tokens of the longest block.
 """
@@ -17,7 +17,7 @@ from specdist.data.reading import read_columns, spread_out
 COLUMNS = (
     "depth", "entropy", "draft_probability", "top_probability", "is_verified", "is_accepted",
 )  # fmt: skip
-# About three million tokens: more would make the figures no better.
+# About three million tokens: more would not improve the figures.
 MAX_BYTES_READ = 160_000_000
 NUM_INTERVALS = 10
 Z_95 = 1.96
@@ -25,7 +25,7 @@ Z_95 = 1.96
 
 @dataclass(frozen=True)
 class TracedTokens:
-    """Columns [C] of the trace, of ``num_shards_read`` of ``num_shards`` files spread over the run."""
+    """Columns [C] of ``num_shards_read`` of the ``num_shards`` traces, spread over the run."""
 
     columns: pa.Table
     num_shards: int
@@ -37,18 +37,18 @@ class TracedTokens:
 
     @property
     def num_verified(self) -> int:
-        """By the target."""
+        """Tokens verified by the target."""
         return int(self.column("is_verified").sum())
 
     def column(self, name: str) -> np.ndarray:
-        """[C]."""
+        """[C] values of a column."""
         values: np.ndarray = self.columns[name].to_numpy()
         return values
 
 
 @dataclass(frozen=True)
 class Share:
-    """How often something came true among tokens whose feature lies between ``low`` and ``high``."""
+    """How many of the tokens with a feature between ``low`` and ``high`` were accepted."""
 
     low: float
     high: float
@@ -61,7 +61,7 @@ class Share:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the 95% interval (Wilson)."""
+        """The 95% interval of Wilson."""
         num, share, z2 = self.num_tokens, self.value, Z_95**2
         middle = (share + z2 / (2 * num)) / (1 + z2 / num)
         half = Z_95 / (1 + z2 / num) * float(np.sqrt(share * (1 - share) / num + z2 / (4 * num**2)))
@@ -69,7 +69,7 @@ class Share:
 
 
 def read_traced_tokens(folder: RunFolder, shards: Iterable[int]) -> TracedTokens | None:
-    """None where no shard has a trace, or none of them a token."""
+    """The traces of these shards; None if there is no trace, or no token in any."""
     paths = [path for shard in shards if (path := folder.trace_path(shard)).is_file()]
     if not paths:
         return None
@@ -79,13 +79,13 @@ def read_traced_tokens(folder: RunFolder, shards: Iterable[int]) -> TracedTokens
 
 
 def entropy_edges(traces: Sequence[TracedTokens]) -> np.ndarray:
-    """Equal intervals for all of these; the last one also takes the rare entropies beyond it."""
+    """Equal intervals for all traces; the last one also takes the rare larger entropies."""
     last = max((float(np.quantile(trace.column("entropy"), 0.99)) for trace in traces), default=0.0)
     return np.linspace(0, last or 1.0, NUM_INTERVALS + 1)
 
 
 def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]:
-    """Of the tokens that the target has verified, for each interval."""
+    """For each interval, the share of the verified tokens that were accepted."""
     is_verified_C = trace.column("is_verified").astype(bool)
     entropies_C = trace.column("entropy")[is_verified_C]
     is_accepted_C = trace.column("is_accepted").astype(bool)[is_verified_C]
@@ -101,7 +101,7 @@ def acceptance_by_entropy(trace: TracedTokens, edges: np.ndarray) -> list[Share]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks as they were drafted: tokens of each, how many the target accepted, and the draft's features."""
+    """Drafted blocks: number of tokens, how many were accepted, and the draft's features."""
 
     num_drafted_B: np.ndarray
     num_accepted_B: np.ndarray
@@ -109,8 +109,8 @@ class Blocks:
 
 
 def blocks_of(trace: TracedTokens) -> Blocks:
-    """Features are entropies, probabilities of the drawn tokens and of the likeliest ones; NaN after a
-    block's end. A token is of the block of the token before it unless its depth is 0."""
+    """The blocks of the trace, each of which begins at depth 0. Features are the entropy and the
+    probabilities of the drawn and of the likeliest token; NaN after a block's end."""
     depths_C = trace.column("depth")
     block_C = np.cumsum(depths_C == 0) - 1
     num_blocks = int(block_C[-1]) + 1

@@ -1,4 +1,4 @@
-"""The plane of SpecDec++'s Figure 3: how often the target is asked, and how much is drafted in vain."""
+"""SpecDec++'s Figure 3: how often the target verifies, and how many draft tokens are discarded."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from specdist.policies.registry import TARGET_ONLY
 from specdist.replay.fronts import pareto_front
 from specdist.reporting.formats import number
 from specdist.reporting.markup import left_out, noted, paragraph, table
-from specdist.reporting.panel import Panel
+from specdist.reporting.panel import Panel, label_of
 from specdist.reporting.rates import Setting, Settings, Tuned, formula_settings, oracle_of, replay_blocks
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import BLACK, GREY, RUN_COLOURS, RUN_MARKERS, legend_below, one_plot
 
-# Of replayed policies; runs have thick markers of the same colours.
+# Of replayed policies; runs have larger markers.
 POLICY_MARKERS = "o^svDPXp<>"
 POLICY_COLOURS = (*RUN_COLOURS, "#882255", "#44aa99", "#999933", GREY)
 HELP = (
@@ -27,7 +27,7 @@ HELP = (
     "drafts exactly as far as the target will accept."
 )
 
-AHEAD = " Tokens that a draft working ahead drafted in vain, including branches, count as discarded."
+AHEAD = " Tokens drafted ahead and not used, including branches, count as discarded."
 
 
 def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
@@ -57,7 +57,7 @@ def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
 
 
 def _oracles(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[tuple[str, Setting]]:
-    """By label; a lossy run may well beat what bounds the exact ones."""
+    """Oracles by label, without those of lossy runs, which the bound does not hold for."""
     if tuned is not None and tuned.oracle:
         return [("oracle", tuned.oracle)]
     found = [(run.label, oracle_of(run.total)) for run in runs if run.is_exact]
@@ -67,7 +67,7 @@ def _oracles(runs: Sequence[ReportedRun], tuned: Tuned | None) -> list[tuple[str
 
 
 def _replayed(runs: Sequence[ReportedRun], tuned: Tuned | None) -> tuple[Settings, Markup]:
-    """Policies to draw beside the runs, and where they come from."""
+    """Policies to draw with the runs, and their source."""
     if tuned is not None:
         settings = {name: found for name, found in tuned.settings.items() if name != TARGET_ONLY}
         differences = list(chain.from_iterable(tuned.differences(run) for run in runs))
@@ -105,8 +105,7 @@ def _figure(
             points = [(item.verification_rate, item.discard_rate) for item in formula]
             axes.plot(*zip(*points, strict=True), ".:", color=RUN_COLOURS[index], label=label, linewidth=1.2)
     for index, run in enumerate(runs):
-        colour = RUN_COLOURS[index] if len(runs) > 1 else BLACK
-        label = run.label if len(runs) > 1 else "this run"
+        colour, label = RUN_COLOURS[index] if len(runs) > 1 else BLACK, label_of(run, runs, "this run")
         axes.plot(
             run.total.verification_rate or 0.0, run.total.discard_rate or 0.0, linestyle="none", color=colour,
             marker=RUN_MARKERS[index], markersize=11, markeredgecolor="white", label=label, zorder=5,
@@ -119,7 +118,7 @@ def _figure(
     axes.margins(0.08)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    # Long fixed lengths waste so much that the others could not be told apart.
+    # Long fixed lengths discard so much that the other policies could not be distinguished.
     most = max(run.total.discard_rate or 0.0 for run in runs)
     axes.set_ylim(top=min(axes.get_ylim()[1], max(0.6, 3 * most)))
     legend_below(figure)
@@ -136,23 +135,16 @@ def _draw_policy(axes: Axes, policy: str, settings: Sequence[Setting], marker: s
 
 
 def _points(runs: Sequence[ReportedRun], oracles: Sequence[tuple[str, Setting]]) -> Markup:
-    rows = [
-        [
-            run.label if len(runs) > 1 else "this run",
-            number(run.total.verification_rate, 3),
-            number(run.total.discard_rate, 3),
-        ]
-        for run in runs
+    found = [
+        (label_of(run, runs, "this run"), run.total.verification_rate, run.total.discard_rate) for run in runs
     ]
-    rows += [
-        [label, number(oracle.verification_rate, 3), number(oracle.discard_rate, 3)]
-        for label, oracle in oracles
-    ]
+    found += [(label, oracle.verification_rate, oracle.discard_rate) for label, oracle in oracles]
+    rows = [[label, *(number(rate, 3) for rate in both)] for label, *both in found]
     return table(["", "verification rate", "discard rate"], rows)
 
 
 def _nearest(run: ReportedRun, replayed: Mapping[str, Sequence[Setting]]) -> Markup:
-    """Of each policy the setting that verifies about as often as the run."""
+    """For each policy, the setting with the verification rate nearest to the run's."""
     rate = run.total.verification_rate or 0.0
     rows = []
     for policy, settings in sorted(replayed.items()):

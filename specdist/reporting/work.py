@@ -1,4 +1,4 @@
-"""Where the time of each role went."""
+"""The time of each role, by kind of work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from specdist.reporting.formats import NOTHING, duration, percent, size
 from specdist.reporting.markup import Content, noted, paragraph, table
-from specdist.reporting.panel import Panel, table_by_run
+from specdist.reporting.panel import Panel, label_of, table_by_run
 from specdist.reporting.runs import ReportedRun
 from specdist.reporting.style import LIGHT_COLOURS, WORK_COLOURS, new_figure
 from specdist.stats.regression import NS_PER_S
@@ -30,7 +30,7 @@ LABELLED_SHARE = 0.075
 
 
 def times_by_role(run: ReportedRun) -> Mapping[str, Mapping[str, int]]:
-    """Nanoseconds by kind of work, of each role that the run has."""
+    """Nanoseconds by role and kind of work."""
     roles = {
         "target": dataclasses.asdict(run.total.target_ns),
         "draft": dataclasses.asdict(run.total.draft_ns),
@@ -66,7 +66,7 @@ def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
 
 def _figure(runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Figure:
     bars = [
-        (f"{run.label}\n{role}" if len(runs) > 1 else role, times)
+        (f"{label_of(run, runs)}\n{role}".strip(), times)
         for run in runs
         for role, times in times_by_role(run).items()
     ]
@@ -97,15 +97,14 @@ def _runs_with(role: str, runs: Sequence[ReportedRun]) -> list[ReportedRun]:
 
 
 def _role_table(role: str, runs: Sequence[ReportedRun], kinds: Sequence[str]) -> Markup:
-    """Of every kind of work that the role does, its time and share in each run."""
+    """The time and share of the role's kinds of work in each run."""
     shown = _runs_with(role, runs)
     rows = [
         [noted(kind, MEANINGS[kind]), *(_cell(times_by_role(run)[role], kind) for run in shown)]
         for kind in kinds
         if any(kind in times_by_role(run)[role] for run in shown)
     ]
-    header = [role, *([run.label for run in shown] if len(runs) > 1 else ["time and share"])]
-    return table(header, rows)
+    return table([role, *(label_of(run, runs, "time and share") for run in shown)], rows)
 
 
 def _cell(times: Mapping[str, int], kind: str) -> Content:
