@@ -36,8 +36,8 @@ def job(pair: Pair, output: Path, **options: Any) -> dict[str, list[Any]]:
     return found
 
 
-def test_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_path: Path) -> None:
-    """Of the target alone, with greedy and with the same random numbers: draft and policy change none."""
+def test_the_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_path: Path) -> None:
+    """They are those of the target alone, greedy or with the same random numbers, whatever the policy."""
     greedy = job(pair, tmp_path / "greedy", temperature=0, max_new_tokens=12)
     found = llm.generate(greedy["prompt"], GREEDY, use_tqdm=False)
     assert [result.token_ids for result in found] == greedy["completion_ids"]
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_the_job(pair: Pair, llm: SpeculativeLLM, tmp_path: 
     assert coupled.statistics["num_completions"] == 12
 
 
-def test_prompts_are_texts_ids_or_messages(llm: SpeculativeLLM) -> None:
+def test_prompts_may_be_texts_token_ids_or_messages(llm: SpeculativeLLM) -> None:
     (text,) = llm.generate("a b", GREEDY, use_tqdm=False)
     (ids,) = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)
     again, shorter = llm.generate(["a b", "a"], GREEDY, use_tqdm=False)
@@ -74,16 +74,16 @@ def test_prompts_are_texts_ids_or_messages(llm: SpeculativeLLM) -> None:
     assert chat.error is None and chat.num_prompt_tokens > text.num_prompt_tokens
 
 
-def test_a_prompt_that_cannot_be_used_is_a_result_with_its_reason(llm: SpeculativeLLM) -> None:
-    """It ends no call, and the others keep their places."""
+def test_a_prompt_that_cannot_be_used_gives_a_result_with_the_reason(llm: SpeculativeLLM) -> None:
+    """The call goes on, and the other results keep their places."""
     good, empty, unknown, long = llm.generate(["a", [], [10**6], [5] * 10**5], GREEDY, use_tqdm=False)
     assert good.error is None and good.finish_reason in ("stop", "length")
     assert [result.finish_reason for result in (empty, unknown, long)] == ["error"] * 3
     assert "empty" in str(empty.error) and "token id" in str(unknown.error) and "room" in str(long.error)
 
 
-def test_sampling_changes_from_call_to_call(llm: SpeculativeLLM) -> None:
-    """A seed gives the same again, whatever was generated in between."""
+def test_sampling_options_may_change_from_call_to_call(llm: SpeculativeLLM) -> None:
+    """The same seed gives the same tokens again, whatever was generated in between."""
     sampled = SamplingOptions(temperature=1.0, max_new_tokens=8, seed=3)
     (first,) = llm.generate(["a b c"], GREEDY, use_tqdm=False)
     llm.generate(["a b c"], sampled, use_tqdm=False)
@@ -92,7 +92,7 @@ def test_sampling_changes_from_call_to_call(llm: SpeculativeLLM) -> None:
     assert again.token_ids == first.token_ids
 
 
-def test_what_the_job_would_refuse_is_refused(pair: Pair, llm: SpeculativeLLM) -> None:
+def test_what_the_job_refuses_is_refused_here_too(pair: Pair, llm: SpeculativeLLM) -> None:
     target, draft = str(pair.target), str(pair.draft)
     with pytest.raises(UserError, match="temperature is an option of generate"):
         SpeculativeLLM(target, temperature=0)
@@ -108,7 +108,7 @@ def test_what_the_job_would_refuse_is_refused(pair: Pair, llm: SpeculativeLLM) -
 
 
 def test_the_models_own_settings_are_the_default(pair: Pair, tmp_path: Path) -> None:
-    """Whatever is given to generate() counts alone."""
+    """Options given to generate() replace all of them."""
     target = shutil.copytree(pair.target, tmp_path / "target")
     path = target / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.7, "max_new_tokens": 3}))
@@ -120,6 +120,6 @@ def test_the_models_own_settings_are_the_default(pair: Pair, tmp_path: Path) -> 
     assert SpeculativeLLM(str(target)).default_sampling == SamplingOptions()
 
 
-def test_public_names_are_there() -> None:
+def test_every_public_name_can_be_imported() -> None:
     for name in specdist.__all__:
         assert getattr(specdist, name).__doc__

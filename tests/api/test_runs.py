@@ -1,4 +1,4 @@
-"""A run's folder through ``specdist.load_run``: whole, unfinished, damaged, and no run at all."""
+"""A run folder read by ``specdist.load_run``: complete, unfinished, damaged, or not a run."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def test_a_complete_run_has_its_rows_in_input_order(whole: Path) -> None:
     assert run.dataset is run.dataset, "it is opened once"
 
 
-def test_its_rows_stay_in_the_files(whole: Path) -> None:
-    """Mapped: Arrow itself has allocated nothing for them."""
+def test_rows_are_memory_mapped(whole: Path) -> None:
+    """They are memory-mapped: Arrow has allocated nothing for them."""
     before = pa.total_allocated_bytes()
     run = specdist.load_run(whole)
     assert run.table.num_rows == len(run.dataset) == NUM_ROWS * NUM_SAMPLES
     assert pa.total_allocated_bytes() == before
 
 
-def test_what_is_derived_from_its_rows_is_known_again(whole: Path, copy: Path) -> None:
-    """`datasets` finds its caches by a digest, which depends on the rows and on nothing else."""
+def test_datasets_finds_what_it_derived_from_the_rows_in_its_cache(whole: Path, copy: Path) -> None:
+    """`datasets` finds its caches by a fingerprint, which depends on the rows and on nothing else."""
     digests = {specdist.load_run(path).dataset._fingerprint for path in (whole, copy)}
     assert len(digests) == 1
     shutil.rmtree(copy)
@@ -71,8 +71,8 @@ def test_statistics_are_the_sum_of_the_shards(whole: Path) -> None:
     assert found == json.loads(json.dumps(found))
 
 
-def test_a_shards_statistics_are_read_when_they_are_asked_for(copy: Path) -> None:
-    """Of a hundred thousand shards none is opened to say how many there are."""
+def test_the_statistics_of_a_shard_are_read_on_demand(copy: Path) -> None:
+    """With a hundred thousand shards, none is opened to count them."""
     path = copy / "stats" / "shard-00001.json"
     path.write_text("{")
     run = specdist.load_run(copy)
@@ -108,13 +108,13 @@ def test_a_run_without_a_finished_shard_has_no_rows_to_read(tmp_path: Path) -> N
 
 
 def log_rows(folder: RunFolder, shard: int, rows: list[tuple[int, int]], generation: int = 0) -> None:
-    """What a replica has finished of a shard; the generation is that of its claim."""
+    """Write the part log of a replica that has finished these rows; ``generation`` is that of its claim."""
     with folder.parts(shard, generation) as log:
         for row, sample in rows:
             log.append(row_result(row, sample))
 
 
-def test_rows_of_unfinished_shards_are_read_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_rows_of_unfinished_shards_are_read_on_request(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", (0, 2))
     log_rows(folder, 1, [(4, 0), (3, 1)])
     log_rows(folder, 1, [(4, 0), (3, 0)], generation=1)
@@ -128,11 +128,11 @@ def test_rows_of_unfinished_shards_are_read_where_they_are_asked_for(tmp_path: P
     assert rows[8]["mean_acceptance_length"] == 1.5 and rows[0]["reference"] == "reference 0"
     assert rows.features == plain.dataset.features
     assert rows._fingerprint != plain.dataset._fingerprint
-    # Of finished shards, as ever.
+    # Those of finished shards only.
     assert run.statistics == plain.statistics and run.missing_shards == (1,)
 
 
-def test_rows_of_a_run_without_a_finished_shard(tmp_path: Path) -> None:
+def test_rows_of_a_run_without_a_finished_shard_have_the_output_columns_alone(tmp_path: Path) -> None:
     """Its input columns are not known."""
     folder = write_run(tmp_path / "run", ())
     log_rows(folder, 2, [(6, 1)])
@@ -144,8 +144,8 @@ def test_rows_of_a_run_without_a_finished_shard(tmp_path: Path) -> None:
         _ = specdist.load_run(folder.path).dataset
 
 
-def test_a_shard_that_is_finished_has_no_parts(tmp_path: Path) -> None:
-    """Logs of a shard that a crash has left beside its file are not read twice."""
+def test_parts_of_a_finished_shard_are_ignored(tmp_path: Path) -> None:
+    """Part logs that a crash has left beside a finished shard are not read as well."""
     folder = write_run(tmp_path / "run")
     log_rows(folder, 1, [(3, 0)])
     run = specdist.load_run(folder.path, include_parts=True)
@@ -179,7 +179,7 @@ def wipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [truncate, wipe, Path.unlink])
-def test_a_damaged_shard_is_refused_by_name(copy: Path, harm: Any) -> None:
+def test_a_damaged_shard_is_refused_and_named(copy: Path, harm: Any) -> None:
     harm(copy / "shards" / "shard-00001.arrow")
     with pytest.raises(
         UserError, match=r"shard-00001.arrow is missing, damaged, or has changed since .* delete .*"
@@ -187,7 +187,7 @@ def test_a_damaged_shard_is_refused_by_name(copy: Path, harm: Any) -> None:
         _ = specdist.load_run(copy).dataset
 
 
-def test_a_changed_bit_is_found_where_it_is_looked_for(copy: Path) -> None:
+def test_a_flipped_bit_is_found_by_the_digest(copy: Path) -> None:
     specdist.load_run(copy, verify=True)
     flip(copy / "shards" / "shard-00002.arrow")
     assert len(specdist.load_run(copy).dataset) == NUM_ROWS * NUM_SAMPLES
@@ -195,13 +195,13 @@ def test_a_changed_bit_is_found_where_it_is_looked_for(copy: Path) -> None:
         specdist.load_run(copy, verify=True)
 
 
-def test_statistics_that_are_gone_are_damage(copy: Path) -> None:
+def test_missing_statistics_are_reported_as_damage(copy: Path) -> None:
     (copy / "stats" / "shard-00000.json").unlink()
     with pytest.raises(UserError, match=r"shard-00000.arrow is missing, damaged, or has changed since"):
         specdist.load_run(copy)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere is not the folder of a run: it has no manifest.json"):
         specdist.load_run(tmp_path / "nowhere")
     (tmp_path / "manifest.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A tiny synthetic pair, with what the benchmark measures on; and the job, run in this process."""
+"""A tiny synthetic pair with its prompts, and the benchmark job, run in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RunJob = Callable[..., str]
 
 
 def known_pass_ns(runner: ModelRunner, finish: object, num_rows: int, num_tokens: int, context: int) -> int:
-    """In this process goodput drafts by these times, whatever the machine is busy with: a draft is cheap."""
+    """Pass times that goodput uses in this process, however busy the machine is: drafting is cheap."""
     del finish, num_rows, context
     return runner.model.config.num_hidden_layers * (2_000_000 + 50_000 * num_tokens)
 
@@ -80,11 +80,11 @@ def run_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunJob:
 
 
 def run_benchmark_job(*arguments: str) -> str:
-    """In this process and folder: a fresh interpreter would take longer than the job."""
+    """In this process and folder: starting an interpreter would take longer than the job."""
     job = REPOSITORY / "jobs" / "benchmark.py"
     with pytest.MonkeyPatch.context() as monkeypatch, contextlib.redirect_stdout(io.StringIO()) as stdout:
         monkeypatch.setattr("sys.argv", [str(job), *arguments, "--device", "cpu"])
-        # The job sets the root logger up, which is pytest's here.
+        # The job configures the root logger, which belongs to pytest here.
         monkeypatch.setattr(logging, "basicConfig", lambda **options: None)
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(job), run_name="__main__")

@@ -1,4 +1,4 @@
-"""Which policies ``--policies`` asks for."""
+"""How ``--policies`` is read: names, options, first lengths and caps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def labels(*names: str, lengths: list[int] | None = None, cap: int | None = None
     return [choice.label for choice in policy_choices(names, lengths, cap)]
 
 
-def test_all_are_those_that_can_be_built() -> None:
+def test_all_stands_for_every_policy_that_can_be_built() -> None:
     without_head = set(BUILT) - set(HEAD_POLICIES)
     assert set(POLICIES) == without_head
     choices = policy_choices(["all"], None, None)
@@ -27,7 +27,7 @@ def test_all_are_those_that_can_be_built() -> None:
         assert firsts[name] == [None]
 
 
-def test_one_cap_for_all_that_reaches_the_longest_first_length() -> None:
+def test_all_policies_share_one_cap_that_reaches_the_longest_first_length() -> None:
     choices = policy_choices(["all"], None, None)
     assert {choice.max_draft_tokens for choice in choices if choice.policy != "fixed"} == {24}
     assert [choice.max_draft_tokens for choice in policy_choices(["svip"], None, None)] == [20]
@@ -38,11 +38,11 @@ def test_one_cap_for_all_that_reaches_the_longest_first_length() -> None:
     ]
 
 
-def test_lengths_that_nobody_asked_for_end_at_the_cap() -> None:
+def test_default_first_lengths_end_at_the_cap() -> None:
     assert labels("gammatune", cap=5) == [f"gammatune from {length}" for length in (1, 2, 3, 5)]
 
 
-def test_options_of_a_policy_are_part_of_its_name() -> None:
+def test_the_options_of_a_policy_are_part_of_its_name() -> None:
     found = labels(
         "svip", "svip:stop_root_entropy=0.5", "gammatune:length_bonus=1,length_rate=0.25", lengths=[3]
     )
@@ -56,7 +56,7 @@ def test_options_of_a_policy_are_part_of_its_name() -> None:
     assert (choice.label, choice.family, type(choice.first_length)) == ("K = 4", "fixed", int)
 
 
-def test_every_setting_is_there_once() -> None:
+def test_every_setting_is_run_once() -> None:
     assert labels("svip", "all", "svip:stop_root_entropy=0.3", lengths=[5]).count("svip") == 1
     assert labels("fixed", "fixed:num_draft_tokens=2", lengths=[1, 2]) == ["K = 1", "K = 2"]
 

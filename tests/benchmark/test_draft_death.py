@@ -1,4 +1,4 @@
-"""If the draft's process dies, the benchmark ends with its reason, at once: nothing hangs."""
+"""If the draft's process dies, the benchmark ends at once and says why: nothing hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def prepared(setting: Setting) -> None:
-    """The first of all drafts waits for its libraries."""
+    """So that no test waits for the first draft's imports."""
     with setting.start_draft_rank():
         pass
 
@@ -43,7 +43,7 @@ def kill(rank: DraftRank) -> None:
     os.kill(rank._process.pid or 0, signal.SIGKILL)
 
 
-def test_killed_in_the_middle_of_a_run(setting: Setting) -> None:
+def test_a_draft_killed_during_a_run_ends_it_with_the_reason(setting: Setting) -> None:
     requests = [
         Request(row_id=row, sample_index=0, prompt_ids=[1, 2, 3], max_new_tokens=4 + 8 * row)
         for row in range(4)
@@ -57,7 +57,7 @@ def test_killed_in_the_middle_of_a_run(setting: Setting) -> None:
                 kill(rank)
 
 
-def test_killed_between_two_runs(setting: Setting) -> None:
+def test_a_draft_killed_between_two_runs_ends_the_next_one_with_the_reason(setting: Setting) -> None:
     with pytest.raises(UserError, match="exit code -9"), setting.start_draft_rank() as rank:
         Specdist(setting.paged, ORDER, rank).prepare()
         kill(rank)
@@ -65,7 +65,7 @@ def test_killed_between_two_runs(setting: Setting) -> None:
             pass
 
 
-def test_what_the_process_refuses_is_shown(setting: Setting) -> None:
+def test_a_refusal_by_the_drafts_process_is_shown(setting: Setting) -> None:
     source = DraftSource(
         checkpoint=str(setting.pair.draft_checkpoint.folder.parent),
         trust_remote_code=False,
@@ -80,7 +80,7 @@ def test_what_the_process_refuses_is_shown(setting: Setting) -> None:
         DraftRank(source, setting.device)
 
 
-def test_an_error_of_the_draft_is_shown_with_its_place(setting: Setting) -> None:
+def test_an_error_in_the_drafts_process_is_shown_with_its_traceback(setting: Setting) -> None:
     with pytest.raises(UserError, match=r"has failed: Traceback(.|\n)*TypeError"):  # noqa: SIM117
         with setting.start_draft_rank() as rank:
             rank.build(dataclasses.replace(ORDER, num_slots="two"))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The stopwatch around a policy, and that the two runs of a pair do the same work."""
+"""The stopwatch around a policy, and that the two runs that are compared do the same work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def watched(policy: LengthPolicy) -> Stopwatch:
     return stopwatch
 
 
-def test_a_slow_policy_is_seen_and_still_obeyed(setting: Setting) -> None:
+def test_the_time_of_a_slow_policy_is_measured_and_its_answers_are_used(setting: Setting) -> None:
     quick, slow = FixedLength(K), Slow(K)
     stopwatch = watched(slow)
     found = [run(setting, fixed_length(K), policy) for policy in (quick, slow)]
@@ -52,7 +52,7 @@ def test_a_slow_policy_is_seen_and_still_obeyed(setting: Setting) -> None:
     assert stopwatch.ns < found[1].wall_ns
 
 
-def test_the_stopwatch_changes_no_policy(setting: Setting) -> None:
+def test_a_timed_policy_drafts_as_it_does_without_the_stopwatch(setting: Setting) -> None:
     """goodput learns from what it is told besides, and counts every token on the way."""
     for name in ("gammatune", "adaedl", "goodput"):
         choice = PolicyChoice.of(name, max_draft_tokens=K)
@@ -65,7 +65,7 @@ def test_the_stopwatch_changes_no_policy(setting: Setting) -> None:
         assert stopwatch.ns > 0
 
 
-def test_with_features_or_without_the_work_is_the_same(setting: Setting) -> None:
+def test_computing_features_changes_no_other_work(setting: Setting) -> None:
     told, plain = run(setting, fixed_length_told(K)), run(setting, fixed_length(K))
     assert told.draft_length_histogram == plain.draft_length_histogram
     assert told.num_draft_passes == plain.num_draft_passes

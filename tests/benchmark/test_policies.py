@@ -1,4 +1,4 @@
-"""Length policies side by side at their smallest: from options to result, tables and README."""
+"""The comparison of length policies on a tiny pair: from options to result file, tables and README."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def method(result: BenchmarkResult, name: str) -> MethodResult:
 
 
 @pytest.mark.ranks
-def test_every_policy_in_every_placement_with_every_first_length(result: BenchmarkResult) -> None:
+def test_every_policy_runs_in_every_placement_with_every_first_length(result: BenchmarkResult) -> None:
     labels = ["K = 1", "K = 3", "gammatune from 1", "gammatune from 3", SVIP, "goodput"]
     ways = ["", ", separate", ", ahead, 2 branches"]
     assert {item.name for item in result.methods} == {
@@ -88,7 +88,7 @@ def test_every_policy_in_every_placement_with_every_first_length(result: Benchma
 
 
 @pytest.mark.ranks
-def test_groups_are_parts_of_the_whole(result: BenchmarkResult) -> None:
+def test_the_groups_add_up_to_the_total(result: BenchmarkResult) -> None:
     alone = method(result, "target only")
     assert alone.ratio_to_target_only == alone.decoding_ratio_to_target_only == 1
     for item in result.methods:
@@ -106,7 +106,7 @@ def test_groups_are_parts_of_the_whole(result: BenchmarkResult) -> None:
 
 
 @pytest.mark.ranks
-def test_the_placement_in_turns_changes_no_count_of_a_policy_that_no_cost_leads(
+def test_a_separate_draft_that_takes_turns_changes_no_count_of_a_policy_without_costs(
     result: BenchmarkResult,
 ) -> None:
     rates = {}
@@ -116,7 +116,7 @@ def test_the_placement_in_turns_changes_no_count_of_a_policy_that_no_cost_leads(
         for name in ("verification_rate", "discard_rate", "draft_acceptance_rate"):
             assert here.statistics[name] == there.statistics[name]
         rates[label] = here.statistics["verification_rate"], here.statistics["discard_rate"]
-    # Five settings of five kinds: none was run in the place of another.
+    # Five settings of five kinds: none was run in place of another.
     assert len(set(rates.values())) == 5
     assert rates["K = 3"][0] < rates["K = 1"][0]
     assert rates["K = 3"][1] > rates["K = 1"][1]
@@ -144,7 +144,7 @@ def test_the_spread_is_that_of_the_measured_ratios(result: BenchmarkResult) -> N
 
 
 @pytest.mark.ranks
-def test_what_policies_take_is_measured_for_each(result: BenchmarkResult) -> None:
+def test_the_overhead_is_measured_for_each_policy(result: BenchmarkResult) -> None:
     # Of several first lengths the nearest to the default of 5.
     assert [item.label for item in result.policy_overhead] == ["K = 3", "gammatune from 3", SVIP, "goodput"]
     for item in result.policy_overhead:
@@ -157,7 +157,7 @@ def test_what_policies_take_is_measured_for_each(result: BenchmarkResult) -> Non
 
 
 @pytest.mark.ranks
-def test_tables_on_the_console_and_in_the_readme(result: BenchmarkResult, tmp_path: Path) -> None:
+def test_the_console_and_the_readme_show_the_same_tables(result: BenchmarkResult, tmp_path: Path) -> None:
     text = console_report(result)
     for heading in (
         "6 rows in 2 groups, each timed by itself",
@@ -191,7 +191,7 @@ def test_tables_on_the_console_and_in_the_readme(result: BenchmarkResult, tmp_pa
     assert summary(result)["num_rows_differing"] == 0
 
 
-def test_with_coupled_noise_the_tokens_are_those_of_the_target_alone(
+def test_with_coupled_noise_every_policy_emits_the_tokens_of_the_target_alone(
     setting: Setting, tmp_path: Path
 ) -> None:
     shared = {"repeats": 1, "overhead_repeats": 0, "temperature": 1.0, "group_column": None}
@@ -205,8 +205,8 @@ def test_with_coupled_noise_the_tokens_are_those_of_the_target_alone(
 
 
 @pytest.mark.parametrize("policy", ["gammatune", "adaedl", "goodput"])
-def test_nothing_learned_is_left_for_the_next_run(setting: Setting, policy: str) -> None:
-    """The second run counts what the first did, and both what another object's does."""
+def test_a_policy_starts_every_run_afresh(setting: Setting, policy: str) -> None:
+    """The second run has the counts of the first, and both have those of a fresh policy."""
     costs = CostModel(Curve([1, 16], [10_000, 12_000]), Curve([1, 8], [1_000, 1_500]))
     order = DraftOrder(num_slots=3, choice=PolicyChoice.of(policy, max_draft_tokens=3), costs=costs)
     methods = [Specdist(setting.paged, order)] * 2 + [Specdist(setting.paged, order)]
@@ -242,8 +242,8 @@ def test_a_run_that_is_interrupted_leaves_the_repeats_before(
     assert "repeats, taken in turn: 1" in console_report(found)
 
 
-def test_results_of_another_time_are_still_read(tmp_path: Path) -> None:
-    """Those that the README's tables were made from."""
+def test_published_result_files_can_still_be_read(tmp_path: Path) -> None:
+    """The files from which the README's tables were generated."""
     paths = sorted((REPOSITORY / "jobs" / "benchmarks").glob("*.json"))
     results = [path for path in paths if json.loads(path.read_text()).get("kind") == KIND]
     assert len(results) >= 6
@@ -251,7 +251,7 @@ def test_results_of_another_time_are_still_read(tmp_path: Path) -> None:
         assert console_report(BenchmarkResult.read(path)).count("tokens/s") > 0
 
 
-def test_overhead_is_measured_with_the_draft_in_this_process_alone(
+def test_overhead_is_measured_only_with_the_draft_in_this_process(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -269,7 +269,7 @@ def test_overhead_is_measured_with_the_draft_in_this_process_alone(
 def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     setting: Setting, tmp_path: Path, policy: str
 ) -> None:
-    """It drafts by the head, and generates what the others do; also beside itself without the head."""
+    """It drafts by the head and generates what the others do, as does the same policy without the head."""
     name = policy.removesuffix("+head")
     label = policy.replace("+", " with ")
     others = ["svip"] if name == policy else ["svip", name]

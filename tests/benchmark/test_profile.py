@@ -1,4 +1,4 @@
-"""The profile: the job from end to end, traces of two processes as one, floors counted by hand."""
+"""The profile: the whole job, merging the traces of two processes, and lower bounds computed by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_traces_of_two_processes_become_one_on_one_clock() -> None:
     assert names == ["target: python", "draft: python"]
 
 
-def test_floors_count_what_a_pass_must_do(setting: Setting) -> None:
+def test_lower_bounds_count_the_bytes_and_operations_of_a_pass(setting: Setting) -> None:
     [target, draft] = measure_floors(
         setting.paged,
         batch_sizes=[2],
@@ -55,8 +55,8 @@ def test_floors_count_what_a_pass_must_do(setting: Setting) -> None:
         assert result.ratio == pytest.approx(result.measured_s / result.floor_s)
 
 
-def test_rates_are_those_of_some_machine() -> None:
-    # A byte a nanosecond is less than any memory's rate, even on a busy machine; 10 TB/s more than a CPU's.
+def test_measured_rates_are_plausible() -> None:
+    # 1 GB/s is less than the rate of any memory, even on a busy machine; 10 TB/s is more than that of a CPU.
     assert 1e8 < measure_bytes_per_s(2**24, torch.float32, CPU) < 1e13
     assert 1e8 < measure_flop_per_s(torch.float32, CPU) < 1e14
 

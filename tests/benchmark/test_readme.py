@@ -1,4 +1,4 @@
-"""Result files into the README: only what is between the markers changes."""
+"""Writing results into the README: only the text between the markers changes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def written(tmp_path: Path, name: str, value: BenchmarkResult) -> Path:
     return path
 
 
-def test_a_result_survives_its_file(tmp_path: Path) -> None:
+def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert BenchmarkResult.read(written(tmp_path, "a.json", result())) == result()
 
 
@@ -144,13 +144,13 @@ def test_only_what_is_between_the_markers_changes(readme: Path, tmp_path: Path) 
     assert readme.read_bytes().decode() == text
 
 
-def test_ways_of_running_the_draft_have_a_table_of_their_own(readme: Path, tmp_path: Path) -> None:
+def test_the_placements_of_the_draft_have_a_table_of_their_own(readme: Path, tmp_path: Path) -> None:
     update_readme(readme, [written(tmp_path, "a.json", result())])
     line = "| K = 5, ahead, 2 branches | 1 | 20.0 | 1.25 | 3.50 | 0.61 | 0.62 | 0.45 | 7 2 | 0.10 | 0.20 |"
     assert line in readme.read_text()
 
 
-def test_a_brief_section_has_the_first_table_alone(readme: Path, tmp_path: Path) -> None:
+def test_a_brief_section_has_only_the_first_table(readme: Path, tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", result())
     update_readme(readme, [path], is_brief=True)
     text = readme.read_text()
@@ -161,7 +161,7 @@ def test_a_brief_section_has_the_first_table_alone(readme: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("name", "results"), SHIPPED.items())
-def test_the_tables_that_are_shown_are_those_of_the_result_files(
+def test_the_tables_shown_are_those_of_the_result_files(
     name: str, results: list[str], tmp_path: Path
 ) -> None:
     """If they are not: jobs/benchmark.py --update_readme FILE --results ...; --brief for the policies."""
@@ -182,7 +182,7 @@ def test_results_from_before_the_separate_placement_are_still_read(readme: Path,
     assert "x separate" not in readme.read_text()
 
 
-def test_a_synthetic_pair_is_called_one(readme: Path, tmp_path: Path) -> None:
+def test_a_synthetic_pair_is_called_synthetic(readme: Path, tmp_path: Path) -> None:
     update_readme(readme, [written(tmp_path, "a.json", result())])
     assert "Synthetic pair 5m of random weights" in readme.read_text()
     assert "measured greedy acceptance 0.79" in readme.read_text()
@@ -200,7 +200,7 @@ def test_wrong_markers_are_refused_and_nothing_changes(text: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"kind": "other"}', '{"kind": "specdist benchmark"}'])
-def test_other_files_are_no_results(content: str, readme: Path, tmp_path: Path) -> None:
+def test_other_files_are_refused_as_results(content: str, readme: Path, tmp_path: Path) -> None:
     before = readme.read_bytes()
     path = tmp_path / "bad.json"
     path.write_text(content)

@@ -1,4 +1,4 @@
-"""The benchmark at its smallest: the job from end to end, and that all methods do the same work."""
+"""The whole benchmark on a tiny pair, and that all methods do the same work."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_stdout_ends_with_one_json_document(job: tuple[Path, str]) -> None:
     assert BenchmarkResult.read(folder / "out" / "r.json").synthetic is not None
 
 
-def test_trained_pair_on_prompts_sampled(setting: Setting, run_job: RunJob, tmp_path: Path) -> None:
+def test_a_trained_pair_is_measured_on_given_prompts_with_sampling(
+    setting: Setting, run_job: RunJob, tmp_path: Path
+) -> None:
     prompts = [{"prompt": text} for text in ("one", "two and a bit", "three is the longest of all")]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     pair = setting.pair
@@ -119,7 +121,9 @@ def test_trained_pair_on_prompts_sampled(setting: Setting, run_job: RunJob, tmp_
     assert "ynthetic" not in stdout.replace('"synthetic": false', "")
 
 
-def test_what_the_user_did_wrong_is_one_line(run_job: RunJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_of_the_user_is_reported_in_one_line(
+    run_job: RunJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         run_job("--synthetic", "tiny", "--epsilon", "0.05")
     assert ended.value.code == 2

@@ -38,9 +38,7 @@ def run(method: Method, setting: Setting) -> Generated:
 
 
 @pytest.mark.ranks
-def test_every_way_of_running_the_draft_gives_the_same_greedy_tokens(
-    setting: Setting, rank: DraftRank
-) -> None:
+def test_every_placement_of_the_draft_gives_the_same_greedy_tokens(setting: Setting, rank: DraftRank) -> None:
     threads = torch.get_num_threads()
     wanted = run(Specdist(setting.paged, IN_TURNS), setting)
     names = []
@@ -56,7 +54,7 @@ def test_every_way_of_running_the_draft_gives_the_same_greedy_tokens(
         assert overlap.target_idle_share is not None and 0 < overlap.target_idle_share < 1
         assert overlap.draft_idle_share is not None and 0 < overlap.draft_idle_share < 1
         if order is IN_TURNS:
-            # Nothing but the place has changed.
+            # Nothing but the placement has changed.
             assert found.stats.num_accepted_tokens == wanted.stats.num_accepted_tokens
             assert found.stats.num_row_steps == wanted.stats.num_row_steps
             assert overlap.predicted_ready_share is None
@@ -73,10 +71,10 @@ def test_every_way_of_running_the_draft_gives_the_same_greedy_tokens(
 
 
 @pytest.mark.ranks
-def test_a_trace_shows_the_draft_at_work_while_the_target_verifies(
+def test_the_trace_shows_the_draft_working_while_the_target_verifies(
     setting: Setting, rank: DraftRank, tmp_path: Path
 ) -> None:
-    """Which it can only where the clocks of both processes are one."""
+    """Which can only be seen if both processes read the same clock."""
     order = dataclasses.replace(BRANCHED, trace_folder=str(tmp_path))
     run(Specdist(setting.paged, order, rank), setting)
     trace = merge_traces(
@@ -97,12 +95,14 @@ def test_a_trace_shows_the_draft_at_work_while_the_target_verifies(
     assert any(
         max(verify[0], draft[0]) < min(verify[1], draft[1]) for verify in verifying for draft in drafting
     )
-    # What runs inside of a phase is in the trace too.
+    # Operators inside a phase are in the trace too.
     assert any(event.get("name") == "aten::embedding" for event in trace["traceEvents"])
 
 
 @pytest.mark.ranks
-def test_the_plan_follows_from_costs_of_both_sides(setting: Setting, rank: DraftRank) -> None:
+def test_the_plan_for_drafting_ahead_follows_from_the_costs_of_both_models(
+    setting: Setting, rank: DraftRank
+) -> None:
     costs = measure_costs(setting.paged, rank, IN_TURNS.num_slots, [False])
     orders = separate_orders(IN_TURNS, costs, num_branches=2)
     assert [order.ahead.num_branches for order in orders] == [0, 0, 2]

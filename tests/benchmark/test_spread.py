@@ -15,13 +15,13 @@ RATIOS = {
 
 
 def test_mean_deviation_and_range_over_the_common_lengths() -> None:
-    """4 was tried for one policy alone, and one policy was tried with one length."""
+    """Length 4 was tried with one policy only, and one policy with one length only."""
     fixed, gammatune = spreads_of(RATIOS, placement="separate", batch_size=2)
     assert (fixed.family, gammatune.family) == ("fixed", "gammatune")
     assert fixed.first_lengths == gammatune.first_lengths == [1, 5, 8]
     assert fixed.ratios == [1.0, 2.0, 3.0]
     assert (fixed.mean, fixed.range) == (2.0, 2.0)
-    # All lengths that are meant: sqrt((1 + 0 + 1) / 3), not (1 + 0 + 1) / 2.
+    # The deviation of the whole population: sqrt((1 + 0 + 1) / 3), not (1 + 0 + 1) / 2.
     assert fixed.deviation == pytest.approx((2 / 3) ** 0.5)
     assert gammatune.deviation == pytest.approx((0.02 / 3) ** 0.5)
     assert gammatune.range == pytest.approx(0.2)
@@ -37,12 +37,12 @@ def test_in_units_of_the_mean_of_fixed_lengths() -> None:
     assert alone.mean_to_fixed is None and alone.deviation_to_fixed is None
 
 
-def test_nothing_to_compare() -> None:
+def test_without_common_lengths_nothing_is_compared() -> None:
     assert spreads_of({"hf_heuristic": {5: 2.0}}, placement="colocated", batch_size=1) == []
     apart = {"fixed": {1: 1.0, 2: 1.0}, "gammatune": {2: 1.0, 3: 1.0}}
     assert spreads_of(apart, placement="colocated", batch_size=1) == []
 
 
-def test_the_length_that_is_shown() -> None:
+def test_the_length_shown_is_the_nearest_to_the_default() -> None:
     settings = [("fixed", 1), ("fixed", 4), ("fixed", 8), ("svip", None), ("gammatune", 16)]
     assert nearest_first_lengths(settings, 5) == {"fixed": 4, "svip": None, "gammatune": 16}

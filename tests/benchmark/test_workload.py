@@ -1,4 +1,4 @@
-"""Rows by group: equally many of each, spread over it, and only such as fit."""
+"""Choosing rows by group: equally many of each, spread over the group, and only rows that fit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def texts(setting: Setting, rows: list[Row]) -> list[str]:
     return [setting.pair.tokenizer.decode(row.prompt_ids) for row in rows]
 
 
-def test_equally_many_of_every_group_spread_over_it(setting: Setting, tmp_path: Path) -> None:
+def test_equally_many_rows_are_taken_from_every_group_spread_over_it(
+    setting: Setting, tmp_path: Path
+) -> None:
     long, short = rows_of("long", list("abcdefgh")), rows_of("short", ["z"])
     found = workload(setting, tmp_path, [*long[:4], *short, *long[4:]], num_prompts=5)
     assert {name: texts(setting, rows) for name, rows in found.items()} == {
@@ -55,7 +57,7 @@ def test_equally_many_of_every_group_spread_over_it(setting: Setting, tmp_path: 
     }
 
 
-def test_a_row_that_does_not_fit_makes_place_for_the_next(setting: Setting, tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_is_replaced_by_the_next(setting: Setting, tmp_path: Path) -> None:
     found = workload(setting, tmp_path, rows_of("t", [TOO_LONG, "b", "", "d"]), num_prompts=2)
     assert texts(setting, found["t"]) == ["b", "d"]
     fits = "y" * (MAX_POSITIONS - 8)
@@ -63,7 +65,7 @@ def test_a_row_that_does_not_fit_makes_place_for_the_next(setting: Setting, tmp_
     assert texts(setting, found["t"]) == [fits]
 
 
-def test_without_groups_the_first_rows_and_all_must_do(setting: Setting, tmp_path: Path) -> None:
+def test_without_groups_the_first_rows_are_taken_or_all(setting: Setting, tmp_path: Path) -> None:
     found = workload(setting, tmp_path, rows_of("t", list("abc")), num_prompts=2, group_column=None)
     assert {name: texts(setting, rows) for name, rows in found.items()} == {EVERYTHING: ["a", "b"]}
     with pytest.raises(UserError, match=r"row 1: prompt is empty; leave the row out"):

@@ -1,4 +1,4 @@
-"""The page table against a model of what a cache must do: no page is shared by strangers, none is lost."""
+"""The page table against a model of a cache: pages are shared by common prefixes only, and none is lost."""
 
 import random
 
@@ -14,7 +14,7 @@ def table(num_pages: int, num_slots: int = 8) -> PageTable:
 
 
 class Mirror:
-    """A copy of the page table kept by updates alone, as the models keep it, and what each page holds."""
+    """A copy of the page table, maintained by updates only as the models do, and what each page holds."""
 
     def __init__(self, pages: PageTable) -> None:
         self.pages = pages
@@ -40,8 +40,8 @@ class Mirror:
 
 
 @pytest.mark.parametrize("num_pages", [40, 16], ids=["some pressure", "much pressure"])
-def test_random_lives_never_mix_rows_or_lose_pages(num_pages: int) -> None:
-    """Rows open, grow and close at random, many with common beginnings; each must read what it wrote."""
+def test_random_allocation_never_mixes_rows_or_loses_pages(num_pages: int) -> None:
+    """Rows open, grow and close at random, many with common prefixes; each must read what it wrote."""
     generator = random.Random(0)
     pages = table(num_pages=num_pages)
     mirror = Mirror(pages)
@@ -86,7 +86,7 @@ def test_random_lives_never_mix_rows_or_lose_pages(num_pages: int) -> None:
     assert pages.num_available == num_pages
 
 
-def test_extend_says_no_and_changes_nothing_when_pages_run_out() -> None:
+def test_extend_fails_and_changes_nothing_when_pages_run_out() -> None:
     pages = table(num_pages=3)
     pages.open(0, [1] * 5)
     assert pages.extend(0, 8)
@@ -96,7 +96,7 @@ def test_extend_says_no_and_changes_nothing_when_pages_run_out() -> None:
     assert pages.extend(0, 12) and pages.num_available == 0
 
 
-def test_the_last_token_of_a_context_is_never_shared() -> None:
+def test_the_last_token_of_a_context_is_always_run() -> None:
     """Its logits start the completion, so it must be run."""
     pages = table(num_pages=8)
     pages.open(0, [1, 2, 3, 4, 5, 6, 7, 8])
@@ -106,13 +106,13 @@ def test_the_last_token_of_a_context_is_never_shared() -> None:
     assert pages.open(2, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 8
 
 
-def test_a_page_is_known_by_all_that_stands_before_it() -> None:
+def test_a_page_is_identified_by_all_tokens_up_to_its_end() -> None:
     pages = table(num_pages=16)
     pages.open(0, [1, 2, 3, 4, 5, 6, 7, 8, 9])
     assert pages.extend(0, 9)
     pages.publish(0, 9)
     assert pages.open(1, [0, 2, 3, 4, 5, 6, 7, 8, 9]) == 0
-    # The second page is the first row's second, but what stands before it is another's.
+    # The second page has the tokens of the first row's second page, after another first page.
     assert pages.extend(1, 9)
     pages.publish(1, 9)
     pages.open(2, [9, 9, 9, 9, 1, 1, 1, 1, 1])
@@ -130,7 +130,7 @@ def test_unpublished_pages_are_not_shared() -> None:
     assert pages.open(1, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == 4
 
 
-def test_a_finished_prompt_stays_until_its_memory_is_needed_and_its_end_goes_first() -> None:
+def test_a_finished_prompt_is_evicted_from_its_end_when_memory_is_needed() -> None:
     pages = table(num_pages=4)
     context = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     pages.open(0, context)
@@ -138,7 +138,7 @@ def test_a_finished_prompt_stays_until_its_memory_is_needed_and_its_end_goes_fir
     pages.publish(0, 9)
     pages.close(0)
     assert pages.num_available == 4
-    # Two pages are free, two hold the prompt: a stranger of three pages costs the prompt its end.
+    # Two pages are free, two hold the prompt: another row of three pages takes the prompt's last one.
     pages.open(1, [9] * 12)
     assert pages.extend(1, 12)
     pages.close(1)

@@ -1,4 +1,4 @@
-"""The console command: it finds its commands, and tells a mistake before anything heavy is imported."""
+"""The console command: it finds its commands, and reports a mistake before it imports anything heavy."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def test_help_imports_nothing_heavy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_mistake_is_told_before_anything_heavy_is_imported(name: str) -> None:
+def test_a_mistake_is_reported_before_anything_heavy_is_imported(name: str) -> None:
     ended = run_alone(name, *MISTAKES[name])
     assert ended.returncode == 2
     assert ended.stdout == "heavy:\n"
     assert "error: " in ended.stderr.splitlines()[-1] and "Traceback" not in ended.stderr
 
 
-def test_an_unknown_option_is_told_once_with_its_neighbour() -> None:
-    """Every rank finds it; rank 0 tells it."""
+def test_an_unknown_option_is_reported_once_with_the_nearest_one() -> None:
+    """Every rank finds it; only rank 0 prints it."""
     told = run_alone("generate", *MISTAKES["generate"]).stderr
     assert told == "error: --temperatur is not an option: did you mean --temperature?\n"
     other = run_alone("generate", *MISTAKES["generate"], rank=1)
@@ -116,7 +116,7 @@ def test_the_help_has_a_line_for_every_command(capsys: pytest.CaptureFixture[str
     ("word", "remedy"),
     [("stats", "did you mean status?"), ("train_demo", "did you mean train-demo?"), ("zzz", "--help lists")],
 )
-def test_an_unknown_command_names_its_neighbour(
+def test_an_unknown_command_is_reported_with_the_nearest_one(
     word: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word]) == 2
@@ -139,8 +139,8 @@ def test_it_is_installed_as_a_command() -> None:
     assert '[project.scripts]\nspecdist = "specdist.cli:main"\n' in text
 
 
-def test_as_it_is_typed(tmp_path: Path) -> None:
-    """Its parsers know what the program is called, and a rank's exit code is that of its command."""
+def test_the_installed_command_runs_as_it_is_typed(tmp_path: Path) -> None:
+    """Its parsers know the program's name, and the exit code of a rank is that of its command."""
     command = [sys.executable, "-m", "specdist.cli"]
     shown = subprocess.run([*command, "show", "--help"], capture_output=True, text=True, cwd=REPOSITORY)
     assert shown.returncode == 0 and shown.stdout.startswith("usage: specdist show [-h]")

@@ -1,4 +1,4 @@
-"""What a collection says, worked out anew with transformers alone: one plain forward per sequence."""
+"""The contents of a collection recomputed with transformers alone: one plain forward per sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF_TOLERANCE = {"rtol": 2e-3, "atol": 2e-3}
 
 @dataclass(frozen=True)
 class PlainPair:
-    """The models in transformers' hands."""
+    """Both models, loaded by transformers."""
 
     pair: Pair
     temperature: float

@@ -1,5 +1,4 @@
-"""What is collected is what transformers says of the same texts, and follows the distributions that it
-should."""
+"""What is collected agrees with transformers on the same texts and follows the right distributions."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def sequences(output: Path, plain: PlainPair) -> dict[int, tuple[list[int], list
 
 
 def check_acceptance(output: Path, plain: PlainPair) -> int:
-    """Every example of every row; how many there are."""
+    """Compare every example of every row with plain forwards; returns their number."""
     data = read_output(output)
     num_checked = 0
     for row_id, (prompt_ids, response_ids) in sequences(output, plain).items():
@@ -92,7 +91,7 @@ def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path)
     assert abs(sum(found) - sum(means)) < 3.5 * sum(variances) ** 0.5
 
 
-def test_without_mixing_every_token_stands_behind_the_targets_own(
+def test_without_mixing_every_drafted_token_follows_the_targets_own_tokens(
     pair: Pair, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """``--token_mixing 1``: the drafted tokens are run beside the sequence, each in a branch."""
@@ -116,7 +115,7 @@ def check_branches(plain: PlainPair, examples: pa.Table, token_ids: list[int]) -
 def test_verifier_examples_are_those_of_plain_forwards(
     pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All four kinds, in equal parts, after the very texts that were written."""
+    """All four kinds, equally many of each, after the texts that were written."""
     texts: list[Text] = []
 
     def noted(*arguments: Any, **named: Any) -> list[Text]:
@@ -136,7 +135,7 @@ def test_verifier_examples_are_those_of_plain_forwards(
         check_branches(plain, examples, text.token_ids)
 
 
-def test_the_four_kinds_are_in_equal_parts(verifier: Path) -> None:
+def test_there_are_equally_many_examples_of_the_four_kinds(verifier: Path) -> None:
     data = read_output(verifier)
     for row_id in set(data["row_id"].to_pylist()):
         sizes = {len(examples_of(data, row_id, kind)) for kind in PREFIX_KINDS}
@@ -147,8 +146,8 @@ def test_the_four_kinds_are_in_equal_parts(verifier: Path) -> None:
         assert sum(shard["num_examples_per_prefix_kind"].values()) == shard["num_examples"]
 
 
-def test_an_example_takes_what_is_stated(acceptance: Path) -> None:
-    """The size that is said before anything is collected, but for the buffers' padding."""
+def test_an_example_takes_as_many_bytes_as_announced(acceptance: Path) -> None:
+    """The size announced before the collection, apart from the padding of buffers."""
     data = read_output(acceptance)
     assert data.schema.names == [*COLUMNS, "hidden"]
     stated = bytes_per_example(HIDDEN_SIZE, "float16")
@@ -156,7 +155,7 @@ def test_an_example_takes_what_is_stated(acceptance: Path) -> None:
     assert stated * len(data) <= flat <= stated * len(data) + 4096
 
 
-def test_rows_that_cannot_be_used_give_no_example(
+def test_rows_that_cannot_be_used_give_no_examples(
     options: dict[str, Any], pair: Pair, tmp_path: Path
 ) -> None:
     prompts = write_arrow(tmp_path / "p.arrow", {"prompt": ["a lazy dog", None, "a " * 500, "seven wizards"]})

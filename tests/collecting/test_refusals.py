@@ -1,4 +1,4 @@
-"""What a collection refuses, in words for its user and before a model is loaded."""
+"""What a collection refuses, with a message for its user and before a model is loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kind": "acceptance", "num_draft_tokens": 0}, ["--num_draft_tokens 0 must be at least 1"]),
     ],
 )
-def test_options_that_mean_nothing(
+def test_options_without_meaning_are_refused(
     options: dict[str, Any], tmp_path: Path, changes: dict[str, Any], fragments: list[str]
 ) -> None:
     refused(run_here(main, **(options | changes), output=tmp_path / "data"), *fragments)
@@ -50,7 +50,7 @@ def test_options_that_mean_nothing(
     ("changes", "name"),
     [({"token_mixing": 0.3}, "token_mixing"), ({"seed": 5}, "seed"), ({"hidden_dtype": "float32"}, "hidden")],
 )
-def test_a_folder_with_another_collection(
+def test_a_folder_with_another_collection_is_refused(
     acceptance: Path, options: dict[str, Any], tmp_path: Path, changes: dict[str, Any], name: str
 ) -> None:
     output = shutil.copytree(acceptance, tmp_path / "data")
@@ -58,7 +58,7 @@ def test_a_folder_with_another_collection(
     refused(ended, "with different settings", name)
 
 
-def test_sizes_are_stated_first_and_a_small_disk_is_warned_of(
+def test_sizes_are_announced_first_with_a_warning_if_the_disk_is_too_small(
     options: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,7 +89,7 @@ def plan_only(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Monke
                                                        "output": tmp_path / "data"}.items()])  # fmt: skip
 
 
-def test_states_that_half_precision_cannot_hold(
+def test_hidden_states_too_large_for_half_precision_are_refused(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would be stored as infinities."""

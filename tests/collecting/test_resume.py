@@ -1,4 +1,4 @@
-"""Killed or resharded over ranks, a collection ends with the examples of an undisturbed one."""
+"""Killed and resumed, or sharded over ranks, a collection has the examples of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
     assert shard_bytes(output) == shard_bytes(undisturbed)
 
 
-def test_a_complete_one_is_left_alone(acceptance: Path, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_complete_collection_is_left_alone(
+    acceptance: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
     output = shutil.copytree(acceptance, tmp_path / "data")
     before = shard_bytes(output)
     totals = run_here(main, **options, kind="acceptance", output=output).totals

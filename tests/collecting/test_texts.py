@@ -1,4 +1,4 @@
-"""Which places of the four texts are taken, and how a mixed completion is cut into stretches."""
+"""Which positions of the four texts are taken, and how a mixed completion is cut into segments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def places(text: Text) -> list[int]:
     return text.places_N.tolist()
 
 
-def test_every_kind_gives_as_many_as_the_shortest_has() -> None:
+def test_every_kind_gives_as_many_positions_as_the_shortest_has() -> None:
     """The original has places 1 to 7, and so have the mixed one's tokens of both: 6 to 12."""
     texts = texts_of()
     assert places(texts["original"]) == list(range(1, 8))
@@ -45,20 +45,20 @@ def test_every_kind_gives_as_many_as_the_shortest_has() -> None:
         assert len(set(found)) == 7 and found == sorted(found) and found[0] >= 4 and found[-1] <= last
 
 
-def test_places_are_drawn_evenly() -> None:
+def test_positions_are_drawn_uniformly() -> None:
     """Over rows every place of the target's text is taken as often: 7 of 9, in 400 rows 311 times, ± 4 σ."""
     counts = Counter(place for row_id in range(400) for place in places(texts_of(row_id)["target"]))
     assert sorted(counts) == list(range(4, 13))
     assert all(abs(count - 311) < 34 for count in counts.values())
 
 
-def test_nothing_stands_at_the_end_of_the_longest_sequence() -> None:
+def test_no_position_is_taken_at_the_end_of_the_longest_sequence() -> None:
     for text in texts_of(max_seq_len=9).values():
         assert text.num_context <= 8
 
 
-def test_a_kind_without_places_leaves_the_row_out() -> None:
-    """A mixed completion that only one of them wrote, or a completion that ends at once."""
+def test_a_row_that_lacks_positions_of_one_kind_is_left_out() -> None:
+    """A mixed completion written by one of the models alone, or a completion that ends at once."""
     for changes in ({"mixed_ids": [5, 5], "by_draft": [True, True]}, {"draft_ids": [STOP]}):
         assert all(len(text.places_N) == 0 for text in texts_of(**changes).values())
 
@@ -68,7 +68,7 @@ def test_texts_draw_with_numbers_of_their_own() -> None:
     assert len(keys) == 12
 
 
-def test_stretches_add_up_and_differ() -> None:
+def test_segments_add_up_and_differ() -> None:
     lengths = np.array([stretch_lengths(row_id, seed=0, max_new_tokens=40) for row_id in range(300)])
     assert lengths.shape == (300, NUM_STRETCHES)
     assert (lengths >= 0).all() and (lengths.sum(1) == 40).all()

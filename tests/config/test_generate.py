@@ -1,4 +1,4 @@
-"""The options: one parser for file and command line, ranges checked, nothing ignored in silence."""
+"""The options: one parser for file and command line, ranges checked, nothing ignored silently."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_the_file_has_the_types_of_the_command_line(tmp_path: Path) -> None:
     assert (found.overwrite, found.limit, found.cache_bytes()) == (True, None, 1_000_000)
 
 
-def test_lists_come_from_both_and_are_replaced_not_joined(tmp_path: Path) -> None:
-    """Stop strings may hold anything, and those of the file must not stay when others are asked for."""
+def test_a_list_on_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+    """Stop strings may contain anything, and those of the file must not stay when others are given."""
     strings = ["\n\n", "--end", " ", "é", "a: b"]
     assert from_file(tmp_path, NEEDED | {"stop": strings}).stop == strings
     assert from_file(tmp_path, NEEDED | {"stop": "one"}).stop == ["one"]
@@ -84,7 +84,7 @@ def test_lists_come_from_both_and_are_replaced_not_joined(tmp_path: Path) -> Non
     ],
 )
 def test_the_file_is_checked_like_the_command_line(tmp_path: Path, values: Any, fragment: str) -> None:
-    """An unknown key is a typing error that would otherwise change the run in silence."""
+    """An unknown key is a typing error that would otherwise silently change the run."""
     with pytest.raises(UserError, match=fragment):
         from_file(tmp_path, values)
 
@@ -100,14 +100,14 @@ def test_the_file_is_checked_like_the_command_line(tmp_path: Path, values: Any, 
         (["--seed"], "--seed: expected one argument"),
     ],
 )
-def test_a_wrong_option_is_told_in_one_line(arguments: list[str], message: str) -> None:
-    """With the nearest option, and without the usage, which is pages long."""
+def test_an_unknown_option_is_reported_in_one_line(arguments: list[str], message: str) -> None:
+    """It names the nearest option and leaves out the usage, which is pages long."""
     with pytest.raises(UserError) as error:
         parsed(*arguments)
     assert str(error.value) == message
 
 
-def test_help_has_titled_groups_and_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_titled_groups_and_prints_each_default_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         parsed("--help")
     assert end.value.code == 0
@@ -136,15 +136,15 @@ def test_help_has_titled_groups_and_each_default_once(capsys: pytest.CaptureFixt
         (ALIAS_BOMB.replace("seed: [", "stop: [a, "), "stop must be one plain value"),
     ],
 )
-def test_a_file_of_another_form_is_refused(tmp_path: Path, values: Any, fragment: str) -> None:
+def test_a_file_that_is_not_a_flat_mapping_is_refused(tmp_path: Path, values: Any, fragment: str) -> None:
     """With the file's name; a second file or a second value would be ignored."""
     with pytest.raises(UserError, match=fragment) as error:
         from_file(tmp_path, values)
     assert str(tmp_path) in str(error.value)
 
 
-def test_a_file_that_is_no_text_or_missing_is_refused(tmp_path: Path) -> None:
-    """--config is a path that somebody typed."""
+def test_a_missing_or_binary_file_is_refused(tmp_path: Path) -> None:
+    """--config is a path that a user has typed."""
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
     for name in ("config.yaml", "missing.yaml"):
         with pytest.raises(UserError, match=f"{name} cannot be read"):
@@ -152,7 +152,7 @@ def test_a_file_that_is_no_text_or_missing_is_refused(tmp_path: Path) -> None:
 
 
 def test_abbreviations_are_refused() -> None:
-    """--max_new would become another option when one with that beginning is added."""
+    """--max_new would mean another option once a second one with that prefix is added."""
     with pytest.raises(UserError, match="--max_new is not an option: did you mean --max_new_tokens"):
         parsed("--max_new", "3")
 
@@ -186,15 +186,15 @@ def test_abbreviations_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(name: str, bad: Any, good: Any) -> None:
-    """The message names the option and the value; the value at the range's edge is taken."""
+    """The message names the option and the value; the value at the edge of the range is accepted."""
     with pytest.raises(UserError) as error:
         config(**{name: bad})
     assert f"--{name} {bad!r} " in str(error.value)
     assert getattr(config(**{name: good}), name) == good
 
 
-def test_a_pass_must_hold_a_block() -> None:
-    """Else no row could ever be verified; without a draft a block is one token."""
+def test_a_pass_must_have_room_for_a_block() -> None:
+    """Otherwise no row could ever be verified; without a draft a block is one token."""
     with pytest.raises(UserError, match=r"--max_num_batched_tokens 5 is less than .* 6 tokens"):
         config(draft="small", max_num_batched_tokens=5)
     assert config(draft="small", max_num_batched_tokens=6).block_tokens == 6
@@ -206,12 +206,12 @@ def test_a_pass_must_hold_a_block() -> None:
     [("123", 123), ("2KiB", 2048), ("1.5 MB", 1_500_000), ("8gib", 2**33), ("3B", 3), ("1GB", 10**9)],
 )
 def test_sizes_are_read_as_written(text: str, num_bytes: int) -> None:
-    """A GB is no GiB."""
+    """A GB is not a GiB."""
     assert config(cache_memory=text).cache_bytes() == num_bytes
 
 
-def test_the_prompt_column_is_the_default_of_two_that_exclude_each_other() -> None:
-    """A job that took the wrong one of two columns would run to its end."""
+def test_prompt_and_messages_columns_exclude_each_other_and_prompt_is_the_default() -> None:
+    """A job that read the wrong one of two columns would run to its end."""
     assert config().prompt_column == "prompt"
     assert config(messages_column="chat").prompt_column is None
     with pytest.raises(UserError, match="--prompt_column text and --messages_column chat exclude"):
@@ -241,8 +241,8 @@ def test_without_a_draft_nothing_is_drafted(draft: str | None) -> None:
         ({"temperature": 0.5, "num_samples": 4, "top_k": 5, "top_p": 0.5}, []),
     ],
 )
-def test_options_without_effect_are_warned_of(options: dict[str, Any], fragments: list[str]) -> None:
-    """One sentence each, and none where there is nothing to say."""
+def test_options_without_effect_give_a_warning(options: dict[str, Any], fragments: list[str]) -> None:
+    """One sentence each, and none for options that have an effect."""
     warnings = config(**options).warnings()
     assert len(warnings) == len(fragments)
     for warning, fragment in zip(warnings, fragments, strict=True):
@@ -273,8 +273,8 @@ def test_the_number_of_ranks_must_fit(options: dict[str, Any], fitting: set[int]
         assert ("or 1 to hold both" in message) == (1 in fitting and len(fitting) > 1)
 
 
-def test_the_resolved_file_gives_the_same_run(tmp_path: Path) -> None:
-    """It is the record of what was run; only --overwrite is not repeated, which would delete that run."""
+def test_the_resolved_configuration_gives_the_same_run(tmp_path: Path) -> None:
+    """It records what was run; only --overwrite is left out, since repeating it would delete the run."""
     options = config(
         draft="small", stop=["\n", "--x", "é"], temperature=0.1, messages_column="chat", limit=3,
         cache_memory="1.5GiB", overwrite=True,
@@ -291,8 +291,8 @@ def head_of(policy: str) -> dict[str, str]:
     return {"head": "h"} if policy in HEAD_POLICIES else {}
 
 
-def test_a_policy_has_its_own_defaults_and_no_others() -> None:
-    """What is not the policy's stays empty, in the record of the run and where two runs are compared."""
+def test_a_policy_has_the_defaults_of_its_own_options_only() -> None:
+    """Options of other policies stay empty, in the record of the run and when two runs are compared."""
     svip = config(draft="small", policy="svip")
     assert svip.policy_options == {"max_draft_tokens": 20, "stop_root_entropy": 0.3}
     assert (svip.num_draft_tokens, svip.stop_probability, svip.block_tokens) == (None, None, 21)
@@ -308,7 +308,7 @@ def test_a_policy_has_its_own_defaults_and_no_others() -> None:
 
 @pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
 def test_an_option_of_another_policy_is_refused(policy: str) -> None:
-    """It would be ignored, and the run taken for another one."""
+    """It would be ignored, and the run would seem to be another one."""
     own = config(draft="small", policy=policy, **head_of(policy)).policy_options
     assert own
     for name in OPTION_NAMES:
@@ -331,7 +331,7 @@ def test_an_option_of_another_policy_is_refused(policy: str) -> None:
         ({"min_draft_tokens": 4, "num_draft_tokens": 3}, "--min_draft_tokens 4 is more than --num_draft"),
     ],
 )
-def test_lengths_that_exclude_each_other_are_refused(options: dict[str, int], fragment: str) -> None:
+def test_contradicting_lengths_are_refused(options: dict[str, int], fragment: str) -> None:
     """A default that the given limits exclude is moved instead."""
     with pytest.raises(UserError, match=fragment):
         config(draft="small", policy="gammatune", **options)
@@ -340,7 +340,7 @@ def test_lengths_that_exclude_each_other_are_refused(options: dict[str, int], fr
 
 
 @pytest.mark.parametrize("policy", ["fixed", *ADAPTIVE])
-def test_the_resolved_file_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
+def test_the_resolved_configuration_of_every_policy_gives_the_same_run(tmp_path: Path, policy: str) -> None:
     """Filled-in defaults come back as given options, which the policy takes."""
     options = config(draft="small", policy=policy, **head_of(policy))
     assert from_file(tmp_path, resolved_yaml(options)) == options
@@ -363,7 +363,7 @@ def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
 
 
 def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
-    """And it does by default: that is the paper's method."""
+    """And it is trusted by default: that is the paper's method."""
     sprinter = {"draft": "small", "policy": "sprinter", "head": "h"}
     assert (config(**sprinter).verify, config(**sprinter).is_exact) == ("doubted", False)
     assert config(**sprinter, verify="all").is_exact
@@ -374,7 +374,7 @@ def test_only_a_verifier_that_is_trusted_makes_a_run_lossy() -> None:
 
 
 def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> None:
-    """Its cap decides, however short its blocks may be."""
+    """Its cap counts, however short its blocks may be."""
     with pytest.raises(UserError, match=r"--policy svip .* none was given: .*--draft"):
         config(policy="svip")
     message = r"--max_num_batched_tokens 20 is less than .* 21 tokens \(--max_draft_tokens \+ 1\): .*"
@@ -386,7 +386,7 @@ def test_an_adaptive_policy_needs_a_draft_and_room_for_its_longest_block() -> No
     )
 
 
-def test_drafting_ahead_takes_a_rank_of_its_own() -> None:
+def test_drafting_ahead_needs_a_rank_of_its_own() -> None:
     """In one process the two models cannot work at the same time."""
     ahead = config(draft="d", overlap="ahead")
     ahead.check_world(2)

@@ -7,6 +7,6 @@ from tests.data.folders import contents, finish, open_
 
 @pytest.fixture
 def whole(tmp_path):
-    """What an undisturbed run leaves."""
+    """The files of an undisturbed run."""
     finish(open_(tmp_path / "whole"))
     return contents(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""A small run folder, what it holds in the end, and the end of a process."""
+"""A small run folder, its complete contents, and a simulated crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRACE = trace_table([(0, 0, (TracedToken(1, 0, 1, 9, 0.5, 0.25, 0.75, None, Fals
 
 
 class Crash(BaseException):
-    """The end of the process; nothing in the code may catch it as an error."""
+    """The process ends here: no code may catch this as an error."""
 
 
 def crash(*_, **__):

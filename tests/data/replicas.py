@@ -1,4 +1,4 @@
-"""Replicas of one test: clocks are set by hand, and processes are said to be on other machines."""
+"""Replicas within one test: clocks are set by hand, and processes pretend to be on other machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SILENT_AFTER_S = 12.0
 
 
 class Clock:
-    """Seconds, from anywhere: no two replicas' clocks agree."""
+    """Seconds since an arbitrary moment: no two replicas' clocks agree."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -25,7 +25,7 @@ class Clock:
 
 
 class Member:
-    """A member without a thread: it beats when it is told to."""
+    """A member without a thread: it beats when the test calls it."""
 
     def __init__(self, output: Path, name: str, *, start: float = 0.0, is_visible: bool = False) -> None:
         self.clock = Clock(start)
@@ -55,7 +55,7 @@ class Member:
 
 
 def watch_for(observer: Member, seconds: float, name: str, *, beating: Member | None = None, step_s=1.0):
-    """Let the observer try for so long, one second after the other; what it gets at the end."""
+    """Let the observer try once a second for so long; returns its last answer."""
     claim = None
     for _ in range(int(seconds / step_s)):
         observer.clock.now += step_s

@@ -39,7 +39,7 @@ def row_result(row_id: int = 0, sample_index: int = 0, **changes: Any) -> RowRes
 
 
 def random_text(rng: random.Random) -> str:
-    """Any code points at all, lone surrogates too."""
+    """Any code points, lone surrogates included."""
     return "".join(
         chr(rng.choice([rng.randrange(128), rng.randrange(0x110000)])) for _ in range(rng.randrange(9))
     )

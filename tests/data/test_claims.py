@@ -1,4 +1,4 @@
-"""Who may work on what: every step of the protocol, with clocks that the test sets."""
+"""Claims on shards: every step of the protocol, with clocks that the test sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def claim_files(tmp_path):
     return sorted(path.name for path in (tmp_path / "claims").iterdir() if path.suffix != ".beat")
 
 
-def test_a_claim_is_one_replicas(tmp_path, first, second):
+def test_a_claim_belongs_to_one_replica(tmp_path, first, second):
     claim = first.take(NAME)
     assert claim == Claim(NAME, 1)
     assert second.take(NAME) is None
@@ -43,7 +43,7 @@ def test_a_claim_is_one_replicas(tmp_path, first, second):
     assert claim_files(tmp_path) == ["shard-00000.00001", "shard-00001.00001"]
 
 
-def test_what_was_given_back_can_be_claimed_at_once(tmp_path, first, second):
+def test_a_released_claim_can_be_taken_at_once(tmp_path, first, second):
     claim = first.take(NAME)
     first.claims.release(claim)
     assert not first.claims.is_held(claim)
@@ -51,18 +51,18 @@ def test_what_was_given_back_can_be_claimed_at_once(tmp_path, first, second):
     assert claim_files(tmp_path) == ["shard-00000.00003"]
 
 
-def test_a_holder_that_beats_keeps_its_claim_however_long_it_takes(first, second):
+def test_a_holder_with_a_heartbeat_keeps_its_claim_however_long_it_takes(first, second):
     claim = first.take(NAME)
     assert watch_for(second, 10 * SILENT_AFTER_S, NAME, beating=first) is None
     assert first.claims.is_held(claim)
 
 
-def test_a_holder_that_is_silent_is_taken_over(tmp_path, first, second):
+def test_the_claim_of_a_silent_holder_is_taken_over(tmp_path, first, second):
     claim = first.take(NAME)
     assert watch_for(second, SILENT_AFTER_S, NAME) is None
     assert watch_for(second, 2, NAME) == Claim(NAME, 2)
     assert not first.claims.is_held(claim)
-    # It wakes up: its own claim cannot be given back, nor made again.
+    # It wakes up: it can neither give its claim back nor renew it.
     first.beat()
     first.claims.release(claim)
     assert first.take(NAME) is None
@@ -71,7 +71,7 @@ def test_a_holder_that_is_silent_is_taken_over(tmp_path, first, second):
 
 @pytest.mark.parametrize("skew_s", [-1e9, 0.0, 1e9])
 def test_clocks_of_two_nodes_are_never_compared(tmp_path, skew_s):
-    """Neither the clocks that processes read nor the times of files decide anything."""
+    """Neither the clocks that processes read nor the times of files matter."""
     holder, observer = Member(tmp_path, "holder"), Member(tmp_path, "observer", start=skew_s)
     holder.take(NAME)
     path = beat_path(tmp_path / "claims", "holder")
@@ -85,8 +85,8 @@ def test_clocks_of_two_nodes_are_never_compared(tmp_path, skew_s):
     assert watch_for(observer, SILENT_AFTER_S + 2, NAME) == Claim(NAME, 2)
 
 
-def test_who_has_not_looked_for_long_looks_again(first, second):
-    """The observer was paused itself, or the file server stood still for both of them."""
+def test_an_observer_that_was_paused_observes_again_before_it_takes_over(first, second):
+    """The observer itself was paused, or the file server stood still for both."""
     first.take(NAME)
     assert second.take(NAME) is None
     second.clock.now += 100 * SILENT_AFTER_S
@@ -95,7 +95,7 @@ def test_who_has_not_looked_for_long_looks_again(first, second):
     assert watch_for(second, 2, NAME) == Claim(NAME, 2)
 
 
-def test_a_process_that_has_ended_is_taken_over_at_once(tmp_path, first, second):
+def test_the_claim_of_an_ended_process_is_taken_over_at_once(tmp_path, first, second):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     assert Process.current().is_alive() is True
     process = replace(Process.current(), pid=ended.pid)
@@ -105,14 +105,14 @@ def test_a_process_that_has_ended_is_taken_over_at_once(tmp_path, first, second)
     assert second.take(NAME) == Claim(NAME, 2)
 
 
-def test_a_number_given_to_another_process_is_no_sign_of_life():
+def test_a_reused_process_number_is_not_a_sign_of_life():
     current = Process.current()
     assert replace(current, started=current.started - 1).is_alive() is False
     assert replace(current, machine="elsewhere").is_alive() is None
     assert replace(current, machine="").is_alive() is None
 
 
-def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path):
+def test_a_zombie_process_counts_as_ended(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     code = "import os; from specdist.data.heartbeat import _state_and_start as s; print(s(int({})))"
     started = subprocess.run(
@@ -127,8 +127,8 @@ def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path):
     child.wait()
 
 
-def test_an_old_look_at_the_claims_wins_nothing(tmp_path, first, second):
-    """Its number may be free again, below the one in force: as an old listing of a folder on NFS."""
+def test_a_stale_listing_of_the_claims_wins_no_claim(tmp_path, first, second):
+    """Its number may be free again, below the one in force, as in an old listing of a folder on NFS."""
     old = first.take(NAME)
     watch_for(second, 2 * SILENT_AFTER_S, NAME)
     assert second.claims.latest()[NAME] == Claim(NAME, 2)
@@ -136,7 +136,7 @@ def test_an_old_look_at_the_claims_wins_nothing(tmp_path, first, second):
     third = Member(tmp_path, "third")
     assert third.take(NAME) == Claim(NAME, 4)
     first_again = Member(tmp_path, "again")
-    # Given back since, and claimed by the third: the old look says that the first holds it, and is gone.
+    # Since then given back and claimed by the third; the stale listing has the first, which has ended.
     first_again.claims._watch = Gone()
     assert first_again.claims.take(NAME, old) is None
     assert first_again.claims.take(NAME, None) is None
@@ -145,7 +145,7 @@ def test_an_old_look_at_the_claims_wins_nothing(tmp_path, first, second):
 
 
 class Gone(Watch):
-    """Says of everybody that they have ended."""
+    """Finds that every holder has ended."""
 
     def __init__(self):
         pass
@@ -157,7 +157,7 @@ class Gone(Watch):
         return True
 
 
-def test_of_two_that_take_over_at_once_one_succeeds(tmp_path, first, second):
+def test_only_one_of_two_simultaneous_takeovers_succeeds(tmp_path, first, second):
     first.take(NAME)
     third = Member(tmp_path, "third")
     latest = second.claims.latest()[NAME]
@@ -168,18 +168,18 @@ def test_of_two_that_take_over_at_once_one_succeeds(tmp_path, first, second):
     assert second.claims.is_held(Claim(NAME, 2))
 
 
-def test_a_claim_that_cannot_be_read_ends_with_time(tmp_path, second):
-    """What a crash leaves on a file system without links."""
+def test_an_unreadable_claim_expires(tmp_path, second):
+    """Such as a crash leaves on a file system without hard links."""
     (tmp_path / "claims" / "shard-00000.00007").write_bytes(b"")
     assert watch_for(second, SILENT_AFTER_S, NAME) is None
     assert watch_for(second, 2, NAME) == Claim(NAME, 8)
 
 
-def test_generations_go_on_where_part_logs_are(first):
+def test_generations_continue_after_those_of_the_part_logs(first):
     assert first.take(NAME, above=5) == Claim(NAME, 6)
 
 
-def test_forgotten_claims_leave_nothing(tmp_path, first):
+def test_claims_of_a_finished_shard_are_deleted(tmp_path, first):
     claim = first.take(NAME)
     kept = first.take("shard-00001")
     first.claims.release(claim)
@@ -187,7 +187,7 @@ def test_forgotten_claims_leave_nothing(tmp_path, first):
     assert claim_files(tmp_path) == [kept.file_name]
 
 
-def test_a_beat_that_was_read_while_it_was_written_counts_as_life(tmp_path, first, second):
+def test_a_torn_heartbeat_counts_as_a_sign_of_life(tmp_path, first, second):
     first.take(NAME)
     path = beat_path(tmp_path / "claims", "first")
     whole = path.read_bytes()
@@ -199,7 +199,7 @@ def test_a_beat_that_was_read_while_it_was_written_counts_as_life(tmp_path, firs
     assert all(Beat.from_bytes(whole[:size]) is None for size in range(100))
 
 
-def test_a_heartbeat_goes_on_by_itself_and_ends(tmp_path):
+def test_the_heartbeat_thread_beats_until_it_is_stopped(tmp_path):
     replica = Member(tmp_path, "a")
     heartbeat, path = replica.membership.heartbeat, beat_path(tmp_path / "claims", "a")
     heartbeat._beat.silent_after_s = 0.012
@@ -207,7 +207,7 @@ def test_a_heartbeat_goes_on_by_itself_and_ends(tmp_path):
     seen = {path.read_bytes()}
     while len(seen) < 5:
         seen.add(path.read_bytes())
-    # Somebody has tidied it away by mistake.
+    # It was deleted by mistake.
     path.unlink()
     while not path.exists():
         pass
@@ -254,7 +254,7 @@ def test_random_steps_of_replicas_never_give_one_claim_to_two(tmp_path, monkeypa
     assert num_taken_over > 20
 
 
-def test_the_setup_is_one_replicas_at_a_time(tmp_path, first, second):
+def test_one_replica_at_a_time_holds_the_setup(tmp_path, first, second):
     with first.membership.setup():
         before = second.clock.now
         waited = []
@@ -271,14 +271,14 @@ def stop(waited):
         raise KeyboardInterrupt
 
 
-def test_the_setup_of_who_has_died_is_taken_over(first, second):
+def test_the_setup_of_a_dead_replica_is_taken_over(first, second):
     entered = first.membership.setup()
     entered.__enter__()
     with second.membership.setup():
         assert second.clock.now >= 5 + SILENT_AFTER_S
 
 
-def test_another_at_work_is_found_and_one_that_is_gone_is_not(tmp_path, first, second):
+def test_a_living_replica_is_found_and_an_ended_one_is_not(tmp_path, first, second):
     real_sleep = second.clock.sleep
 
     def sleep(seconds):
@@ -299,7 +299,7 @@ def test_another_at_work_is_found_and_one_that_is_gone_is_not(tmp_path, first, s
     assert third.membership.others() == ["second"]
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for path, message in ((file, "is a file: give a folder"), (file / "run", "cannot be written")):
@@ -309,7 +309,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
             member.join()
 
 
-def test_who_withdraws_leaves_no_trace(tmp_path):
+def test_a_replica_that_withdraws_leaves_no_files(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     member = Member(path, "a").membership

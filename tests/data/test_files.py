@@ -67,8 +67,8 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, f
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path):
-    """On two nodes, say: each has a temporary file of its own, and the last whole one counts."""
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
+    """As on two nodes: each has a temporary file of its own, and the last complete one counts."""
     path = tmp_path / "a.json"
 
     def write(file):
@@ -89,8 +89,8 @@ def publishers(tmp_path, num):
 
 
 @pytest.mark.parametrize("error", [None, errno.EPERM, errno.EOPNOTSUPP])
-def test_a_name_is_given_once(tmp_path, monkeypatch, error):
-    """With hard links, and on file systems that have none."""
+def test_a_name_can_be_published_only_once(tmp_path, monkeypatch, error):
+    """With hard links, and on file systems without them."""
     temporaries = publishers(tmp_path, 3)
     if error:
         monkeypatch.setattr(os, "link", raising(OSError(error, "no links here")))
@@ -100,7 +100,7 @@ def test_a_name_is_given_once(tmp_path, monkeypatch, error):
 
 
 def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path, monkeypatch):
-    """NFS sends a request again, which then meets its own first attempt."""
+    """NFS repeats a request, which then finds the link of its own first attempt."""
     first, second = publishers(tmp_path, 2)
     real_link = os.link
 
@@ -114,14 +114,14 @@ def test_a_link_whose_answer_was_lost_counts_as_made(tmp_path, monkeypatch):
     assert not publish(second, tmp_path / "a")
 
 
-def test_what_was_removed_before_it_was_published_is_an_error(tmp_path):
+def test_publishing_a_file_that_was_removed_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         publish(tmp_path / "gone", tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_many_at_once_publish_once(tmp_path):
-    """Processes, not threads: the file system alone decides."""
+def test_of_many_processes_that_publish_one_succeeds(tmp_path):
+    """Processes, not threads: only the file system arbitrates."""
     code = (
         "import sys; from pathlib import Path; from specdist.data.files import publish, write_durably; "
         "folder, me = Path(sys.argv[1]), sys.argv[2]; names = [folder / str(n) for n in range(200)]; "
@@ -148,7 +148,7 @@ def raising(error):
     return fail
 
 
-def test_sha256_reads_in_pieces(tmp_path, monkeypatch):
+def test_sha256_is_that_of_the_whole_file(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "READ_BYTES", 3)
     for size in range(8):
         (tmp_path / "a").write_bytes(b"x" * size)
@@ -164,7 +164,7 @@ def test_the_data_layer_imports_no_model_library():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_was_sealed_is_known_to_be_whole():
+def test_a_seal_detects_every_change():
     values = {"num_rows": 3, "note": "as it was", "parts": [1, 2.5, None]}
     kept = json.loads(json_bytes(sealed(values)))
     assert unsealed(kept) == values

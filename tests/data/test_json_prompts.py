@@ -1,4 +1,4 @@
-"""A prompt of a wrong type in a JSONL file spoils its row alone; a column of nothing else is refused."""
+"""A prompt of a wrong type in a JSONL file costs its row alone; a column of such values is refused."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def reason(prompts: Prompts, row: int) -> str:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])
-def test_a_prompt_that_is_not_text_is_a_bad_row(
+def test_a_prompt_that_is_not_text_costs_its_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
-    """Wherever it stands, also before every text and in a chunk of its own."""
+    """Wherever it is, also before every text and in a chunk of its own."""
     monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", chunk_bytes)
     prompts = opened(tmp_path / "a.jsonl", [*WRONG, "one", None, *WRONG, "two"])
     for start in (0, len(WRONG) + 2):
@@ -65,7 +65,7 @@ def test_a_prompt_that_is_not_text_is_a_bad_row(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])
-def test_messages_that_are_not_messages_are_a_bad_row(
+def test_messages_of_a_wrong_form_cost_their_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", chunk_bytes)
@@ -77,8 +77,8 @@ def test_messages_that_are_not_messages_are_a_bad_row(
             assert told in reason(prompts, row)
 
 
-def test_a_column_of_nothing_but_wrong_types_is_refused(tmp_path: Path) -> None:
-    """Then the wrong column was named; each row failing by itself would find that out after hours."""
+def test_a_column_without_a_single_usable_value_is_refused(tmp_path: Path) -> None:
+    """The wrong column was named; row by row this would come out only after hours."""
     path = tmp_path / "a.jsonl"
     with pytest.raises(UserError) as raised:
         opened(path, [None, 5, "x", 6][:2], column="q")
@@ -92,7 +92,7 @@ def test_a_column_of_nothing_but_wrong_types_is_refused(tmp_path: Path) -> None:
         opened(path, ["a", "b"], column="q", is_chat=True)
 
 
-def test_other_columns_must_still_hold_one_type(tmp_path: Path) -> None:
+def test_other_columns_must_have_one_type(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "id": 1}\n{"prompt": 2, "id": "y"}\n')
     with pytest.raises(UserError, match="line 2 does not match the types of the rows before it"):

@@ -9,7 +9,7 @@ from specdist.data.manifest import FORMAT_VERSION
 from specdist.utils.errors import UserError
 
 
-def test_shards_cover_all_rows_once_and_in_order():
+def test_shards_cover_every_row_once_and_in_order():
     for num_rows in range(1, 40):
         for rows_per_shard in range(1, 45):
             plan = ShardPlan(num_rows, rows_per_shard)
@@ -25,13 +25,13 @@ def test_a_shard_outside_of_the_plan_is_refused():
             ShardPlan(5, 2).bounds(shard)
 
 
-def test_more_shards_than_names_are_refused_with_the_number_that_fits():
+def test_too_many_shards_are_refused_with_the_rows_per_shard_that_fit():
     with pytest.raises(UserError, match=r"--rows_per_shard 1 splits 250001 rows.*raise it to 3 or more"):
         ShardPlan(250_001, 1)
     assert ShardPlan(250_001, 3).num_shards == 83_334
 
 
-def test_a_manifest_comes_back(tmp_path):
+def test_a_manifest_survives_its_file(tmp_path):
     manifest = Manifest(fingerprint={"seed": 1, "sampling": {"top_p": 0.1, "stop": ["é"]}}, info={"t": 0.25})
     manifest.write(tmp_path / "manifest.json")
     assert Manifest.read(tmp_path / "manifest.json") == manifest
@@ -80,7 +80,7 @@ def test_a_newer_format_is_refused(tmp_path):
         json.dumps({"format_version": "1", "fingerprint": {}, "info": {}}).encode(),
     ],
 )
-def test_a_file_that_is_no_manifest_is_refused(tmp_path, content):
+def test_an_invalid_manifest_is_refused(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content)
     with pytest.raises(

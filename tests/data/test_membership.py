@@ -1,4 +1,4 @@
-"""What replicas leave after when they leave, whatever others do at that moment."""
+"""What replicas leave behind when they leave, whatever others do at that moment."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_the_last_to_leave_removes_the_setup(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_setup_that_another_has_begun_stays(tmp_path: Path) -> None:
-    """It holds the claim, or it has looked at it, or it has just come."""
+def test_a_setup_that_another_replica_has_begun_stays(tmp_path: Path) -> None:
+    """The other holds the claim, or has just looked at it, or has just come."""
     for moment in ("holds", "comes"):
         output = tmp_path / moment
         leaving = Member(output, "leaving")
@@ -60,8 +60,8 @@ def test_a_setup_that_another_has_begun_stays(tmp_path: Path) -> None:
         assert names(output) == []
 
 
-def test_who_has_looked_before_all_was_removed_looks_again(tmp_path: Path) -> None:
-    """Otherwise it would go on with the next number while another begins anew: two would hold the setup."""
+def test_a_replica_whose_view_predates_the_removal_looks_again(tmp_path: Path) -> None:
+    """Otherwise it would take the next number while another starts from the first: two would hold the setup."""
     late, other = Member(tmp_path, "late"), Member(tmp_path, "other")
     set_up(other.membership)
     seen, taken = late.claims.latest()[SETUP], []
@@ -79,7 +79,7 @@ def test_who_has_looked_before_all_was_removed_looks_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("num_replicas", [2, 4])
-def test_replicas_that_come_and_go_at_once_have_one_setup_and_leave_nothing(
+def test_replicas_that_come_and_go_at_once_share_one_setup_and_leave_nothing(
     tmp_path: Path, num_replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -1,4 +1,4 @@
-"""A run's rows as text: every column is there, and reads back as it was."""
+"""A run's rows as text: every column is there and reads back unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXTS = ["", 'a "quoted", text', "two\nlines", "naïve ☃", None, " ", "7"]
 
 
 def run_with(path: Path, **columns: pa.Array) -> RunFolder:
-    """A complete run with these input columns; its results' ids are a list of integers."""
+    """A complete run with these input columns, and with lists of token ids."""
     folder = write_run(path, ())
     plan, _ = folder.plan()
     for shard in range(plan.num_shards):
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return run_with(tmp_path / "run", **columns())
 
 
-def test_json_lines(folder: RunFolder, tmp_path: Path) -> None:
+def test_rows_survive_json_lines(folder: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "merged.jsonl"
     assert merge_run(folder, path) == NUM_ROWS * NUM_SAMPLES
     rows = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
@@ -70,7 +70,7 @@ def test_json_lines(folder: RunFolder, tmp_path: Path) -> None:
     assert last["price"] == "1.20" and "☃" in path.read_text()
 
 
-def test_csv(folder: RunFolder, tmp_path: Path) -> None:
+def test_rows_survive_csv(folder: RunFolder, tmp_path: Path) -> None:
     path = tmp_path / "merged.csv"
     assert merge_run(folder, path) == NUM_ROWS * NUM_SAMPLES
     with path.open(newline="") as file:
@@ -84,14 +84,14 @@ def test_csv(folder: RunFolder, tmp_path: Path) -> None:
     assert last["when"].startswith("2026-01-02 03:04:05")
 
 
-def test_null_is_not_an_empty_text_in_a_csv_file(tmp_path: Path) -> None:
+def test_null_differs_from_an_empty_text_in_a_csv_file(tmp_path: Path) -> None:
     folder = run_with(tmp_path / "run", text=pa.array(["", *[None] * (NUM_ROWS - 1)]))
     merge_run(folder, tmp_path / "merged.csv")
     lines = (tmp_path / "merged.csv").read_text().splitlines()
     assert lines[1].endswith(',""') and lines[-1].endswith(",")
 
 
-def test_a_damaged_shard_is_found_for_these_too(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_damaged_shard_is_found_when_it_is_merged_as_text(folder: RunFolder, tmp_path: Path) -> None:
     content = bytearray(folder.data_path(1).read_bytes())
     content[len(content) // 2] ^= 1
     folder.data_path(1).write_bytes(content)

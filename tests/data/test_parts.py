@@ -26,7 +26,7 @@ def write(path, results, stats=None):
             log.snapshot(stats)
 
 
-def test_everything_comes_back_in_the_order_of_appending(tmp_path):
+def test_rows_are_read_back_in_the_order_of_appending(tmp_path):
     rng = random.Random(0)
     texts = STRANGE_TEXT + [random_text(rng) for _ in range(200)]
     results = [row_result(row, row % 3, completion=text) for row, text in enumerate(texts)]
@@ -45,13 +45,13 @@ def test_the_first_of_two_results_for_a_sample_wins(tmp_path):
     assert read(path) == ([first], None)
     write(path, [second])
     assert read(path) == ([first], None)
-    # Two writers, as after a network partition, can leave both in the file.
+    # Two writers, as after a network partition, can both leave theirs in the file.
     write(tmp_path / "other", [second])
     path.write_bytes(path.read_bytes() + (tmp_path / "other").read_bytes())
     assert read(path) == ([first], None)
 
 
-def test_a_last_line_torn_at_any_byte_costs_only_itself(tmp_path):
+def test_a_last_line_torn_at_any_byte_costs_that_row_alone(tmp_path):
     path = tmp_path / "log"
     kept, torn, next_ = row_result(0), row_result(1, completion="é\ud83d"), row_result(2)
     write(path, [kept], {"step": 1})
@@ -67,7 +67,7 @@ def test_a_last_line_torn_at_any_byte_costs_only_itself(tmp_path):
         assert read(path) == ([kept, next_], {"step": 1}), size
 
 
-def test_one_flipped_bit_anywhere_is_noticed(tmp_path):
+def test_a_flipped_bit_anywhere_is_detected(tmp_path):
     path = tmp_path / "log"
     results = [row_result(row) for row in range(4)]
     write(path, results)
@@ -86,7 +86,7 @@ def test_one_flipped_bit_anywhere_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     "garbage", [b"\0" * 5000, b"\n\n\n", b"{}\n", b'{"crc32":"00000000",}\n', b"\xff" * 99 + b"\n"]
 )
-def test_what_a_power_loss_left_is_cut_off(tmp_path, garbage):
+def test_the_torn_end_that_a_power_loss_leaves_is_cut_off(tmp_path, garbage):
     path = tmp_path / "log"
     write(path, [row_result(0)])
     path.write_bytes(path.read_bytes() + garbage)
@@ -119,7 +119,7 @@ def test_appending_syncs_at_most_once_a_second(tmp_path, monkeypatch):
 
 
 class FullDisk:
-    """A raw file on a disk that fills up: as Linux does, it writes short before it fails."""
+    """A raw file on a disk that fills up: as on Linux, a short write comes before the error."""
 
     def __init__(self, file, num_free_bytes):
         self.file, self.num_free_bytes = file, num_free_bytes
@@ -135,7 +135,7 @@ class FullDisk:
         return getattr(self.file, name)
 
 
-def test_a_full_disk_leaves_no_torn_line_to_append_behind(tmp_path):
+def test_a_full_disk_leaves_no_torn_line_before_later_rows(tmp_path):
     path = tmp_path / "log"
     with PartLog(path) as log:
         log.append(row_result(0))
@@ -150,8 +150,8 @@ def test_a_full_disk_leaves_no_torn_line_to_append_behind(tmp_path):
     assert read(path)[0] == [row_result(0), row_result(1), row_result(2)]
 
 
-def test_rows_of_another_shard_are_left_out(tmp_path):
-    """A log that somebody has renamed, or copied over another."""
+def test_rows_of_another_shard_are_ignored(tmp_path):
+    """As in a log that was renamed or copied over another."""
     path = tmp_path / "log"
     write(path, [row_result(row) for row in (1, 2, 3)])
     with PartLog(path, rows=range(2, 4)) as log:

@@ -68,7 +68,7 @@ def error_of(path, **options):
     return str(raised.value)
 
 
-def test_every_type_of_file_gives_the_same_rows(written):
+def test_every_file_type_gives_the_same_rows(written):
     prompts = open_(written)
     assert prompts.num_rows == 10
     assert prompts.schema.names == ["prompt", "id"]
@@ -78,7 +78,7 @@ def test_every_type_of_file_gives_the_same_rows(written):
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet", ".jsonl", ".json"])
-def test_a_folder_is_read_in_the_order_of_names_beside_other_files(tmp_path, suffix):
+def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored(tmp_path, suffix):
     write = next(writer for name, writer in WRITERS.items() if name.endswith(suffix))
     for name, rows in (("b", TABLE.slice(4)), ("a", TABLE.slice(0, 4))):
         write(tmp_path / f"{name}{suffix}", rows)
@@ -88,7 +88,7 @@ def test_a_folder_is_read_in_the_order_of_names_beside_other_files(tmp_path, suf
     assert open_(tmp_path).table(0, 10).to_pylist() == ROWS
 
 
-def test_arrow_files_are_not_loaded_into_memory(tmp_path):
+def test_arrow_files_are_memory_mapped(tmp_path):
     write_arrow_stream(tmp_path / "a.arrow", pa.table({"prompt": ["x" * 1000] * 10_000}))
     before = pa.total_allocated_bytes()
     prompts = open_(tmp_path / "a.arrow")
@@ -96,13 +96,13 @@ def test_arrow_files_are_not_loaded_into_memory(tmp_path):
     assert prompts.num_rows == 10_000
 
 
-def test_the_limit_takes_the_first_rows(written):
+def test_a_limit_takes_the_first_rows(written):
     assert open_(written, limit=3).num_rows == 3
     assert open_(written, limit=3).table(0, 3).to_pylist() == ROWS[:3]
     assert open_(written, limit=30).num_rows == 10
 
 
-def test_the_fingerprint_changes_with_any_byte_and_not_with_the_place(tmp_path):
+def test_the_fingerprint_depends_on_every_byte_and_not_on_the_path(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
@@ -130,7 +130,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path):
     assert reordered[:3] == dataset.to_list()[-3:]
 
 
-def test_a_saved_dataset_that_needs_more_than_its_files_is_refused(tmp_path):
+def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path):
     saved = tmp_path / "saved"
     datasets.Dataset.from_list(ROWS).save_to_disk(saved)
     state = json.loads((saved / "state.json").read_text())
@@ -165,7 +165,7 @@ def test_paths_without_data_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet", "a.jsonl.gz"])
-def test_a_file_cut_short_anywhere_is_refused(tmp_path, name):
+def test_a_truncated_file_is_refused(tmp_path, name):
     path = tmp_path / name
     WRITERS[name](path, TABLE)
     whole = path.read_bytes()
@@ -187,7 +187,7 @@ def test_a_stream_that_stops_between_two_batches_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "stream.arrow", "a.parquet"])
-def test_damage_gives_an_error_or_rows_but_never_a_crash(tmp_path, name):
+def test_a_damaged_file_gives_an_error_or_rows_but_never_a_crash(tmp_path, name):
     path = tmp_path / name
     WRITERS[name](path, TABLE)
     whole, rng = path.read_bytes(), random.Random(0)
@@ -217,12 +217,12 @@ def test_damage_gives_an_error_or_rows_but_never_a_crash(tmp_path, name):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("chunk_bytes", [1, 2**24])
-def test_a_bad_line_is_named_even_across_chunks(tmp_path, monkeypatch, line, expected, chunk_bytes):
+def test_a_bad_line_is_named_in_any_chunk(tmp_path, monkeypatch, line, expected, chunk_bytes):
     monkeypatch.setattr(jsonl_module, "CHUNK_BYTES", chunk_bytes)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "x", "id": 1}\n\n' + line + b'\n{"prompt": "x", "id": 2}\n')
     message = error_of(path)
-    if chunk_bytes == 1:  # types of different chunks are compared by pyarrow, in its own words
+    if chunk_bytes == 1:  # types of different chunks are compared by pyarrow, with its own message
         expected = expected.split(": column")[0]
     assert str(path) in message
     assert expected in message
@@ -247,7 +247,7 @@ def test_json_types_widen_and_missing_keys_are_null(tmp_path, monkeypatch, chunk
     ]
 
 
-def test_json_text_without_utf8_is_a_bad_row_and_not_a_bad_file(tmp_path):
+def test_json_text_that_cannot_be_encoded_costs_its_row_alone(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(
         b'{"prompt": "\\ud83d", "m": [{"t": "\\udc00"}]}\n{"prompt": "\xff"}\n{"prompt": "\\ud83d\\ude00"}\n'
@@ -278,12 +278,12 @@ def test_files_of_different_columns_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file.arrow", "a.parquet", "a.jsonl"])
-def test_no_rows_are_refused(tmp_path, name):
+def test_a_file_without_rows_is_refused(tmp_path, name):
     WRITERS[name](tmp_path / name, TABLE.slice(0, 0))
     assert f"--prompts {tmp_path / name} has no rows" in error_of(tmp_path / name)
 
 
-def test_a_missing_column_lists_those_there_are(written):
+def test_a_missing_column_is_reported_with_the_existing_ones(written):
     message = error_of(written, prompt_column="text")
     assert (
         f"--prompt_column text is not a column of --prompts {written}, which has prompt (string), id"
@@ -313,7 +313,7 @@ def test_a_column_of_the_wrong_type_is_refused(tmp_path):
         assert open_(path).prompt(0) == "x"
 
 
-def test_columns_that_the_output_needs_are_refused(tmp_path):
+def test_columns_with_names_of_the_output_are_refused(tmp_path):
     path = tmp_path / "a.arrow"
     write_arrow_file(path, pa.table({"prompt": ["x"], "error": [1], "completion": [1]}))
     message = error_of(path)
@@ -329,7 +329,7 @@ def test_columns_that_the_output_needs_are_refused(tmp_path):
     assert "more than one column named prompt: rename them" in error_of(path)
 
 
-def test_one_bad_row_is_an_error_of_that_row(tmp_path):
+def test_a_bad_row_is_an_error_of_that_row_alone(tmp_path):
     column = pa.array([b"good", None, b"", b"\xff\xfe", b"  "]).view(pa.string())
     write_arrow_file(tmp_path / "a.arrow", pa.table({"prompt": column}))
     prompts = open_(tmp_path / "a.arrow")
@@ -342,7 +342,7 @@ def test_one_bad_row_is_an_error_of_that_row(tmp_path):
     assert prompts.table(0, 5)["prompt"].slice(0, 3).to_pylist() == ["good", None, ""]
 
 
-def test_messages_come_without_their_null_fields(tmp_path):
+def test_messages_are_read_without_their_null_fields(tmp_path):
     chats = [
         [{"role": "system", "content": ""}, {"role": "user", "content": "hi", "name": "Ann"}],
         None,

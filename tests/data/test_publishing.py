@@ -1,4 +1,4 @@
-"""Finishing a shard: a crash at any step, two that finish it, and those who no longer hold it."""
+"""Finishing a shard: a crash at any step, two replicas that finish it, and one that no longer holds it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_crash_anywhere_in_finishing_ends_in_the_same_bytes(tmp_path, monkeypa
 
 
 def test_each_step_is_durable_before_the_next(tmp_path, monkeypatch):
-    """A name is created, then its folder is synced; the content was synced under another name before."""
+    """A name is created, then its folder is synced; before that the content was synced under another name."""
     folder, events = open_(tmp_path / "run"), []
     synced = set()
     real_fsync, real_link, real_replace = os.fsync, os.link, Path.replace
@@ -149,7 +149,9 @@ OTHER_STATS = {"num_drafts": 99, "wall_ns": 1}
 
 @pytest.mark.parametrize(("owner", "step"), STEPS)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_two_that_finish_a_shard_leave_one_whole_result(tmp_path, monkeypatch, whole, owner, step, when):
+def test_two_replicas_that_finish_a_shard_leave_one_complete_result(
+    tmp_path, monkeypatch, whole, owner, step, when
+):
     """The first is paused at any step, the second goes all the way, the first goes on: one of the two is
     there with all its files, also where draws differ from replica to replica."""
     folder = open_(tmp_path / "run")
@@ -180,7 +182,7 @@ def test_two_that_finish_a_shard_leave_one_whole_result(tmp_path, monkeypatch, w
     assert record["sha256"] == files_module.sha256_of(folder.data_path(0)).hex()
     assert folder.shard_stats() == [STATS if is_first else OTHER_STATS]
     assert answers["first" if is_first else "second"]
-    # Who comes before the data has its name decides; after that the second finds the first's.
+    # Whoever comes before the data has its name wins; after that the second finds the file of the first.
     comes_first = STEPS.index((owner, step)) > 1 or (step == "publish_data" and when == "after")
     assert is_first == comes_first
     if is_first:
@@ -189,10 +191,10 @@ def test_two_that_finish_a_shard_leave_one_whole_result(tmp_path, monkeypatch, w
 
 @pytest.mark.parametrize("name", ["write_durably", "sha256_of", "fsync_folder"])
 @pytest.mark.parametrize("call", [0, 1])
-def test_who_is_paused_while_it_writes_leaves_the_shard_to_whoever_completed_it(
+def test_a_replica_paused_while_writing_leaves_the_shard_to_the_one_that_completed_it(
     tmp_path, monkeypatch, name, call
 ):
-    """Its files have been swept away under its hands."""
+    """Its temporary files have been deleted meanwhile."""
     folder = open_(tmp_path / "run")
     real, num_calls, answers = getattr(publishing, name), 0, []
 
@@ -206,14 +208,14 @@ def test_who_is_paused_while_it_writes_leaves_the_shard_to_whoever_completed_it(
 
     monkeypatch.setattr(publishing, name, paused)
     answers.append(folder.finish_shard(0, TABLE, STATS, TRACE))
-    # The digest is taken once in writing; a second call is behind it.
+    # The digest is taken once while writing; a second call would come after it.
     assert answers == ([True, False] if num_calls > call else [True])
     assert folder.is_complete(0)
     assert folder.shard_stats() == [OTHER_STATS if num_calls > call else STATS]
     assert not list(folder.path.rglob("*.tmp"))
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path, monkeypatch):
+def test_a_deleted_folder_is_reported(tmp_path, monkeypatch):
     folder = open_(tmp_path / "run")
     real = publishing.sha256_of
 
@@ -226,7 +228,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path, monkeypatch):
         folder.finish_shard(0, TABLE, STATS, TRACE)
 
 
-def test_who_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
+def test_a_replica_that_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
     folder = open_(tmp_path / "run")
     with folder.parts(0) as log:
         log.append(row_result(0))
@@ -235,8 +237,8 @@ def test_who_no_longer_holds_a_shard_does_not_finish_it(tmp_path):
     assert [path.name for path in (tmp_path / "run").rglob("shard-*")] == ["shard-00000.jsonl"]
 
 
-def test_who_was_paused_while_the_run_was_overwritten_leaves_the_new_one_alone(tmp_path, monkeypatch):
-    """Its files are deleted under names that it must still give away."""
+def test_a_replica_paused_while_the_run_was_overwritten_leaves_the_new_run_alone(tmp_path, monkeypatch):
+    """The files that it is about to rename have been deleted."""
     folder = open_(tmp_path / "run")
     real = Attempt.publish_data
 
@@ -250,8 +252,8 @@ def test_who_was_paused_while_the_run_was_overwritten_leaves_the_new_one_alone(t
     assert sorted(contents(tmp_path / "run")) == ["config.yaml", "manifest.json"]
 
 
-def test_who_goes_on_after_a_crash_keeps_the_order(tmp_path, monkeypatch):
-    """The record comes last: it says that all the others are there."""
+def test_finishing_after_a_crash_keeps_the_order_of_files(tmp_path, monkeypatch):
+    """The record comes last, since it says that all other files are there."""
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch_step(patch, Attempt, "publish_stats", "before")
@@ -270,8 +272,8 @@ def test_who_goes_on_after_a_crash_keeps_the_order(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_the_attempt_that_won_is_known_by_its_content(tmp_path):
-    """Two attempts whose files have the same size, of which one's data was published."""
+def test_the_published_attempt_is_recognised_by_its_content(tmp_path):
+    """Two attempts with files of the same size; the data of one of them was published."""
     paths = open_(tmp_path / "run").paths(0)
     for path in paths.all():
         path.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ def test_mean_acceptance_length_counts_the_bonus_token():
     assert row_result(num_spec_steps=0, num_accepted_draft_tokens=0).mean_acceptance_length is None
 
 
-def test_json_is_one_line_and_loses_nothing():
+def test_a_result_survives_one_line_of_json():
     rng = random.Random(0)
     for text in STRANGE_TEXT + [random_text(rng) for _ in range(500)]:
         result = row_result(prompt=None, completion=text, error=text[::-1])
@@ -25,7 +25,7 @@ def test_json_is_one_line_and_loses_nothing():
         assert RowResult.from_json(line) == result
 
 
-def test_columns_are_the_outputs_then_the_inputs():
+def test_output_columns_come_before_input_columns():
     inputs = pa.table({"id": ["x", "y"], "question": ["q0", "q1"]})
     table = shard_table(inputs, [row_result(11), row_result(10)], first_row=10, num_samples=1)
     assert table.column_names == [*OUTPUT_COLUMNS, "id", "question"]
@@ -38,7 +38,7 @@ def test_columns_are_the_outputs_then_the_inputs():
     assert table["error"].to_pylist() == [None, None]
 
 
-def test_an_input_column_named_prompt_is_the_output_column():
+def test_an_input_column_named_prompt_becomes_the_output_column():
     inputs = pa.table({"id": [1], "prompt": pa.array(["as given"], pa.large_string())})
     table = shard_table(inputs, [row_result(0, prompt="not used")], first_row=0, num_samples=1)
     assert table.column_names == [*OUTPUT_COLUMNS, "id"]
@@ -46,7 +46,7 @@ def test_an_input_column_named_prompt_is_the_output_column():
     assert table.schema.field("prompt").type == pa.large_string()
 
 
-def test_samples_repeat_their_row_in_order_whatever_order_they_finished_in():
+def test_samples_follow_their_row_in_order_whatever_order_they_finished_in():
     inputs = pa.table({"ref": [["a"], None, ["c", "d"]]})
     results = [row_result(row, sample) for row in (5, 6, 7) for sample in range(2)]
     expected = shard_table(inputs, results, first_row=5, num_samples=2)
@@ -62,13 +62,13 @@ def test_samples_repeat_their_row_in_order_whatever_order_they_finished_in():
 @pytest.mark.parametrize(
     "keys", [[(0, 0)], [(0, 0), (1, 0), (1, 0)], [(0, 0), (2, 0)], [(0, 0), (1, 1)], [(0, 0), (1, 0), (2, 0)]]
 )
-def test_results_must_be_exactly_one_for_each_sample(keys):
+def test_there_must_be_exactly_one_result_for_each_sample(keys):
     inputs = pa.table({"id": [1, 2]})
     with pytest.raises(ValueError, match="2 rows from 0 on need 1 results each"):
         shard_table(inputs, [row_result(*key) for key in keys], first_row=0, num_samples=1)
 
 
-def test_text_without_utf8_is_repaired_in_the_output_only_where_it_is_bad():
+def test_only_invalid_utf8_is_replaced_in_the_output():
     bad = pa.array([b"good \xc3\xa9", b"bad \xff!", None]).view(pa.string())
     messages = pa.array([[{"content": b"\xff"}], None, []]).view(
         pa.list_(pa.struct([("content", pa.string())]))
@@ -83,7 +83,7 @@ def test_text_without_utf8_is_repaired_in_the_output_only_where_it_is_bad():
     assert table["completion"][0].as_py() == "half \ufffd, 😀"
 
 
-def test_datasets_reads_a_written_shard_with_the_inputs_features(tmp_path):
+def test_datasets_reads_a_shard_with_the_features_of_the_inputs(tmp_path):
     features = datasets.Features(
         {"question": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
     )

@@ -14,7 +14,7 @@ from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, c
 from tests.data.samples import row_result
 
 
-def test_the_layout_of_a_run(tmp_path, whole):
+def test_a_run_has_the_documented_files(tmp_path, whole):
     assert sorted(whole) == [
         "config.yaml", "manifest.json", "shards/shard-00000.arrow", "shards/shard-00000.json",
         "stats/shard-00000.json", "stats/shard-00000.trace.arrow",
@@ -42,7 +42,7 @@ def test_the_bytes_do_not_depend_on_how_the_table_is_chunked(tmp_path, whole):
     assert contents(tmp_path / "chunked") == whole
 
 
-def test_differing_dictionaries_of_input_chunks_are_written(tmp_path):
+def test_input_chunks_with_different_dictionaries_can_be_written(tmp_path):
     chunks = [pa.array(["a", "b"]).dictionary_encode(), pa.array(["c"]).dictionary_encode()]
     folder = open_(tmp_path / "run")
     folder.finish_shard(0, pa.table({"label": pa.chunked_array(chunks)}), STATS)
@@ -50,7 +50,7 @@ def test_differing_dictionaries_of_input_chunks_are_written(tmp_path):
         assert reader.read_all()["label"].to_pylist() == ["a", "b", "c"]
 
 
-def test_a_run_that_another_replica_is_at_work_on_is_not_replaced(tmp_path):
+def test_a_run_that_another_replica_works_on_is_not_replaced(tmp_path):
     path = tmp_path / "run"
     finish(open_(path))
     before = contents(path)
@@ -60,7 +60,7 @@ def test_a_run_that_another_replica_is_at_work_on_is_not_replaced(tmp_path):
     ):
         RunFolder.open(path, other, "", True, lambda: "process 7 on n1")
     assert contents(path) == before
-    # Nor one that has no rows yet.
+    # Nor is one that has no rows yet.
     empty = tmp_path / "empty"
     open_(empty)
     with pytest.raises(UserError, match=r"seed: 1 in --output, 2 now"):
@@ -68,8 +68,8 @@ def test_a_run_that_another_replica_is_at_work_on_is_not_replaced(tmp_path):
     assert RunFolder.open(empty, other, "", False).manifest == other
 
 
-def test_rows_of_earlier_holders_are_kept_and_their_logs_left_alone(tmp_path):
-    """An earlier holder may only be paused, and go on to write into its own log."""
+def test_rows_of_earlier_holders_are_kept_and_their_logs_stay(tmp_path):
+    """An earlier holder may merely be paused, and later write into its own log again."""
     folder = open_(tmp_path / "run")
     with folder.parts(0) as log:
         log.append(row_result(0))
@@ -89,7 +89,7 @@ def test_rows_of_earlier_holders_are_kept_and_their_logs_left_alone(tmp_path):
     assert folder.log_generations(1) == []
 
 
-def test_files_of_a_claimed_shard_are_not_tidied_away(tmp_path):
+def test_temporary_files_of_a_claimed_shard_are_not_deleted(tmp_path):
     """They may be those of a replica that is about to finish it."""
     folder = open_(tmp_path / "run")
     (folder.path / "claims").mkdir()
@@ -106,7 +106,7 @@ def test_files_of_a_claimed_shard_are_not_tidied_away(tmp_path):
     assert not kept.exists() and list((folder.path / "claims").iterdir()) == []
 
 
-def test_a_shard_without_its_files_is_not_complete_and_its_record_goes(tmp_path):
+def test_a_shard_with_missing_files_is_incomplete_and_loses_its_record(tmp_path):
     def cut(path):
         path.write_bytes(path.read_bytes()[:-1])
 
@@ -129,7 +129,7 @@ def test_a_shard_without_its_files_is_not_complete_and_its_record_goes(tmp_path)
         assert not open_(folder.path).record_path(0).exists()
 
 
-def test_statistics_come_in_the_order_of_the_shards_and_of_complete_ones_only(tmp_path):
+def test_statistics_are_those_of_complete_shards_in_order(tmp_path):
     folder = open_(tmp_path / "run")
     for shard in (10, 2, 99_999, 0):
         folder.finish_shard(shard, TABLE, {"shard": shard})
@@ -137,7 +137,7 @@ def test_statistics_come_in_the_order_of_the_shards_and_of_complete_ones_only(tm
     assert [stats["shard"] for stats in RunFolder(tmp_path / "run").shard_stats()] == [0, 10, 99_999]
 
 
-def test_resuming_keeps_the_manifest_of_the_start(tmp_path):
+def test_resuming_keeps_the_first_manifest(tmp_path):
     path = tmp_path / "deep" / "run"
     open_(path)
     resumed = open_(path, manifest=Manifest(fingerprint={"seed": 1}, info={"t_target_ms": 9.9}))
@@ -153,7 +153,7 @@ def test_another_run_is_refused_and_nothing_changes(tmp_path):
     assert contents(path) == before
 
 
-def test_overwriting_deletes_what_the_run_wrote_and_nothing_else(tmp_path):
+def test_overwriting_deletes_only_what_the_run_wrote(tmp_path):
     path = tmp_path / "run"
     folder = open_(path)
     finish(folder)
@@ -180,7 +180,7 @@ def test_a_crash_while_overwriting_leaves_one_of_the_two_runs(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("num_steps", range(7))
-def test_a_crash_while_creating_is_no_obstacle(tmp_path, monkeypatch, num_steps):
+def test_a_crash_while_creating_a_run_does_not_prevent_the_next_attempt(tmp_path, monkeypatch, num_steps):
     path, num_left = tmp_path / "run", num_steps
 
     def stepwise(real):
@@ -204,7 +204,7 @@ def test_a_crash_while_creating_is_no_obstacle(tmp_path, monkeypatch, num_steps)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_that_is_no_runs_is_never_touched(tmp_path, overwrite):
+def test_a_folder_that_does_not_belong_to_a_run_is_never_touched(tmp_path, overwrite):
     (tmp_path / "thesis.tex").write_text("years of work")
     (tmp_path / "shards").mkdir()
     before = contents(tmp_path)
@@ -221,7 +221,7 @@ def test_a_folder_that_is_no_runs_is_never_touched(tmp_path, overwrite):
     assert contents(tmp_path) == before
 
 
-def test_a_folder_with_only_logs_or_a_torn_first_manifest_is_new(tmp_path):
+def test_a_folder_with_only_logs_or_a_torn_manifest_counts_as_new(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "slurm.out").write_text("started")
     (tmp_path / "manifest.json.tmp").write_text("{")
@@ -229,7 +229,7 @@ def test_a_folder_with_only_logs_or_a_torn_first_manifest_is_new(tmp_path):
     assert sorted(contents(tmp_path)) == ["config.yaml", "logs/slurm.out", "manifest.json"]
 
 
-def test_a_place_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
+def test_a_path_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UserError, match=r"--output .*file/run cannot be written: .*Not a directory"):
@@ -243,8 +243,8 @@ def test_a_place_that_cannot_hold_a_run_is_refused(tmp_path, monkeypatch):
         open_(tmp_path / "run")
 
 
-def test_a_run_without_rows_may_be_started_otherwise(tmp_path):
-    """A job that was refused after it had claimed its folder must not stand in the way of its remedy."""
+def test_a_run_without_rows_may_be_restarted_with_other_settings(tmp_path):
+    """A job that was refused after it had claimed its folder must not block the corrected command."""
     RunFolder.open(tmp_path / "run", Manifest(fingerprint={"max_seq_len": 4096}), "", False)
     other = Manifest(fingerprint={"max_seq_len": 1024})
     assert RunFolder.open(tmp_path / "run", other, "", False).manifest == other

@@ -1,4 +1,4 @@
-"""Everything that a run's folder holds has a meaning that is written down, and nothing else has."""
+"""Every column and statistic of a run is described, and nothing else is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.ranks import REPOSITORY
 
 
 def dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Names of a JSON document's values; those of the second regression are those of the first."""
+    """Dotted names of a JSON document's values; both regressions share the names of the first."""
     for name, value in values.items():
         if isinstance(value, dict) and value and name != "shard_cost_sums":
             yield from dotted(value, f"{prefix}{name}.")
@@ -25,22 +25,22 @@ def dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield prefix + name
 
 
-def test_columns_are_described() -> None:
+def test_every_column_is_described() -> None:
     assert list(COLUMNS) == list(OUTPUT_COLUMNS)
     assert list(TRACE_COLUMNS) == TRACE_SCHEMA.names
 
 
-def test_statistics_are_described() -> None:
-    """Whoever counts something new says here what it is."""
+def test_every_statistic_is_described() -> None:
+    """Whoever adds a statistic describes it."""
     assert list(STATISTICS) == ["exact", "replica", *dotted(Stats().to_json())]
 
 
-def test_totals_are_described() -> None:
+def test_every_total_is_described() -> None:
     written = ["output", "exact", "complete", *Stats().summary(), "predictions", "operations", "verifier"]
     assert list(TOTALS) == written
 
 
-def test_types_are_those_of_what_is_written() -> None:
+def test_the_described_types_are_those_written() -> None:
     types = {field.name: field.type for field in SECTIONS["columns"][1]()}
     assert types["completion_ids"] == "list<int32>" and types["mean_acceptance_length"] == "float64"
     types = {field.name: field.type for field in SECTIONS["statistics"][1]()}
@@ -51,7 +51,7 @@ def test_types_are_those_of_what_is_written() -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_a_meaning_is_a_line_of_prose(section: str) -> None:
+def test_every_description_is_one_line_of_prose(section: str) -> None:
     _, fields = SECTIONS[section]
     for field in fields():
         assert len(field.meaning) > 5 and field.meaning == field.meaning.strip() and "\n" not in field.meaning
@@ -59,7 +59,7 @@ def test_a_meaning_is_a_line_of_prose(section: str) -> None:
     assert len(rows) == 2 + len(fields()) and {row.count(" | ") for row in rows if "---" not in row} == {2}
 
 
-def test_the_job_shows_all_of_it() -> None:
+def test_the_job_prints_every_description() -> None:
     job = REPOSITORY / "jobs" / "show.py"
     ended = subprocess.run([sys.executable, str(job), "--schema"], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

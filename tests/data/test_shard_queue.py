@@ -1,4 +1,4 @@
-"""Shards among replicas: each is done once, whoever comes, goes, or only seems to have gone."""
+"""Shards shared by replicas: each is done once, whoever joins, leaves, or only seems to have left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_(path, *, manifest=MANIFEST, overwrite=False):
 
 
 class Worker:
-    """A replica that works row by row, as it is told; rows say who has done them."""
+    """A replica that does one row per call; its rows say who has done them."""
 
     def __init__(self, output, name, num_shards, *, is_deterministic=True, **options):
         self.name = name
@@ -66,7 +66,7 @@ class Worker:
         return False
 
     def step(self):
-        """The next thing that it has to do; False when there is none."""
+        """Do the next thing; False if there is none."""
         if self.work is None:
             return self.take() is not None
         claimed, log = self.work
@@ -78,14 +78,14 @@ class Worker:
         return True
 
 
-def test_shards_are_taken_in_order_and_each_by_one(tmp_path):
+def test_shards_are_taken_in_order_each_by_one_replica(tmp_path):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 5) for name in "ab")
     assert [worker.take() for worker in (a, b, a, a, b)] == [0, 1, 2, 3, 4]
     assert a.take() is None and not a.queue.is_done
 
 
-def test_a_run_is_done_when_every_shard_was_seen_complete(tmp_path):
+def test_a_run_is_done_once_every_shard_is_seen_complete(tmp_path):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 3) for name in "ab")
     while a.step():
@@ -97,7 +97,7 @@ def test_a_run_is_done_when_every_shard_was_seen_complete(tmp_path):
     assert not list(tmp_path.glob("claims/shard*")) and not list(tmp_path.glob("parts/*"))
 
 
-def test_what_is_given_back_is_gone_on_with(tmp_path):
+def test_a_shard_that_is_given_back_is_continued(tmp_path):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
     a.take()
@@ -114,7 +114,7 @@ def test_what_is_given_back_is_gone_on_with(tmp_path):
 
 @pytest.mark.parametrize("who_finishes_first", ["a", "b"])
 def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finishes_first):
-    """The first wakes up after it was taken over, and goes on writing into its own log."""
+    """The first wakes up after its claim was taken over, and goes on writing into its own log."""
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
     a.take()
@@ -126,7 +126,7 @@ def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finish
     a.row(1)
     b.row(1)
     if who_finishes_first == "a":
-        # What it has is whole, but the claim is not its own any more.
+        # It has all rows, but no longer holds the claim.
         assert not a.finish() and b.finish()
     else:
         assert b.finish() and not a.finish()
@@ -136,7 +136,7 @@ def test_a_paused_holder_and_its_successor_leave_one_result(tmp_path, who_finish
     assert a.take() is None and a.queue.is_done and a.seen == [0]
 
 
-def test_a_claim_made_on_an_old_look_at_a_complete_shard_is_dropped(tmp_path, monkeypatch):
+def test_a_claim_on_a_shard_completed_meanwhile_is_dropped(tmp_path, monkeypatch):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1) for name in "ab")
     real = b.queue._see_complete
@@ -158,7 +158,7 @@ def test_a_claim_made_on_an_old_look_at_a_complete_shard_is_dropped(tmp_path, mo
     ["publishing.Attempt.publish_stats", "publishing.Attempt.publish_record", "run_folder.RunFolder.sweep"],
 )
 def test_a_shard_whose_holder_died_while_it_finished_is_completed(tmp_path, monkeypatch, step):
-    """Its data has the final name, so nobody may generate it again; nothing is left lying about."""
+    """Its data has the final name, so it is not generated again; no temporary files remain."""
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 1, is_deterministic=False) for name in "ab")
     a.take()
@@ -180,7 +180,7 @@ def crash(*_):
     raise KeyboardInterrupt
 
 
-def test_who_slept_while_the_folder_became_another_runs_is_told(tmp_path):
+def test_a_replica_paused_while_its_folder_was_overwritten_gets_an_error(tmp_path):
     open_(tmp_path)
     a = Worker(tmp_path, "a", 2)
     a.take()
@@ -199,7 +199,7 @@ def test_who_slept_while_the_folder_became_another_runs_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_replicas_do_every_row_once(tmp_path, monkeypatch, seed):
+def test_replicas_that_join_pause_and_die_at_random_do_every_row_once(tmp_path, monkeypatch, seed):
     """They join late, pause past their claims' age, go on, die, and are replaced."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rng = random.Random(seed)
@@ -235,7 +235,7 @@ def test_random_replicas_do_every_row_once(tmp_path, monkeypatch, seed):
     folder = RunFolder(tmp_path)
     assert all(folder.is_complete(shard) for shard in range(num_shards))
     before = {shard: folder.data_path(shard).read_bytes() for shard in range(num_shards)}
-    # Who was paused all the while wakes up, and changes nothing.
+    # Replicas that were paused until the end wake up, and change nothing.
     for sleeper in paused:
         while sleeper.step():
             pass

@@ -1,4 +1,4 @@
-"""Drafted tokens on their way to the trace of a shard."""
+"""The trace of a shard: every drafted token, in the order of the rows."""
 
 from specdist.data import RowResult, TracedToken, trace_table
 from tests.data.samples import row_result
@@ -7,7 +7,7 @@ VERIFIED = TracedToken(1, 0, 1, 9, 0.1, 0.7, 0.7, 1.0, True, True)
 DROPPED = TracedToken(2, 0, 3, 8, 1.5, 0.25, 0.5, None, False, False)
 
 
-def test_a_rows_trace_travels_with_it():
+def test_the_trace_of_a_row_is_kept_with_its_result():
     result = row_result(trace=(VERIFIED, DROPPED))
     found = RowResult.from_json(result.to_json())
     assert found == result

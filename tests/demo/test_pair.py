@@ -1,4 +1,4 @@
-"""The demo pair, tiny: what a complete folder holds, and what makes it be built again."""
+"""The demo pair at tiny sizes: what a complete folder holds, and when it is built again."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def test_a_complete_pair_is_reused(tiny: PairConfig, corpus: Corpus) -> None:
     assert record == pair.read_record(Path(tiny.output))
 
 
-def test_a_killed_build_is_done_again(
+def test_a_killed_build_is_repeated(
     tiny: PairConfig, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(tiny, output=str(tmp_path))
     with monkeypatch.context() as patch:
-        # Everything is in place but the completion record.
+        # Everything is there except the completion record.
         patch.setattr(pair, "write_json", _killed)
         with pytest.raises(KeyboardInterrupt):
             build_pair(config, corpus)

@@ -1,4 +1,4 @@
-"""The files shipped beside the code: configurations parse and fit together, scripts parse."""
+"""The files shipped with the code: configurations parse and fit together, scripts parse."""
 
 from __future__ import annotations
 

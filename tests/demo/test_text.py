@@ -1,4 +1,4 @@
-"""The demo's text: where it comes from, what is dropped, and how it is split."""
+"""The demo's text: its sources, what is dropped, and how it is split."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def corpus() -> Corpus:
     return load_corpus()
 
 
-def test_this_python_has_text_and_gives_the_same_again(corpus: Corpus) -> None:
+def test_this_python_has_enough_text_and_gives_the_same_again(corpus: Corpus) -> None:
     assert len(corpus.training) > len(corpus.held_out) > 0
     assert sum(len(document.text) for document in corpus.training) > 500_000
     assert load_corpus().fingerprint == corpus.fingerprint
@@ -57,7 +57,7 @@ def test_docstrings_come_in_source_order_under_their_definitions(tmp_path: Path)
     )
 
 
-def test_missing_topics_tests_and_foreign_syntax_are_no_trouble(tmp_path: Path) -> None:
+def test_missing_topics_tests_and_other_syntax_are_skipped(tmp_path: Path) -> None:
     stdlib = write_stdlib(tmp_path, ["kept", "test/left_out", "site-packages/left_out"])
     (stdlib / "python2.py").write_text("print 'no Python 3'")
     (stdlib / "undecodable.py").write_bytes(b"'\xff'")
@@ -77,7 +77,7 @@ def test_a_folder_without_sources_is_refused_by_name(tmp_path: Path) -> None:
         load_corpus(held_out_one_in=2, stdlib=tmp_path)
 
 
-def test_near_duplicates_go_and_the_first_stays() -> None:
+def test_of_near_duplicates_only_the_first_is_kept() -> None:
     sentence = "A generator yields each value of the iterable once, and then it stops for "
     first = Document("first", (sentence + "good.",))
     nearly = Document("nearly", (sentence + "ever.", "Something of its own."))
