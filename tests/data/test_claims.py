@@ -179,7 +179,7 @@ def test_generations_continue_after_those_of_the_part_logs(first):
     assert first.take(NAME, above=5) == Claim(NAME, 6)
 
 
-def test_claims_of_a_finished_shard_are_deleted(tmp_path, first):
+def test_forgotten_claims_are_deleted(tmp_path, first):
     claim = first.take(NAME)
     kept = first.take("shard-00001")
     first.claims.release(claim)

@@ -130,7 +130,7 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_state(tmp_path):
     assert reordered[:3] == dataset.to_list()[-3:]
 
 
-def test_a_saved_dataset_with_an_indices_mapping_is_refused(tmp_path):
+def test_an_incomplete_saved_dataset_is_refused(tmp_path):
     saved = tmp_path / "saved"
     datasets.Dataset.from_list(ROWS).save_to_disk(saved)
     state = json.loads((saved / "state.json").read_text())
