@@ -1,4 +1,4 @@
-"""The folder of a run, without a model that has run."""
+"""Run folders written without running a model."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ MANIFEST = Manifest(
 
 
 def manifest_with(*, info: dict[str, Any] | None = None, **fingerprint: Any) -> Manifest:
-    """The same but for these."""
+    """The usual manifest with these changes."""
     return Manifest(
         fingerprint={**MANIFEST.fingerprint, **fingerprint}, info={**MANIFEST.info, **(info or {})}
     )
 
 
 def shard_stats(shard: int) -> Stats:
-    """Of a shard with one block a row."""
+    """Statistics of a shard with one block per row."""
     stats = Stats(
         num_rows=1 + shard, num_completions=(6, 6, 2)[shard], num_completion_tokens=10, wall_ns=2_000_000_000
     )
@@ -62,7 +62,7 @@ def shard_stats(shard: int) -> Stats:
 
 
 def write_run(path: Path, shards: tuple[int, ...] = (0, 1, 2), manifest: Manifest = MANIFEST) -> RunFolder:
-    """A run with a column of its own, of which these shards are finished."""
+    """A run with an input column of its own; these of its shards are finished."""
     folder = RunFolder.open(path, manifest, "seed: 0\n", False)
     plan, _ = folder.plan()
     for shard in shards:

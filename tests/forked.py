@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-# deepspeed's choice is made at its first import; the job makes the same one where torch sees no GPU.
+# DeepSpeed chooses at its first import; the job makes the same choice where torch sees no GPU.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import deepspeed  # noqa: F401
@@ -35,7 +35,7 @@ def fork(target: Callable[..., Any], *arguments: Any) -> ForkServerProcess:
 
 
 class World:
-    """Processes that work together, rank 0 first, and what they say."""
+    """Processes that work together, rank 0 first, and their output."""
 
     def __init__(self, processes: list[ForkServerProcess], folder: Path) -> None:
         self.processes = processes
@@ -52,9 +52,9 @@ class World:
             process.join()
 
     def end(self, timeout_s: float) -> int:
-        """Wait for all of them, and kill the others of one that fails, as a launcher does it.
+        """Wait for all of them; if one fails, kill the others, as a launcher does.
 
-        Returns the exit code of the first to fail, or 0; -1 if nobody ends in time.
+        Returns the exit code of the first to fail, or 0; -1 if they do not end in time.
         """
         running = list(self.processes)
         while running:
@@ -75,7 +75,7 @@ class World:
 def started_world(
     num_ranks: int, target: Callable[..., Any], *arguments: Any, environment: dict[str, str]
 ) -> Iterator[World]:
-    """Every rank runs ``target``; who is still there at the end of the block is killed."""
+    """Every rank runs ``target``; ranks still alive at the end of the block are killed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [
@@ -98,7 +98,7 @@ def started_world(
 
 
 def _run_rank(words: Path, environment: dict[str, str], target: Callable[..., Any], *arguments: Any) -> None:
-    """What a launcher starts: this rank's place in its environment, its words in files."""
+    """What a launcher starts: environment variables give the rank its place, and files take its output."""
     os.environ.update(environment)
     for descriptor, stream in ((1, "stdout"), (2, "stderr")):
         with words.with_suffix(f".{stream}").open("ab") as file:

@@ -59,8 +59,8 @@ ELSEWHERE = {
     ),
     "jobs/evaluate.py": (
         "wants prompts with answers",
-        ["tests/evaluation/test_readme.py::test_commands_run",
-         "tests/evaluation/test_readme.py::test_the_harness_and_back"],
+        ["tests/evaluation/test_readme.py::test_every_command_of_the_section_runs",
+         "tests/evaluation/test_readme.py::test_prompts_of_the_harness_are_generated_and_scored"],
     ),
 }  # fmt: skip
 COMMANDS = commands()

@@ -61,7 +61,7 @@ def test_a_setup_that_another_replica_has_begun_stays(tmp_path: Path) -> None:
 
 
 def test_a_replica_whose_view_predates_the_removal_looks_again(tmp_path: Path) -> None:
-    """Otherwise it would take the next number while another starts from the first: two would hold the setup."""
+    """Otherwise it would take the next number while another takes the first: two would hold the setup."""
     late, other = Member(tmp_path, "late"), Member(tmp_path, "other")
     set_up(other.membership)
     seen, taken = late.claims.latest()[SETUP], []

@@ -50,7 +50,7 @@ def paged_runner(
 
 
 def decode(token_ids: list[int]) -> str:
-    """A text in which every token is one letter, so that stop strings can be placed exactly."""
+    """Text with one letter per token, so that stop strings can be placed exactly."""
     return "".join(chr(ord("A") + token_id) for token_id in token_ids)
 
 
@@ -114,7 +114,7 @@ class Harness:
 
     @property
     def assembly(self) -> Assembly:
-        """Of what this harness is set to by now: tests change its settings between runs."""
+        """The assembly for the present settings: tests change them between runs."""
         return Assembly(
             settings=self.settings,
             vocab_size=self.vocab_size,

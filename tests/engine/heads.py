@@ -1,4 +1,4 @@
-"""Heads for tests: by chance, of one opinion, and as good as random numbers."""
+"""Heads for tests: random, constant, and as unpredictable as random numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def random_head(
 
 
 def constant_head(model: PreTrainedModel, logit: float) -> TokenHead:
-    """One opinion of every token."""
+    """The same estimate for every token."""
     head = TokenHead(model.config.hidden_size, 0)
     with torch.no_grad():
         head.output.weight.zero_()

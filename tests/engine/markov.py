@@ -25,12 +25,12 @@ from specdist.models.flat import FlatBatch, cache_indices
 
 VOCAB_SIZE = 7
 CPU = torch.device("cpu")
-# What an entry of the cache says before anything was written there.
+# What an entry of the cache holds before anything is written there.
 NEVER_WRITTEN = 3
 
 
 def weights(positions: np.ndarray, vocab_size: int) -> np.ndarray:
-    """With which the token of each position goes into the checksum: never 0, so that, the vocabulary being
+    """The factors of the tokens in the checksum, by position: never 0, so that, the vocabulary being
     prime, every exchange of one token for another changes the sum."""
     return positions % (vocab_size - 1) + 1
 
@@ -76,7 +76,7 @@ def markov_pair(
     head_offset: float = 0.0,
     uses_features: bool = False,
 ) -> tuple[MarkovModel, MarkovModel]:
-    """Target and draft. About every second of the draft's tokens is accepted: a fault in what follows a
+    """Target and draft. About half of the draft's tokens are accepted: a fault in what follows a
     rejection shows the sooner. The draft's head has an opinion of its own about every token."""
     generator = torch.Generator().manual_seed(seed)
     shape = (VOCAB_SIZE, VOCAB_SIZE, VOCAB_SIZE)
@@ -87,7 +87,7 @@ def markov_pair(
 
 
 class MarkovRunner:
-    """A :class:`specdist.models.runner.ModelRunner` as the engine uses it."""
+    """What the engine uses of a :class:`specdist.models.runner.ModelRunner`."""
 
     device = CPU
 
@@ -119,7 +119,7 @@ class MarkovRunner:
             num_branch_rows=num_branch_rows,
             max_branch_tokens=max_branch_tokens,
         )
-        # Of every token its part of the checksum: like a key, it knows the position that it was run at.
+        # Each token's part of the checksum: like a key, it depends on the position that it was run at.
         self._cache = np.full(num_all_pages * page_size, NEVER_WRITTEN, np.int64)
 
     def update_pages(self, updates: PageUpdates) -> None:

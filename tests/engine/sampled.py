@@ -28,7 +28,7 @@ NUM_TOKENS = 20
 NUM_SAMPLES = 800
 NUM_BUCKETS = 47
 END = -1
-# About 400 p-values are looked at in the tests, with fixed seeds: odds of a false alarm 1 in 250.
+# The tests look at about 400 p-values with fixed seeds: odds of a false alarm 1 in 250.
 ALARM = 1e-5
 
 PLAIN = SamplingSettings()
@@ -60,7 +60,7 @@ def markov_replica(
 
 
 def probabilities_VVV(model: MarkovModel, settings: SamplingSettings) -> np.ndarray:
-    """float64: of the next token, by last token and checksum."""
+    """float64: probabilities of the next token, by last token and checksum."""
     dense = SamplingSettings(
         temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p, is_coupled=False
     )

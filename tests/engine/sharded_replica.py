@@ -35,7 +35,7 @@ NARROW = VOCAB_SIZE - 5
 
 
 class ShardedReplica(Harness):
-    """Both ranks construct it, and rank 0 generates while rank 1 follows."""
+    """Both ranks construct it; rank 0 generates, and rank 1 follows."""
 
     def __init__(self, folder: str, target: PreTrainedModel, draft: PreTrainedModel, **options: Any) -> None:
         super().__init__(target, draft, **options)

@@ -1,7 +1,7 @@
-"""A target whose vocabulary is cut into slices, one per thread, where a job has one per rank.
+"""A vocabulary-parallel target with one shard of the vocabulary per thread, where a job has one per rank.
 
-The slices' own code runs; what crosses between them goes through memory. The ranks' wires have tests of their
-own, with real ranks.
+The code of the ranks runs; what they exchange goes through memory. The messages between ranks have
+tests of their own, with real ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT_S = 60
 
 
 class ThreadCollectives:
-    """What one thread says to the others; every thread makes the same calls in the same order."""
+    """Collectives between threads; every thread makes the same calls in the same order."""
 
     def __init__(self, rank: int, barrier: threading.Barrier, shared: list[Tensor]) -> None:
         self.rank = rank
@@ -43,7 +43,7 @@ class ThreadCollectives:
         self._shared[self.rank] = tensor
         self._barrier.wait(TIMEOUT_S)
         gathered = torch.stack(self._shared)
-        # Nobody writes the next one before all have read this.
+        # No thread writes the next value before all have read this one.
         self._barrier.wait(TIMEOUT_S)
         return gathered
 
@@ -73,7 +73,7 @@ class _LeadVerdicts:
 
 
 class SlicedTarget:
-    """Every slice has a runner and a cache of its own."""
+    """Every shard of the vocabulary has a runner and a cache of its own."""
 
     is_single_rank = True
     device = CPU
@@ -107,7 +107,7 @@ class SlicedTarget:
 
 
 class SlicedMarkovReplica(Harness):
-    """The Markov pair, with a target in slices; the draft is whole."""
+    """The Markov pair with a vocabulary-parallel target; the draft is whole."""
 
     def __init__(self, target: MarkovModel, draft: MarkovModel, **options: Any) -> None:
         super().__init__(target, draft, **options)

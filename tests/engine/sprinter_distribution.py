@@ -21,7 +21,7 @@ from tests.statistics import chi_square_p_value
 
 NUM_BUCKETS = 48
 
-# What comes next: a token that the target decides alone; one that was drafted in a next token's place, and is
+# What comes next: a token from the target alone; one that was drafted in place of the next token and is
 # verified; and, from here on, a candidate of the block with so many before it.
 BONUS, VERIFIED_AHEAD, CANDIDATE = "bonus", "ahead", 0
 State = str | int
@@ -48,7 +48,7 @@ def sprinter_distribution(
         tails = torch.tensor(list(product(range(vocab_size), repeat=place)), dtype=torch.int64)
         prefixes = torch.cat([torch.tensor(prompt).expand(len(tails), -1), tails], dim=1)
         target_UV, draft_UV = (_probabilities(model, prefixes, settings) for model in models)
-        # The last token of a row is always the target's, and the one before it is verified in any case.
+        # The last token of a row always comes from the target, and the one before it is always verified.
         num_left = depth - 1 - place
         doubts_UV = torch.ones_like(draft_UV, dtype=torch.bool)
         if num_left > 1:

@@ -1,4 +1,4 @@
-"""Branches: what is chosen, where it is kept, and that it is what the row would have drafted anyway."""
+"""Branches: which are chosen, where they are kept, and that they are what the row would have drafted."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ NOTHING = np.zeros(0, np.int64)
 
 
 class LoneDraft:
-    """A greedy draft without a target: a test says what is accepted and what is decided."""
+    """A greedy draft without a target: the test says what is accepted and which token comes next."""
 
     def __init__(self, model: PreTrainedModel, prompts: list[list[int]]) -> None:
         self.rows = [list(prompt) for prompt in prompts]
@@ -101,14 +101,14 @@ def no_rows() -> OpenedSequences:
 
 
 def ranked_continuation(model: PreTrainedModel, token_ids: list[int]) -> list[int]:
-    """Every token, the likeliest next one first."""
+    """Every token, likeliest first."""
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0, -1].argsort(descending=True).tolist()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neo"])
-def test_candidates_are_always_the_continuation_of_what_was_committed(family: str) -> None:
-    """Whatever is accepted and decided, and wherever in a page: a stale cache would draft something else."""
+def test_candidates_always_continue_the_committed_tokens(family: str) -> None:
+    """Whatever is accepted and comes next, anywhere in a page: a stale cache would draft something else."""
     model = tiny_model(family, seed=5)
     generator = np.random.default_rng(1)
     lone = LoneDraft(model, prompts_of_lengths(5, 11, 16))
@@ -121,7 +121,7 @@ def test_candidates_are_always_the_continuation_of_what_was_committed(family: st
             row += chain[:count]
             ranked = ranked_continuation(model, row)
             rank = int(generator.choice([0, 1, 2, 17], p=[0.3, 0.4, 0.2, 0.1]))
-            # A cut chain never goes on with the token that was cut.
+            # After a rejection the next token is never the rejected one.
             if count < len(chain) and rank == 0:
                 rank = 1
             num_accepted.append(count)
@@ -172,8 +172,8 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).rows_B)
 
 
-def test_beliefs_of_a_random_draw() -> None:
-    """Half of what the draft is undecided about is lost, to the others in proportion to their probability."""
+def test_estimates_for_a_random_draw() -> None:
+    """Half of the draft's remaining mass is lost, to the other tokens in proportion to their probability."""
     distribution = torch.tensor([[0.5, 0.3, 0.2, 0.0]])
     branch_estimates = estimate_branches(distribution, np.array([1]), SamplingSettings(), 3)
     assert branch_estimates.survival_N == pytest.approx([0.75])
@@ -187,7 +187,7 @@ def test_beliefs_of_a_random_draw() -> None:
     assert chances == pytest.approx({0: 0.25 * 0.5 / 0.7, 1: 0, 2: 0.25 * 0.2 / 0.7, 3: 0})
 
 
-def test_beliefs_of_a_greedy_draw() -> None:
+def test_estimates_for_a_greedy_draw() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     branch_estimates = estimate_branches(logits, np.array([1]), GREEDY, 2)
     weights = torch.exp(2 * logits[0])

@@ -1,4 +1,4 @@
-"""Under gumbel coupling the output is the target's own sample: the draft changes nothing but the speed."""
+"""Under gumbel coupling the output is the target's own sample: the draft changes only the speed."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.statistics import chi_square_p_value
 COUPLED = SamplingSettings(temperature=0.9, top_k=40, top_p=0.95, is_coupled=True)
 
 
-def test_token_identical_whatever_drafts() -> None:
+def test_coupled_tokens_are_those_of_the_target_whatever_drafts() -> None:
     target = tiny_model("llama", seed=3)
     drafts = {"weak": tiny_model("llama", seed=4), "strong": noisy_copy(target, scale=0.02), "itself": target}
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17), num_samples=2)
@@ -45,7 +45,7 @@ def two_distributions(num: int) -> tuple[torch.Tensor, torch.Tensor]:
     return target.expand(num, -1), draft.expand(num, -1)
 
 
-def test_a_draw_follows_its_law_along_positions_and_rows() -> None:
+def test_coupled_draws_follow_their_distribution_along_positions_and_rows() -> None:
     num = 30_000
     target, _ = two_distributions(num)
     streams = torch.tensor([stream_key(0, row, 0) for row in range(num)])
@@ -58,7 +58,7 @@ def test_a_draw_follows_its_law_along_positions_and_rows() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_two_laws_draw_the_same_token_as_often_as_the_theory_says(seed: int) -> None:
+def test_two_distributions_draw_the_same_token_as_often_as_the_theory_says(seed: int) -> None:
     """At least (1 - TV) / (1 + TV), and never more often than rejection accepts (Daliri et al. 2024)."""
     num = 20_000
     target, draft = two_distributions(num)

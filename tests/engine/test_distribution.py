@@ -16,7 +16,7 @@ tests, sound code: 0.067 to 0.65 (of all four views: 0.063 to 0.89). With faults
     adopted branch with the probabilities of the lost chain, or with its scores         3e-19, 5e-18
     bonus token drawn one position early, in turns                                      0
     one noise for all positions under coupling                                          0 (buckets too: 2e-45)
-    slices of the vocabulary that forget the temperature, 1.2                           4e-9
+    vocabulary shards that forget the temperature, 1.2                                  4e-9
 
 An earlier version, 6,000 completions of 6 tokens by a transformer, gave the first of them p = 0.03 to 0.57.
 """
@@ -64,18 +64,22 @@ every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 
 @every_setting
 @pytest.mark.parametrize("num_draft_tokens", [1, 3, 8])
-def test_in_turns(num_draft_tokens: int, settings: SamplingSettings) -> None:
+def test_drafting_in_turns_follows_the_target_s_distribution(
+    num_draft_tokens: int, settings: SamplingSettings
+) -> None:
     replica = markov_replica(settings, num_draft_tokens=num_draft_tokens)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)
-    # Both branches of the rule must have been taken often, or nothing was tested.
+    # Acceptance and rejection must both have been frequent, or nothing was tested.
     assert 0.05 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
 
 
 @every_setting
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(1, 0), (4, 0), (2, 1), (4, 3)])
-def test_ahead(num_ahead_tokens: int, num_branches: int, settings: SamplingSettings) -> None:
+def test_drafting_ahead_follows_the_target_s_distribution(
+    num_ahead_tokens: int, num_branches: int, settings: SamplingSettings
+) -> None:
     replica = markov_replica(settings, num_ahead_tokens=num_ahead_tokens, num_branches=num_branches)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
@@ -87,35 +91,35 @@ def test_ahead(num_ahead_tokens: int, num_branches: int, settings: SamplingSetti
 
 
 @pytest.mark.parametrize("settings", [FILTERED, COUPLED], ids=["filtered", "coupled"])
-def test_target_only(settings: SamplingSettings) -> None:
+def test_the_target_alone_follows_its_distribution(settings: SamplingSettings) -> None:
     found = p_values(markov_replica(settings, pair=(TARGET, None)), TARGET)
     assert min(found) > ALARM, found
 
 
 @every_setting
-def test_a_target_in_slices(settings: SamplingSettings) -> None:
-    """And each token is the whole target's."""
+def test_a_vocabulary_parallel_target_follows_its_distribution(settings: SamplingSettings) -> None:
+    """And each token is that of the unsharded target."""
     replica = markov_replica(settings, kind=SlicedMarkovReplica, max_num_seqs=400)
     completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     found = p_values_of(completions, probabilities_VVV(TARGET, settings))
     assert min(found) > ALARM, found
     whole = markov_replica(settings, max_num_seqs=400).generate(requests_for(PROMPTS, NUM_SAMPLES))
-    # A probability that differs in the last bit may decide otherwise once in a long time.
+    # A probability that differs in the last bit may very rarely change a token.
     num_same = sum(one.token_ids == other.token_ids for one, other in zip(completions, whole, strict=True))
     assert num_same > 0.995 * len(whole)
 
 
 @every_mode
-def test_with_stop_tokens(ahead: dict[str, int]) -> None:
-    """A completion that ends early says nothing less of the tokens before its end."""
+def test_stop_tokens_do_not_bias_the_output(ahead: dict[str, int]) -> None:
+    """The tokens before an early end follow the same distribution."""
     replica = markov_replica(PLAIN, eos=[5], **ahead)
     found = p_values(replica, TARGET, eos=[5])
     assert min(found) > ALARM, found
 
 
 @every_mode
-def test_with_rows_that_give_way(ahead: dict[str, int]) -> None:
-    """Rows begin again in another slot, in the middle of other rows' completions."""
+def test_preemption_does_not_bias_the_output(ahead: dict[str, int]) -> None:
+    """Rows restart in another slot while other rows are in the middle of their completions."""
     replica = markov_replica(PLAIN, max_num_seqs=400, num_pages=600, **ahead)
     found = p_values(replica, TARGET)
     assert min(found) > ALARM, found
@@ -127,7 +131,7 @@ def test_with_rows_that_give_way(ahead: dict[str, int]) -> None:
 def test_a_draft_that_is_the_target_is_accepted_always(
     ahead: dict[str, int], settings: SamplingSettings
 ) -> None:
-    """Tells of a draft whose cache is not what its row says: then it would draw other tokens."""
+    """Detects a draft whose cache does not match its row: it would draw other tokens."""
     replica = markov_replica(settings, pair=(TARGET, TARGET), eos=[5], max_num_seqs=50, **ahead)
     p_values(replica, TARGET, 100, eos=[5])
     stats = replica.stats_recorder.close_shard(0)

@@ -1,7 +1,7 @@
-"""What the draft believes to be in its cache is there: of rejected tokens nothing, of branches all.
+"""The draft's cache holds what its bookkeeping says: no rejected tokens, and all of the branches.
 
-A draft with a stale cache draws worse tokens, and says truly how it drew them: the output stays exact, and no
-test of the output sees it.
+A draft with a stale cache draws worse tokens and reports their true probabilities: the output stays exact,
+and no test of the output detects it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ GREEDY = SamplingSettings(temperature=0.0)
 
 @dataclass
 class Pausing(WithoutHistory):
-    """Drafts nothing every third time: the cache of a row then lacks several tokens, and has rejected ones in
-    their places."""
+    """Drafts nothing every third time: the cache of a row then lacks several tokens, with rejected ones in
+    their positions."""
 
     max_draft_tokens: int = 3
     uses_features: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class Pausing(WithoutHistory):
 
 
 class CheckedDraft:
-    """Looks at the cache of every row after every round."""
+    """Checks the cache of every row after every round."""
 
     def __init__(self, draft: DraftWorker, runner: MarkovRunner) -> None:
         self._draft = draft
@@ -57,7 +57,7 @@ class CheckedDraft:
             begin, end = self._begins[slot], int(rows.num_computed[slot])
             assert self._runner.is_cached(slot, begin, rows.token_ids[slot, begin:end])
             self.num_checked += end - begin
-        # What stands before a context is in pages that another row has written.
+        # The tokens before a context are in pages that another row has written.
         for slot in request.opened.slots.tolist():
             self._begins[slot] = int(request.context.positions_T[request.context.slots_T == slot].min())
         return reply
@@ -67,7 +67,7 @@ class CheckedDraft:
 
 
 class CheckedReplica(Harness):
-    """Whose draft is looked at."""
+    """A replica whose draft is checked."""
 
     def proposer(self) -> Proposer:
         inner = super().proposer()
@@ -82,7 +82,7 @@ class CheckedReplica(Harness):
 )
 @pytest.mark.parametrize("num_pages", [1000, 24], ids=["roomy", "tight"])
 @pytest.mark.parametrize("pauses", [False, True], ids=["fixed", "pausing"])
-def test_every_row_s_cache_is_what_the_draft_believes(
+def test_the_cache_of_every_row_is_what_the_draft_assumes(
     pauses: bool, num_pages: int, ahead: dict[str, Any], settings: SamplingSettings
 ) -> None:
     policy = Pausing() if pauses else FixedLength(3)

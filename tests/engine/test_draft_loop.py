@@ -1,4 +1,4 @@
-"""A policy is asked after every drafted token, with what the draft knows of it."""
+"""A policy is asked after every drafted token, with the features of that token."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ NUM_DRAFT_TOKENS = 4
 
 @dataclass
 class Spy(WithoutHistory):
-    """Stops after a token whose probability is low, and remembers what it was told."""
+    """Stops after a token of low probability, and records its arguments."""
 
     threshold: float = 0.0
     max_draft_tokens: int = NUM_DRAFT_TOKENS
@@ -33,7 +33,7 @@ class Spy(WithoutHistory):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
-def test_features_are_those_of_the_distribution_behind_each_token(temperature: float) -> None:
+def test_features_are_those_of_the_distribution_each_token_was_drawn_from(temperature: float) -> None:
     target = tiny_model("llama", seed=3)
     settings = SamplingSettings(temperature=temperature)
     replica = Harness(target, target, settings=settings, num_draft_tokens=NUM_DRAFT_TOKENS, max_new_tokens=12)
@@ -41,7 +41,7 @@ def test_features_are_those_of_the_distribution_behind_each_token(temperature: f
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
     told = [rows.features for rows in spy.asked if rows.features is not None]
-    # A draft that is the target drafts the completion itself, but for one bonus token per block.
+    # A draft that is the target drafts the completion itself, except one bonus token per block.
     with torch.inference_mode():
         logits = target(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1]
     distribution = distributions_from_logits(logits, SamplingSettings(temperature=temperature or 1.0))
@@ -61,12 +61,12 @@ def test_features_are_those_of_the_distribution_behind_each_token(temperature: f
     found = [
         (float(f.entropies_R[0]), float(f.probabilities_R[0]), float(f.top_probabilities_R[0])) for f in told
     ]
-    # The last token of all cannot be a candidate.
+    # The last token of a completion cannot be a candidate.
     np.testing.assert_allclose(found, expected[: 2 * (NUM_DRAFT_TOKENS - 1)], atol=1e-5)
 
 
 @pytest.mark.parametrize("num_branches", [0, 2])
-def test_rows_and_their_branches_stop_each_where_its_policy_says(num_branches: int) -> None:
+def test_every_row_and_every_branch_stops_where_its_policy_says(num_branches: int) -> None:
     target = tiny_model("llama", seed=3)
     lengths = []
     for threshold in (0.0, 2.0):

@@ -1,4 +1,4 @@
-"""Rounds that do not go through: too little memory, and logits that are not finite. No other row notices."""
+"""Rounds that fail: too little memory, and logits that are not finite. Other rows are not affected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WITH_HISTORY: dict[str, Any] = {
         num_draft_tokens=2, min_draft_tokens=1, max_draft_tokens=4, length_bonus=1.0, length_rate=0.5
     ),
 }
-# What torch really says, on a GPU and on a CPU.
+# torch's own messages, on a GPU and on a CPU.
 COMPLAINTS = [
     torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: not enough memory: you tried ..."),
@@ -58,7 +58,7 @@ def models() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, error: Exception, *passes: int) -> None:
-    """Let these of the runner's passes fail, counted from 1."""
+    """Let these passes of the runner fail, counted from 1."""
     forward, counter = runner.forward, itertools.count(1)
 
     def failing(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
@@ -91,7 +91,7 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         "num_branches": num_branches,
     }
     expected = Harness(*models, **common).generate(requests)
-    # In the middle of the run, at any place of a round: before prompts, between the steps of a draft batch,
+    # In the middle of the run, at any point of a round: before prompts, between the steps of a draft batch,
     # ...
     for complaint, first in zip(COMPLAINTS, (3, 6, 8) if model == TARGET else (5, 12, 18), strict=True):
         replica = Harness(*models, **common)
@@ -108,7 +108,7 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
 
 
 class OverAWire(Harness):
-    """The draft in a thread of its own, behind the wire."""
+    """The draft in a thread of its own, reached by messages."""
 
     def proposer(self) -> Proposer:
         colocated = super().proposer()
@@ -124,14 +124,14 @@ class OverAWire(Harness):
 
 
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 2)], ids=["none", "ahead"])
-def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
+def test_a_draft_rank_out_of_memory_reports_it_and_goes_on(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     num_ahead_tokens: int,
     num_branches: int,
 ) -> None:
-    """Before its answer, and after it."""
+    """Before its reply, and after it."""
     queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
     monkeypatch.setattr(remote, "wire_to", lambda rank: Wire(lambda tensor: queues[rank].put(tensor.clone())))
     monkeypatch.setattr(
@@ -155,7 +155,7 @@ def test_a_draft_on_its_own_rank_that_lacks_memory_says_so_and_goes_on(
 def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long context takes memory however few of its tokens run."""
+    """A long context needs memory however few of its tokens are run."""
     requests = requests_for(prompts_of_lengths(5, 60, 8, 11, 2, 17, 9, 8))
     common: dict[str, Any] = {"max_new_tokens": 12, "max_num_seqs": 4}
     expected = Harness(*models, **common).generate(requests)
@@ -178,7 +178,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_batch_recovers(
     assert replica.stats_recorder.shard(0).num_completions == len(expected)
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory(
+def test_other_errors_are_not_mistaken_for_a_lack_of_memory(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = Harness(*models)
@@ -190,7 +190,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(
 def poison(
     monkeypatch: pytest.MonkeyPatch, runner: ModelRunner, value: float, is_bad: Callable[[int, int], bool]
 ) -> None:
-    """Spoil one logit of the tokens for which ``is_bad(token id, position)``, of what follows them."""
+    """Spoil one logit after every token for which ``is_bad(token id, position)``."""
     forward = runner.forward
 
     def spoiled(batch: FlatBatch, logits_index: np.ndarray) -> Tensor:
@@ -208,7 +208,7 @@ def poison(
 def check_bad_rows(
     completions: list[Completion], expected: list[Completion], is_bad: Callable[[int, int], bool]
 ) -> int:
-    """Rows end where their context first meets a bad token, and the others are what they were."""
+    """Rows end where their context first has a bad token, and the others are unchanged."""
     num_bad = 0
     for found, undisturbed in zip(completions, expected, strict=True):
         ids = undisturbed.request.prompt_ids + undisturbed.token_ids
@@ -229,7 +229,7 @@ def check_bad_rows(
                          ids=["greedy", "top-p", "gumbel", "top-k"])  # fmt: skip
 @pytest.mark.parametrize(("has_draft", "num_ahead_tokens"), [(False, 0), (True, 0), (True, 4)],
                          ids=["alone", "none", "ahead"])  # fmt: skip
-def test_rows_without_finite_logits_end_as_errors_and_the_others_do_not_notice(
+def test_rows_without_finite_logits_end_as_errors_and_the_others_are_unchanged(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     value: float,
@@ -237,7 +237,7 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_do_not_notice(
     has_draft: bool,
     num_ahead_tokens: int,
 ) -> None:
-    """After a prompt, a next token or a candidate: wherever the logits are needed."""
+    """After a prompt, a next token or a candidate: anywhere logits are needed."""
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8), num_samples=2)
     common: dict[str, Any] = {
         "settings": settings,
@@ -259,14 +259,14 @@ def test_rows_without_finite_logits_end_as_errors_and_the_others_do_not_notice(
 
 @pytest.mark.parametrize("num_ahead_tokens", [0, 4], ids=["none", "ahead"])
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GUMBEL], ids=["greedy", "sampled", "gumbel"])
-def test_a_draft_without_finite_logits_only_drafts_less(
+def test_a_draft_with_some_nans_only_drafts_less(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     settings: SamplingSettings,
     num_ahead_tokens: int,
 ) -> None:
-    """One that is the target is believed wherever it has drafted: nothing but its NaNs is missing."""
+    """A draft that is the target is always accepted; only the tokens at its NaNs are not drafted."""
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     replica = Harness(
         models[TARGET],
@@ -287,7 +287,7 @@ def test_a_draft_without_finite_logits_only_drafts_less(
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_a_draft_of_nans_leaves_the_target_alone(
+def test_a_draft_of_nans_leaves_the_target_to_decode_alone(
     models: tuple[PreTrainedModel, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
     settings: SamplingSettings,
@@ -304,7 +304,7 @@ def test_a_draft_of_nans_leaves_the_target_alone(
 def test_a_target_of_nans_ends_the_job_before_anything_is_written(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with fewer rows at a time than it takes to be sure; with fewer rows at all they are errors."""
+    """Also with fewer rows per batch than it takes to be sure; with fewer rows in all, they are errors."""
     for max_num_seqs in (2, 16):
         replica = Harness(*models, max_num_seqs=max_num_seqs, max_num_batched_tokens=128)
         poison(monkeypatch, replica.runners[TARGET], float("nan"), lambda *_: True)

@@ -1,4 +1,4 @@
-"""Policies that look at the whole batch: exact in every mode, and the trap that they could fall into."""
+"""Policies that look at the whole batch: exact in every mode; and the selection bias that they must avoid."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ UNLIKELY = 0.35
 
 
 def goodput(settings: SamplingSettings, *, per_token: int = 1, reads_head: bool = False) -> Goodput:
-    """Costs under which blocks of all lengths come up."""
+    """Costs under which blocks of all lengths occur."""
     costs = CostModel(Curve([1, 401], [2000, 2000 + 400 * per_token]), Curve([1, 101], [20, 60]))
     return Goodput(
         max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random, reads_head=reads_head
@@ -33,7 +33,7 @@ def goodput(settings: SamplingSettings, *, per_token: int = 1, reads_head: bool 
 
 @dataclass
 class Picky(WithoutHistory):
-    """Drafts all it may, and leaves out of a pass every token that was unlikely, and what follows it."""
+    """Drafts as much as it may, and leaves unlikely tokens, with all that follow them, out of the pass."""
 
     max_draft_tokens: int = CAP
     uses_features: bool = True
@@ -104,18 +104,18 @@ def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> No
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
 
 
-def test_a_target_without_time_to_spare_is_left_alone() -> None:
+def test_nothing_is_drafted_where_the_target_has_no_time_to_spare() -> None:
     target = tiny_model("llama", seed=3)
     replica = Harness(target, noisy_copy(target), num_draft_tokens=CAP, max_new_tokens=20)
     replica.policy = goodput(GREEDY, per_token=100_000)
     replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2)))
     stats = replica.stats_recorder.close_shard(0)
-    # But beside a prompt, in a pass that takes long anyway.
+    # But together with a prompt, in a pass that takes long anyway.
     assert stats.num_draft_tokens < stats.num_completion_tokens / 10
 
 
-def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trap: tokens that are left out for their own probability make the kept ones too likely."""
+def test_dropping_drawn_tokens_by_their_value_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bias: leaving tokens out for their own probability makes the kept ones too likely."""
     extend = DraftLoop.extend
 
     def picky_extend(self: DraftLoop, draft_batch: DraftBatch) -> np.ndarray:
@@ -132,8 +132,8 @@ def test_throwing_away_what_was_looked_at_would_be_seen(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
-def test_what_is_left_out_of_a_pass_but_judged_later_biases_nothing(ahead: dict[str, int]) -> None:
-    """The same choice, where the draft works ahead: the token stays in its chain."""
+def test_tokens_left_out_of_a_pass_but_verified_later_bias_nothing(ahead: dict[str, int]) -> None:
+    """The same choice where the draft works ahead: the token stays a candidate for a later pass."""
     policy = Picky()
     replica = markov_replica(policy=policy, **ahead)
     found = p_values(replica, markov_pair()[0])

@@ -36,11 +36,11 @@ def reference(model: PreTrainedModel, prompt: list[int], eos: int | None) -> lis
 @pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (5, 0), (5, 3)], ids=MODES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_token_identical_with_a_draft_that_often_misses(
+def test_greedy_tokens_are_those_of_transformers_with_a_draft_that_often_misses(
     family: str, num_ahead_tokens: int, num_branches: int, kind_of_pass: str
 ) -> None:
     target = tiny_model(family)
-    # The norms of Gemma 2 shrug off what makes another family's draft miss.
+    # The norms of Gemma 2 absorb the noise that makes the draft of another family miss.
     draft = noisy_copy(target, scale=0.06 if family == "gemma2" else 0.02)
     prompts = prompts_of_lengths(3, 17, 9, 31, 1, 12)
     free_running = [reference(target, prompt, None) for prompt in prompts]

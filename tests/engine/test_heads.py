@@ -1,4 +1,4 @@
-"""A policy that reads a trained head: exact in every mode, asked in time, and nothing is run twice."""
+"""A policy that reads a trained head: exact in every mode, asked in time, and no pass is run twice."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ every_policy = pytest.mark.parametrize("name", ["specdecpp", "sprinter"])
 
 
 def policy_of(name: str) -> LengthPolicy:
-    """New ones: they gather what they know of a block."""
+    """A new policy: it accumulates estimates over a block."""
     if name == "specdecpp":
         return SpecDecPlusPlus(max_draft_tokens=CAP, stop_threshold=0.7)
     return Sprinter(max_draft_tokens=CAP, verifier_threshold=0.5)
 
 
 def with_head(name: str, *, offset: float = 0.7) -> dict[str, Any]:
-    """One of the two heads reads the features of tokens, too."""
+    """One of the two heads reads the features of tokens as well."""
     head = random_head(tiny_model("llama"), offset=offset, uses_features=name == "specdecpp")
     return {"policy": policy_of(name), "head": head}
 
@@ -62,7 +62,7 @@ def test_the_output_follows_the_target_s_distribution(
     assert num_lengths(stats) > 2 and 0.1 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
 
 
-def test_throwing_away_the_doubted_token_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropping_the_doubted_token_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trap: its estimate is of the token itself, so that those which stay would be chosen by value. (A
     draft that works ahead would draw it again with the same number, and verify it.)"""
     extend = DraftLoop.extend
@@ -96,7 +96,7 @@ def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str
 def test_a_row_is_the_same_in_any_batch_and_after_a_preemption(
     name: str, ahead: dict[str, int], trusts_draft: bool
 ) -> None:
-    """Where the draft is trusted, too: what ends a block is the row's own affair."""
+    """Also where the draft is trusted: what ends a block depends on that row alone."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8))
@@ -128,7 +128,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(
 
 @dataclass
 class Spy(WithoutHistory):
-    """Never stops, and remembers the estimates that it was told."""
+    """Never stops, and records the estimates that it is given."""
 
     max_draft_tokens: int = 4
     uses_features: bool = False
@@ -142,7 +142,7 @@ class Spy(WithoutHistory):
 
 @pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
 @pytest.mark.parametrize("uses_features", [False, True], ids=["estimates", "features too"])
-def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
+def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
     kind_of_pass: str, uses_features: bool
 ) -> None:
     """The hidden state is that of the pass over the token, and the features are those of its draw, in a
@@ -162,14 +162,14 @@ def test_the_policy_is_told_the_head_s_word_on_the_token_itself(
     assert [rows.num_drafted for rows in told[:3]] == [1, 2, 3]
     for rows in told[:3]:
         estimates_R = rows.features.estimates_R
-        # The first token of the row is the prompt's decision.
+        # The first token of the row comes from the prompt's pass.
         np.testing.assert_allclose(estimates_R, expected[rows.num_drafted], atol=1e-5)
         assert np.isnan(rows.features.entropies_R).all() == (not uses_features)
 
 
 @pytest.mark.parametrize(("logit", "num_steps"), [(-20.0, 2), (20.0, CAP)], ids=["doubts all", "doubts none"])
-def test_every_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: int) -> None:
-    """A block that ends by the head has run its last token too, and the next block begins after it."""
+def test_every_draft_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: int) -> None:
+    """A block that the head ends has run its last token too, and the next block begins after it."""
     target = tiny_model("llama", seed=3)
     replica = Harness(target, target, policy=policy_of("sprinter"), head=constant_head(target, logit),
                       max_new_tokens=2 + 3 * (num_steps if logit > 0 else 1) + 3)  # fmt: skip
@@ -206,7 +206,7 @@ def estimates_from_scratch(
 
 @every_mode
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_trace_has_the_estimates(ahead: dict[str, int], settings: SamplingSettings) -> None:
+def test_the_trace_has_the_head_s_estimates(ahead: dict[str, int], settings: SamplingSettings) -> None:
     """Of every verified token, accepted or not, that a pass was run over; also of one that was drafted where
     a decision belongs, after one that was not, in a branch, and after a preemption."""
     target = tiny_model("llama", seed=3)

@@ -1,4 +1,4 @@
-"""A row's completion is its own affair, and a draft that is the target is always believed."""
+"""A completion does not depend on the other rows, and a draft that is the target is always accepted."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ from tests.models.families import noisy_copy, tiny_model
 
 SAMPLED = SamplingSettings(temperature=1.0, top_p=0.95)
 GREEDY = SamplingSettings(temperature=0.0)
-# Everything that ends up in the output, the counts of speculation too.
+# Everything in the output, including the counts of speculation.
 RECORDED = [field.name for field in dataclasses.fields(Completion) if field.name != "request"]
 
 
@@ -26,7 +26,7 @@ def outcome(completions: list[Completion]) -> list[tuple[object, ...]]:
 VARIATIONS: list[dict[str, int]] = [
     {"max_num_seqs": 3},
     {"max_num_seqs": 16, "max_num_batched_tokens": 512},
-    # Prompts in many chunks, beside the blocks of other rows.
+    # Prompts in many chunks, together with the blocks of other rows.
     {"max_num_seqs": 16, "max_num_batched_tokens": 17},
 ]
 
@@ -39,7 +39,7 @@ def check_preempted(
     *num_pages: int,
     **common: Any,
 ) -> Stats:
-    """So few pages that rows have to give way and start again. Returns the statistics of all runs."""
+    """So few pages that rows are preempted and start again. Returns the statistics of all runs."""
     stats = Stats()
     for num in num_pages:
         tight = Harness(target, draft, max_num_seqs=16, num_pages=num, **common)
@@ -51,7 +51,7 @@ def check_preempted(
 
 @pytest.mark.parametrize(("num_ahead_tokens", "num_branches"), [(0, 0), (4, 0), (4, 2)], ids=MODES)
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_alone_in_any_batch_chunked_or_preempted(
+def test_a_completion_is_the_same_alone_in_any_batch_chunked_or_preempted(
     settings: SamplingSettings, num_ahead_tokens: int, num_branches: int
 ) -> None:
     target = tiny_model("llama", seed=3)
@@ -72,7 +72,7 @@ def test_samples_of_a_prompt_share_its_pages_and_differ() -> None:
     replica = Harness(target, draft, settings=SAMPLED, max_new_tokens=12, max_num_batched_tokens=128)
     [prompt] = prompts_of_lengths(30)
     together = replica.generate(requests_for([prompt], num_samples=4))
-    # 28 of the 30 tokens fill whole pages: three samples find them there.
+    # 28 of the 30 tokens fill whole pages: three samples find them in the cache.
     assert replica.stats_recorder.close_shard(0).num_shared_prompt_tokens == 3 * (30 // PAGE_SIZE) * PAGE_SIZE
     assert len({tuple(c.token_ids) for c in together}) == 4
     for completion in together:
@@ -93,8 +93,8 @@ def test_prompts_with_a_common_beginning_share_its_pages_even_later() -> None:
 
 
 @pytest.mark.parametrize("settings", [SAMPLED, SamplingSettings(top_k=9)], ids=["top-p", "top-k"])
-def test_what_is_ready_changes_no_token_of_a_draft_ahead(settings: SamplingSettings) -> None:
-    """Every decision but the last has a drafted token to verify, and its random numbers are those of its
+def test_ahead_no_block_length_branch_or_batch_changes_a_token(settings: SamplingSettings) -> None:
+    """Every next token but the last has a drafted token to verify, and its random numbers are those of its
     position and of the misses before it: block lengths, branches and batches leave no trace."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
@@ -134,7 +134,7 @@ def test_a_draft_that_is_the_target_is_accepted_always(settings: SamplingSetting
         completions = replica.generate(requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=3))
         stats = replica.stats_recorder.close_shard(0)
         assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
-        # Every chain is reached and goes on: no row is ever without candidates but at its ends.
+        # Everything drafted ahead is used: only at its beginning and end is a row without candidates.
         assert stats.num_ahead_hits == stats.num_ahead_verified == stats.num_ahead_chains
         assert (stats.num_ahead_chains > 0) == is_ahead
         assert stats.num_misses == 0

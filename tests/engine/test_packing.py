@@ -1,4 +1,4 @@
-"""Messages come out as they went in, by the types that their fields declare."""
+"""Messages are unpacked as they were packed, by the declared types of their fields."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def message(extra: Inner | None) -> Message:
 
 
 @pytest.mark.parametrize("extra", [None, Inner(7, np.array([1, 2, 3]))], ids=["without", "with"])
-def test_a_message_survives(extra: Inner | None) -> None:
+def test_a_message_survives_packing(extra: Inner | None) -> None:
     sent = message(extra)
     arrays = pack(sent)
     assert all(array.dtype == np.int32 and array.ndim == 1 for array in arrays)
@@ -57,10 +57,10 @@ def test_a_message_survives(extra: Inner | None) -> None:
     assert (found.extra is None) == (extra is None)
     if extra is not None and found.extra is not None:
         assert found.extra.count == 7 and found.extra.ids_R.tolist() == [1, 2, 3]
-    # What is not sent has its default at the receiver.
+    # A field that is not sent has its default at the receiver.
     assert found.local is None and found.name == ""
 
 
-def test_parts_of_another_message_are_noticed() -> None:
+def test_parts_of_another_message_are_detected() -> None:
     with pytest.raises(ValueError, match="more parts than Inner"):
         unpack(Inner, pack(message(None)))

@@ -1,5 +1,5 @@
-"""Whatever the policy and the mode: the target's distribution, its greedy tokens, and rows that do not depend
-on one another.
+"""Every policy in every mode: the target's distribution, its greedy tokens, and rows that do not depend on
+one another.
 
 The thresholds are such that on these models blocks have many lengths.
 """
@@ -46,7 +46,7 @@ def policies_by_name(
         "hf_heuristic": HfHeuristic(num_draft_tokens=3, max_draft_tokens=CAP),
         "confidence": ConfidenceThreshold(max_draft_tokens=CAP, stop_probability=stop_probability),
         "svip": Svip(max_draft_tokens=CAP, stop_root_entropy=stop_root_entropy),
-        # It moves fast, so that a row's history matters.
+        # It adapts fast, so that a row's history matters.
         "adaedl": AdaEdl(max_draft_tokens=CAP, stop_bound=stop_bound, stop_bound_step=0.2,
                          stop_bound_momentum=0.5, entropy_factor=0.2, target_acceptance=0.6,
                          acceptance_momentum=0.5),
@@ -55,7 +55,7 @@ def policies_by_name(
     }  # fmt: skip
 
 
-# For a vocabulary of 96, on which these models are undecided, and for the Markov pair.
+# For a vocabulary of 96, over which these models are nearly uniform, and for the Markov pair.
 POLICIES = policies_by_name(stop_probability=0.12, stop_root_entropy=1.75, stop_bound=0.2)
 SMALL_POLICIES = policies_by_name(stop_probability=0.4, stop_root_entropy=1.0, stop_bound=0.5)
 every_policy = pytest.mark.parametrize("name", POLICIES)
@@ -67,7 +67,7 @@ every_mode = pytest.mark.parametrize(
 
 
 def num_lengths(stats: Stats) -> int:
-    """Of blocks with candidates."""
+    """How many lengths the blocks with candidates have."""
     return int(np.count_nonzero(stats.draft_length_histogram[1:]))
 
 
@@ -87,7 +87,7 @@ def test_output_follows_the_target_s_distribution(name: str, ahead: dict[str, in
 
 
 def check_greedy(target: PreTrainedModel, prompts: list[list[int]], **options: Any) -> None:
-    """Tokens of transformers, from blocks of several lengths."""
+    """The tokens are those of transformers, and blocks have several lengths."""
     replica = Harness(target, noisy_copy(target), settings=GREEDY, max_new_tokens=MAX_NEW_TOKENS,
                       max_num_seqs=3, **options)  # fmt: skip
     completions = replica.generate(requests_for(prompts))
@@ -96,7 +96,7 @@ def check_greedy(target: PreTrainedModel, prompts: list[list[int]], **options: A
 
 
 def check_coupled(**options: Any) -> None:
-    """Tokens of the target alone, from blocks of several lengths."""
+    """The tokens are those of the target alone, and blocks have several lengths."""
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
     common: dict[str, Any] = {"settings": COUPLED, "eos": [7], "max_new_tokens": 24}
@@ -120,7 +120,7 @@ def test_coupled_tokens_are_those_of_the_target_alone(name: str, ahead: dict[str
 
 @dataclass(frozen=True)
 class Countdown:
-    """Blocks of five tokens, three, one, four, two, and so on: a length says how many blocks were seen."""
+    """Blocks of five tokens, three, one, four, two, and so on: a length tells how many blocks came before."""
 
     max_draft_tokens: int = CAP
     uses_features: ClassVar[bool] = False
@@ -136,7 +136,7 @@ class Countdown:
 @every_policy
 @every_mode
 def test_a_row_drafts_the_same_in_any_batch_and_after_a_preemption(name: str, ahead: dict[str, int]) -> None:
-    """Its history goes with it into another slot, and a block is drafted again as it was."""
+    """Its history moves with it into another slot, and a repeated block is drafted as before."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8))
@@ -147,7 +147,7 @@ def test_a_row_drafts_the_same_in_any_batch_and_after_a_preemption(name: str, ah
     assert num_lengths(stats) > 1
 
 
-def test_ahead_the_policy_has_no_influence_on_the_tokens() -> None:
+def test_ahead_the_policy_changes_no_token() -> None:
     """Under rejection too: every next token but the last has a drafted token to verify."""
     target = tiny_model("llama", seed=3)
     found = []
@@ -159,8 +159,8 @@ def test_ahead_the_policy_has_no_influence_on_the_tokens() -> None:
 
 
 @every_mode
-def test_a_block_that_was_drafted_ahead_is_as_long_again(ahead: dict[str, int]) -> None:
-    """Its length was decided before the block before it was resolved; the row's history has moved on."""
+def test_a_repeated_block_that_was_drafted_ahead_has_the_same_length(ahead: dict[str, int]) -> None:
+    """Its length was chosen before the previous block was resolved; the row's history has changed since."""
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 2, 11, 8, 3, 6))
     common: dict[str, Any] = {"max_new_tokens": 40, "max_seq_len": 52, "policy": Countdown(), **ahead}

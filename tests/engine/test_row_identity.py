@@ -1,6 +1,6 @@
-"""A row's completion is its own affair, on the Markov pair: many rows, in moments.
+"""A completion does not depend on the other rows, shown with many rows of the Markov pair.
 
-``test_identity.py`` asks the same of transformers, whose keys also know what stands before them.
+``test_identity.py`` shows the same for transformers, whose keys also depend on the tokens before them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.engine.test_greedy import MODES
 from tests.engine.test_identity import outcome
 
 AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
-# So that rows which were admitted run out of pages.
+# So that admitted rows run out of pages.
 LONG: dict[str, Any] = {"max_new_tokens": 50, "max_seq_len": 64}
 every_setting = pytest.mark.parametrize(
     "settings", [PLAIN, FILTERED, COUPLED], ids=["plain", "filtered", "coupled"]
@@ -26,8 +26,10 @@ every_setting = pytest.mark.parametrize(
 
 @every_setting
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_alone_in_any_batch_or_after_giving_way(ahead: dict[str, Any], settings: SamplingSettings) -> None:
-    """Tokens, and counts of speculation too."""
+def test_a_completion_is_the_same_alone_in_any_batch_or_after_preemption(
+    ahead: dict[str, Any], settings: SamplingSettings
+) -> None:
+    """Its tokens and its counts of speculation."""
     requests = requests_for(PROMPTS, 5)
     expected = outcome(markov_replica(settings, **LONG, **ahead).generate(requests))
     total = Stats()
@@ -44,8 +46,8 @@ def test_alone_in_any_batch_or_after_giving_way(ahead: dict[str, Any], settings:
 
 @every_setting
 def test_ahead_no_length_and_no_branch_changes_a_token(settings: SamplingSettings) -> None:
-    """Every decision but the last has a drafted token to verify, with the numbers of its position and of the
-    misses before it."""
+    """Every next token but the last has a drafted token to verify, with the numbers of its position and of
+    the misses before it."""
     requests = requests_for(PROMPTS, 5)
     found = []
     for num_draft_tokens, num_branches in ((1, 0), (2, 3), (5, 0), (5, 1), (8, 2)):

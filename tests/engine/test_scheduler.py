@@ -1,4 +1,4 @@
-"""Batching next tokens, without a model: what is run, in what order, under which limits."""
+"""The scheduler without a model: what is run, in what order, within which limits."""
 
 from specdist.cache.pages import PageTable
 from specdist.engine.scheduler import RoundPlan, Scheduler, SchedulerSettings
@@ -34,20 +34,20 @@ def scheduler(
 
 
 def run_round(plan: RoundPlan, num_accepted: int = 0) -> None:
-    """What the engine does to the sequences in a round in which every row goes on."""
+    """Update the sequences as the engine does in a round in which every row continues."""
     for sequence, limit in zip(plan.decoding, plan.draft_limits, strict=True):
         sequence.begin_block(7, limit, missed=False)
         sequence.end_block([7] * min(num_accepted, limit), limit)
 
 
-def test_prompts_are_cut_into_chunks_under_the_budget() -> None:
+def test_prompts_are_cut_into_chunks_within_the_token_budget() -> None:
     rounds = scheduler([20, 30, 5])
     sizes = []
     for _ in range(3):
         plan = rounds.plan()
         sizes.append([(chunk.sequence.request.row_id, chunk.begin, chunk.end) for chunk in plan.chunks])
         run_round(plan)
-    # The second round has 4 tokens less: row 0 decodes beside the rest of row 1.
+    # The second round has room for 4 tokens less: row 0 decodes while row 1 is prefilled.
     assert sizes == [[(0, 0, 20), (1, 0, 12)], [(1, 12, 30), (2, 0, 5)], []]
 
 
@@ -80,7 +80,7 @@ def test_a_finished_row_makes_room_in_the_same_round() -> None:
     assert [sequence.request.row_id for sequence in plan.decoding] == [1]
 
 
-def test_the_youngest_gives_way_and_later_repeats_its_block() -> None:
+def test_the_youngest_sequence_is_preempted_and_later_repeats_its_block() -> None:
     rounds = scheduler([8, 8], num_pages=8, max_draft_tokens=3, max_new_tokens=20, max_num_batched_tokens=64)
     plans = [rounds.plan()]
     while not plans[-1].num_preempted:
@@ -89,7 +89,7 @@ def test_the_youngest_gives_way_and_later_repeats_its_block() -> None:
     [old] = plans[-1].decoding
     assert old.request.row_id == 0
     [young] = [s for s in plans[-2].decoding if s.request.row_id == 1]
-    # Back at the beginning of its last block: decision drawn, candidates forgotten.
+    # Back at the beginning of its last block: the next token is known, the candidates are forgotten.
     assert young.slot == -1 and young.forced_next_token == 7
     misses = young.counters.num_misses
     length = len(young.token_ids)

@@ -1,4 +1,4 @@
-"""A target whose ranks hold a slice of the vocabulary each decides as a whole one does."""
+"""A vocabulary-parallel target gives the same verify outputs as a whole one."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ from tests.ranks import run_ranks
 
 
 @pytest.mark.ranks
-def test_verdicts_of_three_ranks_are_those_of_one() -> None:
-    """Uneven slices, every setting, and the bytes that cross between the ranks."""
+def test_verify_outputs_of_three_ranks_are_those_of_one() -> None:
+    """Shards of unequal size, every setting, and the bytes exchanged between the ranks."""
     run_ranks("tests.engine.vocab_parallel_verify", 3)
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_two_ranks_generate_what_one_does(tmp_path: Path) -> None:
+def test_two_ranks_generate_the_tokens_of_one(tmp_path: Path) -> None:
     tiny_model("llama", seed=3).save_pretrained(tmp_path)
     run_ranks("tests.engine.sharded_replica", 2, str(tmp_path))

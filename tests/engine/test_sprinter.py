@@ -1,4 +1,4 @@
-"""A lossy run emits what its mechanism says, between the draft's distribution and the target's."""
+"""A lossy run follows the distribution of its mechanism, between those of the draft and the target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lossy_replica(
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES[:2])
-def test_the_output_follows_the_distribution_of_the_mechanism(
+def test_lossy_output_follows_the_distribution_of_the_mechanism(
     ahead: dict[str, int], settings: SamplingSettings
 ) -> None:
     pair = markov_pair(head_offset=1.0)
@@ -59,13 +59,13 @@ def test_the_output_follows_the_distribution_of_the_mechanism(
         )
         mine = completions[row * NUM_SAMPLES : (row + 1) * NUM_SAMPLES]
         assert bucket_p_value(mine, expected, DEPTH) > ALARM
-        # And that is not the target's.
+        # And that differs from the target's.
         of_target = completion_distribution(pair[0], prompt, settings, DEPTH)
         assert float((expected - of_target).abs().sum()) / 2 > 0.1
 
 
 @every_mode
-def test_a_verifier_that_doubts_all_leaves_the_target_s_distribution(ahead: dict[str, int]) -> None:
+def test_a_verifier_that_doubts_everything_gives_the_target_s_distribution(ahead: dict[str, int]) -> None:
     pair = markov_pair(head_offset=UNSURE)
     replica = lossy_replica(PLAIN, pair, **ahead)
     found = p_values(replica, pair[0])
@@ -74,8 +74,8 @@ def test_a_verifier_that_doubts_all_leaves_the_target_s_distribution(ahead: dict
     assert stats.num_trusted_tokens == 0 and stats.num_misses > 100
 
 
-def test_a_verifier_that_doubts_nothing_leaves_the_draft_s_distribution() -> None:
-    """Between the prompt's own decision and what ends a row: its last candidate and the bonus token."""
+def test_a_verifier_that_doubts_nothing_gives_the_draft_s_distribution() -> None:
+    """Except the first token, from the prompt's pass, and a row's last candidate and bonus token."""
     target, draft = pair = markov_pair(head_offset=SURE)
     replica = lossy_replica(PLAIN, pair, cap=DEPTH, max_new_tokens=DEPTH)
     depth = DEPTH - 2
@@ -90,8 +90,8 @@ def test_a_verifier_that_doubts_nothing_leaves_the_draft_s_distribution() -> Non
 
 
 @pytest.mark.parametrize("is_traced", [False, True], ids=["plain", "traced"])
-def test_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
-    """Token by token: the draft's while nothing is doubted; the target's in place of what it denies."""
+def test_lossy_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
+    """Token by token: the draft's while nothing is doubted; the target's where it rejects the draft's."""
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target, scale=0.05)
     head = random_head(draft, offset=0.5)
@@ -107,7 +107,7 @@ def test_greedy_tokens_are_those_of_the_mechanism(is_traced: bool) -> None:
     stats = replica.stats_recorder.close_shard(0)
     assert stats.num_trusted_tokens > 10 and stats.num_misses > 0
     tokens = [token for completion in completions for token in completion.trace]
-    # Some would not have been accepted.
+    # Some of them would not have been accepted.
     assert (
         any(t.is_accepted and not t.is_verified and t.acceptance_probability == 0 for t in tokens)
         == is_traced
@@ -140,7 +140,7 @@ def greedy_mechanism(target: Any, draft: Any, head: Any, prompt: list[int], num_
 
 
 @every_mode
-def test_coupled_tokens_of_a_verifier_that_doubts_all_are_the_target_s(ahead: dict[str, int]) -> None:
+def test_coupled_tokens_of_a_verifier_that_doubts_everything_are_the_target_s(ahead: dict[str, int]) -> None:
     target = tiny_model("llama", seed=3)
     draft = noisy_copy(target)
     requests = requests_for(prompts_of_lengths(5, 23, 2), num_samples=2)
@@ -167,7 +167,7 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(share: float) -> None:
     stats = replica.stats_recorder.close_shard(0)
     assert stats.num_drafts > 500 and stats.num_misses == 0
     known = {"num_acceptable": 10**6, "true_positive": share, "false_positive": 0.5}
-    # A few per cent of the runs are cut short by the end of their row.
+    # A few percent of the runs are cut short by the end of their row.
     run_length = stats.num_trusted_tokens / stats.num_drafts
     assert run_length == pytest.approx(sprinter_run_length(**known), rel=0.08)
     num_steps = stats.num_draft_tokens / stats.num_drafts

@@ -1,4 +1,4 @@
-"""SPRINTER's Theorems 2 and 3 through the engine: a pair and a verifier of which everything is known.
+"""SPRINTER's Theorems 2 and 3 through the engine, with a pair and a verifier that are known exactly.
 
 Token i is followed by i + 1, says the draft, up to the last good token, and then by a bad one for ever. The
 target says the same of the good ones, and never draws the bad one: after it and after the last good token
@@ -33,7 +33,7 @@ MOST_ERRORS = 4.0
 
 
 def chain_model(successors: dict[int, int]) -> PreTrainedModel:
-    """One that sees the last token alone, and is sure of the next."""
+    """A model that sees only the last token and is certain of the next."""
     model = tiny_model("llama", vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=1,
                        tie_word_embeddings=False)  # fmt: skip
     width = model.config.hidden_size
@@ -41,7 +41,7 @@ def chain_model(successors: dict[int, int]) -> PreTrainedModel:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        # As long as their root mean square is 1, the last norm leaves them as they are.
+        # While their root mean square is 1, the last norm leaves them unchanged.
         model.model.embed_tokens.weight.copy_(torch.eye(VOCAB_SIZE, width) * width**0.5)
         model.model.norm.weight.fill_(1.0)
         model.lm_head.weight.zero_()
@@ -51,7 +51,7 @@ def chain_model(successors: dict[int, int]) -> PreTrainedModel:
 
 
 class KnownVerifier(HiddenStateHead):
-    """Lets a good token pass with one chance and a bad one with another, each time anew."""
+    """Lets a good token pass with one probability and a bad one with another, independently each time."""
 
     def __init__(self, true_positive: float, false_positive: float) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(true_positive: float, fa
         blocks = defaultdict(list)
         for token in completion.trace:
             blocks[token.round].append(token)
-        # The first so many, and none that the end of a row may have cut: those are longer than others.
+        # The first so many, and none that the end of a row may have cut short: those would be biased.
         for number in sorted(blocks)[:NUM_BLOCKS]:
             block = blocks[number]
             assert block[-1].position < 120
@@ -91,7 +91,7 @@ def test_runs_and_steps_are_as_long_as_the_theorems_say(true_positive: float, fa
             assert [token.token_id == BAD for token in block] == [
                 depth >= num_good for depth in range(len(block))
             ]
-            # Trusted, but for the last, which the verifier doubts and the target verifies.
+            # All trusted, except the last, which the verifier doubts and the target verifies.
             assert [token.is_verified for token in block] == [False] * (len(block) - 1) + [True]
             lengths[num_good].append(len(block))
     assert sum(map(len, lengths.values())) == NUM_ROWS * NUM_BLOCKS

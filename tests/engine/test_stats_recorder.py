@@ -1,4 +1,4 @@
-"""The books of a run: they agree with its completions, and no nanosecond is counted twice."""
+"""The statistics of a run: they agree with its completions, and no nanosecond is counted twice."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_two_shards_that_share_passes_add_up_to_the_run() -> None:
     assert 0 < total.num_target_passes < sum(c.num_spec_steps + 1 for c in completions)
     assert sum(dataclasses.astuple(total.target_ns)) == total.wall_ns
     assert min(dataclasses.astuple(total.target_ns)) >= 0
-    # The draft works while the target waits for it, and in one process for nothing else.
+    # In one process the draft works exactly while the target waits for it.
     assert 0 < total.draft_ns.draft + total.draft_ns.prefill <= total.target_ns.idle
 
 
 class SlowEvent:
-    """A device's event that is never complete when it is first asked about."""
+    """A device event that is never complete when it is queried for the first time."""
 
     def __init__(self) -> None:
         self.time_ns = 0
@@ -79,8 +79,8 @@ class SlowEvent:
         return (end_event.time_ns - self.time_ns) / 1e6
 
 
-def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark per round is read in vain, so a round's time is known one mark or more later than its end."""
+def test_device_times_that_are_known_late_are_recorded_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event per round is queried too early: a round's time is known at least one event after its end."""
     clocks: list[Any] = []
 
     def slow_clock(device: object) -> DeviceClock:
@@ -102,7 +102,7 @@ def test_times_that_a_device_tells_late_are_booked_later(monkeypatch: pytest.Mon
     assert clocks, "the engine has asked for no clock"
     assert stats.num_target_passes == sum(stats.num_target_passes_per_size.values()) > 30
     assert sum(dataclasses.astuple(stats.target_ns)) == stats.wall_ns
-    # A pass's time is that of its phase, and what was not known yet when the run ended is missing in both.
+    # The time of a pass is that of its phase; what was unknown when the run ended is missing in both.
     timed_ns = sum(stats.target_pass_ns_per_size.values())
     assert 0 < timed_ns == stats.target_ns.prefill + stats.target_ns.verify < stats.wall_ns <= passed_ns
     assert stats.target_pass_ns_per_size.keys() == stats.num_target_passes_per_size.keys()
@@ -129,8 +129,8 @@ def reply_of(num_passes: int, draft_ns: int) -> ProposalReply:
     )  # fmt: skip
 
 
-def test_the_fit_finds_what_each_pass_has_cost() -> None:
-    """Rows that begin and end in different rounds; a row's time and passes are those of its own rounds."""
+def test_the_fit_recovers_the_cost_of_each_pass() -> None:
+    """Rows begin and end in different rounds; the time and passes of a row are those of its own rounds."""
     t_target, t_draft = 1000, 70
     stats_recorder = StatsRecorder()
     rows = [
@@ -145,7 +145,7 @@ def test_the_fit_finds_what_each_pass_has_cost() -> None:
         running = [row for row, (first, last) in zip(rows, first_and_last, strict=True)
                    if first <= number <= last]  # fmt: skip
         opened = [row for row, (first, _) in zip(rows, first_and_last, strict=True) if first == number]
-        # Some rounds end before their target pass.
+        # Some rounds end before the target's pass.
         num_passes, has_target = 1 + number**2 % 5, number % 4 != 3
         stats_recorder.begin_round(round_of(running, opened))
         stats_recorder.record_round(

@@ -1,4 +1,4 @@
-"""Where a completion ends, when the end falls inside a block."""
+"""Where a completion ends if its end falls inside a block."""
 
 import pytest
 
@@ -35,7 +35,9 @@ def sequence_of(num_committed: int, max_length: int) -> Sequence:
         ([3, 3, 3, 3, 3, 3, EOS], 6, "length"),
     ],
 )
-def test_what_is_kept_of_a_block(new_ids: list[int], num_kept: int, reason: FinishReason | None) -> None:
+def test_a_block_is_kept_up_to_its_stop(
+    new_ids: list[int], num_kept: int, reason: FinishReason | None
+) -> None:
     rules = StopRules(decode, frozenset([EOS]), ("EF",))
     assert rules.check(sequence_of(5, max_length=13), new_ids) == StopCheck(num_kept, reason)
 

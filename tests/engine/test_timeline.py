@@ -1,4 +1,4 @@
-"""The stopwatch: every nanosecond is booked once, and to what was running, on the host or on a device."""
+"""The timeline: every nanosecond is counted once, for the phase that ran on the host or the device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from specdist.engine.timeline import HostClock, Kind, Timeline
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The clock's next readings."""
+    """Set the next readings of the clock."""
     readings: list[int] = []
     monkeypatch.setattr(timeline.time, "perf_counter_ns", lambda: readings.pop(0))
     yield readings
     assert not readings, "the clock was read less often than thought"
 
 
-def test_a_phase_inside_another_pauses_it(ticks: list[int]) -> None:
+def test_a_nested_phase_pauses_the_outer_one(ticks: list[int]) -> None:
     ticks += [100, 110, 130, 160, 200, 250]
     clock = Timeline("host")
     with clock.phase("idle"), clock.phase("transfer"):
@@ -41,7 +41,7 @@ def test_a_mixed_phase_is_split_and_nothing_is_lost(ticks: list[int]) -> None:
     assert clock.take() == {"host": 5}
 
 
-def test_phases_are_annotated_as_they_are_nested() -> None:
+def test_annotations_are_nested_like_the_phases() -> None:
     said: list[str] = []
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ def test_an_error_ends_its_phase(ticks: list[int]) -> None:
 
 
 class Device:
-    """A device and its host, whose times are what the test says: work is queued at once and done later."""
+    """A device and its host with times set by the test: work is queued at once and done later."""
 
     def __init__(self) -> None:
         self.host_ns = 0
@@ -123,7 +123,7 @@ def test_a_phase_on_a_device_lasts_until_its_work_is_done() -> None:
     assert drafting.is_known and verifying.is_known
 
 
-def test_what_the_device_has_not_done_yet_is_booked_later_and_nobody_waits() -> None:
+def test_unfinished_device_work_is_recorded_later_without_waiting() -> None:
     device = Device()
     clock = Timeline("host", clock=DeviceClock(device.event))
     with clock.phase("verify") as verifying:
@@ -139,7 +139,7 @@ def test_what_the_device_has_not_done_yet_is_booked_later_and_nobody_waits() -> 
     assert verifying.is_known and verifying.ns == 90_000
 
 
-def test_restarting_forgets_what_was_before() -> None:
+def test_restarting_forgets_earlier_times() -> None:
     device = Device()
     clock = Timeline("host", clock=DeviceClock(device.event))
     with clock.phase("draft"):
@@ -180,6 +180,6 @@ def test_the_times_of_a_role_add_up_to_the_devices_time(seed: int) -> None:
     assert total == pytest.approx(device.host_ns, abs=10 * 200)
 
 
-def test_a_host_is_timed_by_its_own_clock_and_a_gpu_by_events() -> None:
+def test_a_host_is_timed_by_its_clock_and_a_gpu_by_events() -> None:
     assert isinstance(clock_of(torch.device("cpu")), HostClock)
     assert isinstance(clock_of(torch.device("cuda:0")), DeviceClock)

@@ -1,4 +1,4 @@
-"""The trace of a live run says of every drafted token what the statistics count, in every mode."""
+"""The trace of a live run records for every drafted token what the statistics count, in every mode."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def replica(
 def check_row(completion: Completion, sampling: str) -> None:
     tokens, num_tokens = completion.trace, len(completion.token_ids)
     accepted = [token.position for token in tokens if token.is_accepted]
-    # A place is filled once, and in order.
+    # A position is drafted once, and in order.
     assert accepted == sorted(set(accepted)) and all(position < num_tokens for position in accepted)
     by_round: dict[int, list[TracedToken]] = {}
     for token in tokens:
@@ -88,7 +88,7 @@ def check_against_statistics(traced: Harness, completions: list[Completion]) -> 
 @pytest.mark.parametrize("policy", ["fixed", "goodput"])
 @pytest.mark.parametrize("sampling", list(SETTINGS))
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_it_changes_nothing_and_agrees_with_the_statistics(
+def test_tracing_changes_nothing_and_agrees_with_the_statistics(
     ahead: dict[str, int], sampling: str, policy: str
 ) -> None:
     traced = replica(sampling, policy=policy, **ahead)
@@ -105,7 +105,9 @@ def test_it_changes_nothing_and_agrees_with_the_statistics(
 
 @pytest.mark.parametrize("sampling", list(SETTINGS))
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_acceptance_is_the_ratio_of_what_both_models_say(ahead: dict[str, int], sampling: str) -> None:
+def test_traced_acceptance_is_the_ratio_of_both_models_probabilities(
+    ahead: dict[str, int], sampling: str
+) -> None:
     probabilities = set()
     for completion in replica(sampling, **ahead).generate(requests_for(PROMPTS, num_samples=2)):
         check_acceptance(
@@ -138,8 +140,8 @@ def test_a_draft_that_is_the_target_is_always_accepted(ahead: dict[str, int], sa
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_nothing_behind_a_stop_counts(ahead: dict[str, int]) -> None:
-    """A stop string in the middle of accepted candidates: those after it are not tokens of the row."""
+def test_tokens_after_a_stop_are_not_counted(ahead: dict[str, int]) -> None:
+    """With a stop string in the middle of accepted candidates: those after it are not tokens of the row."""
     free = replica("greedy", **ahead).generate(requests_for(PROMPTS))
     stop_ids = {
         one.token_id
@@ -160,7 +162,7 @@ def test_nothing_behind_a_stop_counts(ahead: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_a_preempted_row_is_traced_as_if_nothing_had_happened(ahead: dict[str, int]) -> None:
+def test_a_preempted_row_is_traced_as_without_preemption(ahead: dict[str, int]) -> None:
     found = []
     for num_pages in (512, 22):
         traced = replica("greedy", num_pages=num_pages, **ahead)
@@ -177,8 +179,8 @@ def kept(token: TracedToken) -> tuple[int | bool, ...]:
     return token.round, token.depth, token.position, token.token_id, token.is_verified, token.is_accepted
 
 
-def test_it_is_a_part_of_the_exhaustive_trace() -> None:
-    """A greedy run's tokens are those that the exhaustive trace has after the same decision."""
+def test_the_trace_is_a_part_of_the_exhaustive_trace() -> None:
+    """The drafted tokens of a greedy run are those of the exhaustive trace after the same next token."""
     completions = replica("greedy").generate(requests_for(PROMPTS))
     whole = trace_of(TARGET, DRAFT, completions, settings=SETTINGS["greedy"])
     assert CAP >= 4

@@ -1,4 +1,4 @@
-"""Messages survive the wire, whatever their size, and a request or reply comes out as it went in."""
+"""Messages of every size survive the wire, and requests and replies arrive unchanged."""
 
 import dataclasses
 from collections import deque
@@ -22,7 +22,7 @@ from specdist.models.flat import FlatBatch
 
 
 class Line:
-    """Two wire ends in one process; a receiver must ask for exactly the sizes that were sent."""
+    """Both ends of a wire in one process; a receiver must expect exactly the sizes that were sent."""
 
     def __init__(self) -> None:
         self._sent: deque[Tensor] = deque()
@@ -34,7 +34,7 @@ class Line:
         return len(self._sent)
 
 
-def test_sizes_around_the_frame() -> None:
+def test_messages_of_sizes_around_the_frame_arrive() -> None:
     line = Line()
     for size in (0, 1, FRAME_INTS - 4, FRAME_INTS - 3, FRAME_INTS - 2, 3 * FRAME_INTS):
         arrays = [np.arange(size, dtype=np.int32), np.zeros(0, np.int32)]
@@ -45,7 +45,7 @@ def test_sizes_around_the_frame() -> None:
         assert [array.tolist() for array in received] == [array.tolist() for array in arrays]
 
 
-def test_an_empty_message_ends_a_loop() -> None:
+def test_an_empty_message_ends_the_loop() -> None:
     line = Line()
     line.near.send([])
     assert line.far.receive() == []
@@ -64,7 +64,7 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def test_request_and_reply_round_trip() -> None:
+def test_requests_and_replies_arrive_unchanged() -> None:
     line = Line()
     request = ProposalRequest(
         page_updates=PageUpdates.from_entries([(3, 1, 70_000), (0, 2, 5)]),

@@ -1,4 +1,4 @@
-"""What both models say of traced tokens, by one plain forward pass per block."""
+"""The probabilities of traced tokens recomputed by one plain forward pass per block."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A rank of the verify outputs' test: all ranks know the whole logits, and each verifies by its slice
-alone."""
+"""A rank of the test of verify outputs: all ranks know the whole logits; each verifies with its own shard."""
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ SETTINGS = [
 
 
 def verify_input_about(token_ids_T: np.ndarray) -> VerifyInput:
-    """Blocks of one decision and five candidates."""
+    """Blocks of one next token and five candidates."""
     places = np.arange(NUM_ROWS * BLOCK)
     batch = FlatBatch(token_ids_T, places // BLOCK, places % BLOCK + 20)
     keys = np.array([stream_key(3, row, 0) for row in range(NUM_ROWS)])
@@ -43,7 +42,7 @@ def whole_logits(vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
 def verify_outputs_on(
     logits: torch.Tensor, settings: SamplingSettings, verify_input: VerifyInput
 ) -> VerifyOutput | None:
-    """Rank 0's; the others have taken their part up to the next tokens."""
+    """The verify outputs of rank 0; the others take their part up to the next tokens."""
     collectives = Collectives(group)
     ids = vocab_ranges(logits.shape[1], collectives.size)[collectives.rank]
     vocabulary = VocabParallelVerifier(collectives, settings=settings, vocab_size=logits.shape[1])
@@ -79,27 +78,27 @@ for vocab_size, dtype in ((50, torch.float32), (50, torch.bfloat16), (96, torch.
                 distribution.token_ids_N, expected_distribution.token_ids_N
             )
         else:
-            # Of the same logits in the same order: bit by bit.
+            # From the same logits in the same order: equal bit by bit.
             assert isinstance(distribution, Dense) and torch.equal(
                 distribution.probabilities_NV, expected_distribution.probabilities_NV
             )
 
-# Nothing asked, nothing exchanged.
+# Where nothing is asked, nothing is exchanged.
 nothing = np.zeros(0, np.int64)
 empty = VerifyInput(nothing, nothing, nothing, nothing, nothing)
 verify_outputs_on(torch.zeros(0, 50), SamplingSettings(), empty)
 assert counted[-1].num_calls == 0
 
-# What crosses in a pass with a real vocabulary: an all-reduce of the logits would move 18.4 MB.
+# Bytes exchanged in a pass with a real vocabulary; an all-reduce of the logits would move 18.4 MB.
 logits = whole_logits(32_000, torch.float32)
 verify_input = verify_input_about(np.zeros(NUM_ROWS * BLOCK, np.int64))
 first_places = np.arange(NUM_ROWS) * BLOCK
 for settings, num_calls, num_bytes in (
     (SamplingSettings(temperature=0.0), 1, 36 * 16),
     (SamplingSettings(is_coupled=True), 1, 36 * 16),
-    # A log-normaliser each, a score for each of the 30 candidates, the places, and 6 rows of a third.
+    # A log-normaliser each, a score for each of the 30 candidates, the indices, and 6 rows of a third.
     (SamplingSettings(), 3, (36 + 30) * 8 + 36 * 4 + 6 * 10_667 * 4),
-    # Besides, the 50 largest of all go to both others.
+    # The 50 largest logits of each row go to both others as well.
     (SamplingSettings(top_k=50), 4, (36 + 30) * 8 + 36 * 4 + 6 * 10_667 * 4 + 3 * 36 * 50 * 4),
     (SamplingSettings(top_p=0.9), 1, 36 * 10_667 * 4),
 ):

@@ -1,4 +1,4 @@
-"""A run of the tiny pair over prompts with everything beside them that a task may ask for."""
+"""A run of the tiny pair over prompts with all the columns that a task may need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job in this process."""
+"""Runs the evaluation job in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.job.launching import arguments
 
 
 def evaluate(run: Any, **options: Any) -> tuple[str, dict[str, Any]]:
-    """What jobs/evaluate.py prints, and its document."""
+    """What jobs/evaluate.py prints, and the JSON document on its last line."""
     given = [str(run), *arguments(**options)]
     return run_evaluation(parse_arguments(EvaluateConfig, given, positional="run"))
 

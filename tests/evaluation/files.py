@@ -1,4 +1,4 @@
-"""Merged files and run folders with the completions that a test wants."""
+"""Merged files and run folders with given completions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILED = {
 
 
 def results(completions: Sequence[str | Sequence[str] | dict[str, Any]]) -> list[RowResult]:
-    """A row for each: its completion, those of its samples, or what of a result it changes."""
+    """A row for each: its completion, the completions of its samples, or changes to a result."""
     found = []
     for row_id, given in enumerate(completions):
         samples = given if isinstance(given, (list, tuple)) else [given]
@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 def run_folder(path: Path, inputs: dict[str, Any], completions: Sequence[Any], **settings: Any) -> Path:
-    """A run of one shard, or of none of two where ``completions`` is short of ``num_rows``."""
+    """A run of one finished shard, or unfinished if there are fewer ``completions`` than ``num_rows``."""
     fingerprint = {**SETTINGS, "num_rows": len(completions), **settings}
     info = {"exact": settings.get("policy") != "sprinter", "world_size": 1, "reproducibility": "tokens"}
     folder = RunFolder.open(path, Manifest(fingerprint=fingerprint, info=info), "seed: 0\n", False)

@@ -1,4 +1,4 @@
-"""Tasks for lm-evaluation-harness on a data set of this machine."""
+"""Tasks for lm-evaluation-harness on a local data set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASK = {
 
 
 def write_tasks(folder: Path) -> Path:
-    """Two tasks that generate, with other options each, and one that asks for likelihoods."""
+    """Two tasks that generate, each with its own options, and one that needs likelihoods."""
     folder.mkdir()
     lines = [json.dumps({"question": f"{a}+{b}?", "answer": str(a + b)}) for a, b in QUESTIONS]
     (folder / "sums.jsonl").write_text("\n".join(lines))

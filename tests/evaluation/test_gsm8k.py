@@ -19,7 +19,7 @@ INPUTS = {"reference": REFERENCES, "final_answer": FINAL}
 
 
 @pytest.mark.parametrize("column", [None, "reference"])
-def test_references_score_one_and_corrupted_ones_zero(tmp_path, column) -> None:
+def test_references_score_1_and_corrupted_ones_0(tmp_path, column) -> None:
     right = merged_file(tmp_path / "right.arrow", INPUTS, REFERENCES)
     assert values(right, task="gsm8k", reference_column=column) == {"exact_match": 1, "strict_match": 1}
     wrong = merged_file(tmp_path / "wrong.arrow", INPUTS, [text + "1" for text in REFERENCES])
@@ -42,13 +42,13 @@ def test_references_score_one_and_corrupted_ones_zero(tmp_path, column) -> None:
         ("", "0", 0, 0),
     ],
 )
-def test_which_number_counts(completion, reference, exact, strict) -> None:
+def test_the_number_that_counts_as_the_answer_is_found(completion, reference, exact, strict) -> None:
     found, _ = score_answer(completion, [reference], {})
     assert found == {"exact_match": exact, "strict_match": strict}
 
 
 def test_the_strict_rule_is_that_of_the_harness() -> None:
-    """lm-evaluation-harness's gsm8k, filter strict-match, with its regular expression and what it ignores."""
+    """Its task gsm8k, filter strict-match: the same regular expression, and the same characters ignored."""
     filters = pytest.importorskip(
         "lm_eval.filters.extraction", reason="lm-evaluation-harness is not installed"
     )
@@ -81,15 +81,15 @@ def test_every_prompt_counts_the_same(tmp_path) -> None:
     assert (document["num_rows"], document["metrics"]["exact_match"]["num_prompts"]) == (8, 4)
 
 
-def test_completions_can_be_cut(tmp_path) -> None:
+def test_completions_can_be_cut_at_a_stop_string(tmp_path) -> None:
     path = merged_file(tmp_path / "run.arrow", {"final_answer": ["3"]}, ["It is 3.\nQ: and 4?"])
     assert values(path, task="gsm8k")["exact_match"] == 0
     assert values(path, task="gsm8k", cut_at="\nQ:", overwrite=True)["exact_match"] == 1
 
 
 @pytest.mark.parametrize("num_cut", [0, 1, 2])
-def test_completions_that_a_limit_has_cut_are_told(tmp_path, num_cut) -> None:
-    """An answer that was never reached is counted as wrong, and the reader should know why."""
+def test_completions_cut_by_a_length_limit_are_reported(tmp_path, num_cut) -> None:
+    """An answer that was not reached counts as wrong, and the reader should know why."""
     rows = [{"completion": text} for text in REFERENCES * 3]
     for row in rows[:num_cut]:
         row["finish_reason"] = "length"

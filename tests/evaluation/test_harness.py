@@ -1,4 +1,4 @@
-"""Prompts of lm-evaluation-harness out, its metrics of a run in; skipped where it is not installed."""
+"""Exporting the prompts of lm-evaluation-harness and scoring a run with its metrics; skipped without it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def export(tasks: Path, *names: str, **options: object) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(output))).read_all()
 
 
-def test_prompts_out_and_metrics_in(tasks) -> None:
-    """Two of three sums right; what stands after a stop string of the task is not part of an answer."""
+def test_prompts_are_exported_and_a_run_is_scored(tasks) -> None:
+    """Two of three sums are right; text after a stop string of the task is not part of an answer."""
     prompts = export(tasks, "toy_sums")
     assert prompts["prompt"].to_pylist() == [f"Question: {a}+{b}?\nAnswer:" for a, b in QUESTIONS]
     options = yaml.safe_load((tasks.parent / "prompts.yaml").read_text())
@@ -52,7 +52,7 @@ def test_prompts_out_and_metrics_in(tasks) -> None:
 
 
 def refuse_other_options(tasks: Path, inputs: dict, answers: list[str]) -> None:
-    """What a run had, and what its tasks want."""
+    """Runs whose options differ from those of their tasks, and incomplete ones, are refused."""
     for name, value in (("max_new_tokens", 7), ("temperature", 1.0), ("stop", ["A"])):
         run = run_folder(tasks.parent / name, inputs, answers, **{name: value})
         with pytest.raises(UserError, match=r"generate with the \.yaml file"):
@@ -71,7 +71,7 @@ def test_tasks_that_a_run_cannot_answer_are_refused(tasks) -> None:
     assert not (tasks.parent / "prompts.arrow").exists()
 
 
-def test_without_the_package_it_is_named(tmp_path, monkeypatch) -> None:
+def test_without_the_package_the_message_names_it(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     write_arrow(tmp_path / "run.arrow", pa.table({"a": [1]}))
     path = merged_file(tmp_path / "run.arrow", {}, ["1"])

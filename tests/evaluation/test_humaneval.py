@@ -1,4 +1,4 @@
-"""Rows in the format of HumanEval: references pass, corrupted ones do not, and pass@k is the formula's."""
+"""Rows in the format of HumanEval: references pass, corrupted ones do not, and pass@k is unbiased."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_references_pass_and_corrupted_ones_do_not(tmp_path) -> None:
 
 
 def test_pass_at_k_is_the_share_of_all_choices_of_k() -> None:
-    """Against every choice of k of n samples of which c pass, in fractions."""
+    """Against every choice of k of n samples of which c pass, in exact fractions."""
     for n, k in itertools.product(range(1, 8), range(1, 8)):
         if k > n:
             continue
@@ -76,7 +76,7 @@ def test_samples_of_a_prompt_give_pass_at_k(tmp_path) -> None:
         evaluate(path, k=[4], overwrite=True, **ALLOWED)
 
 
-def test_the_answer_of_a_chat_model_stands_for_itself() -> None:
+def test_a_code_block_with_the_function_is_run_without_the_prompt() -> None:
     row = {"prompt": "<user> write is_even", "test": "T", "entry_point": "is_even"}
     answer = "Sure:\n```python\nimport math\n```\n```python\ndef is_even(n):\n    return True\n```\nDone."
     program = program_of({**row, "completion": answer})
@@ -85,7 +85,7 @@ def test_the_answer_of_a_chat_model_stands_for_itself() -> None:
     assert plain.startswith("<user> write is_even```")
 
 
-def test_nothing_is_run_unasked(tmp_path) -> None:
+def test_code_is_run_only_with_the_users_consent(tmp_path) -> None:
     path = merged_file(tmp_path / "run.arrow", INPUTS, REFERENCES)
     with pytest.raises(UserError, match="add --allow_code_execution"):
         evaluate(path, task="humaneval")

@@ -1,4 +1,4 @@
-"""Two runs beside each other: the same tokens, where they part, and what was to be expected."""
+"""Comparing two runs: equal tokens, the first difference, and whether it was to be expected."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FIRST = [ids(1, 2, 3), ids(1, 2, 3), ids(1, 2, 3), ids(1, 2, 3), ids(9, 9)]
 SECOND = [ids(1, 2, 3), ids(1, 2, 4, 5), ids(1, 2), ids(1, 2, 3, finish_reason="length"), FAILED]
 
 
-def test_every_kind_of_difference(tmp_path) -> None:
+def test_every_kind_of_difference_is_counted(tmp_path) -> None:
     first = run_folder(tmp_path / "first", {}, FIRST)
     second = run_folder(tmp_path / "second", {}, SECOND)
     text, document = evaluate(first, against=second)
     found = document["identity"]
     assert (found["num_rows"], found["num_identical"], found["share_identical"]) == (5, 1, 0.2)
     assert found["kinds_of_difference"] == {"token": 1, "length": 2, "error": 1}
-    # Positions 2, 2, 3 and 0, of completions whose longer one has 4, 3, 3 and 2 tokens.
+    # At positions 2, 2, 3 and 0; the longer completion has 4, 3, 3 and 2 tokens.
     assert found["first_difference"]["median"] == 2 and found["first_difference"]["max"] == 3
     assert found["first_difference_relative"]["max"] == 1 and found["first_difference_relative"]["min"] == 0
     assert found["share_of_tokens_before_first_difference"] == (3 + 2 + 2 + 3 + 0) / 14
@@ -72,7 +72,7 @@ DISTRIBUTION = "the same distribution, but different tokens"
         ({}, {"policy": "sprinter"}, OTHER),
     ],
 )
-def test_what_is_to_be_expected(tmp_path, first, second, expected) -> None:
+def test_the_expected_agreement_follows_from_the_settings(tmp_path, first, second, expected) -> None:
     runs = [
         run_folder(tmp_path / name, {}, FIRST, **settings)
         for name, settings in (("first", first), ("second", second))
@@ -81,7 +81,7 @@ def test_what_is_to_be_expected(tmp_path, first, second, expected) -> None:
     assert found.startswith(expected)
 
 
-def test_rows_of_one_run_only_are_counted(tmp_path) -> None:
+def test_rows_of_only_one_run_are_counted(tmp_path) -> None:
     first = merged_file(tmp_path / "first.arrow", {}, FIRST)
     second = merged_file(tmp_path / "second.arrow", {}, FIRST[:2])
     text, document = evaluate(first, against=second)
@@ -97,7 +97,7 @@ def test_runs_over_other_prompts_are_refused(tmp_path) -> None:
 
 
 def test_scores_are_compared_prompt_by_prompt(tmp_path) -> None:
-    """Prompts of both runs alone: 3 better, 1 worse, 1 equal, and one that only the first run has."""
+    """Only prompts of both runs count: 3 better, 1 worse, 1 equal, and one that only the first run has."""
     answers = {"final_answer": ["1"] * 6}
     first = merged_file(tmp_path / "first.arrow", answers, ["1", "1", "1", "0", "1", "0"])
     fewer = {"final_answer": ["1"] * 5}
@@ -111,7 +111,7 @@ def test_scores_are_compared_prompt_by_prompt(tmp_path) -> None:
     assert "exact sign test (McNemar)" in text
 
 
-def test_a_column_that_the_other_run_lacks_is_named_before_anything_runs(tmp_path) -> None:
+def test_a_column_missing_in_the_other_run_is_named_before_anything_is_run(tmp_path) -> None:
     first = merged_file(tmp_path / "first.arrow", {"final_answer": ["1"]}, ["1"])
     second = merged_file(tmp_path / "second.arrow", {}, ["1"])
     with pytest.raises(UserError, match=r"needs the column reference, which .*second.arrow does not have"):
@@ -132,7 +132,7 @@ def test_a_lossy_run_says_so(tmp_path) -> None:
     assert document["exact"] is False and "NOT exact: a lossy run" in text
 
 
-def test_histograms_double() -> None:
+def test_histograms_are_doubled() -> None:
     assert position_histogram([0, 1, 2, 3, 4, 7, 8]) == [
         {"from": 0, "to": 0, "num_rows": 1},
         {"from": 1, "to": 1, "num_rows": 1},

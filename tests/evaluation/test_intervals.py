@@ -1,4 +1,4 @@
-"""Intervals and tests against what theory and brute force say; every draw is seeded."""
+"""Confidence intervals and tests against theory and brute force; every draw is seeded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specdist.evaluation.scores import Groups, Metric
 OPTIONS = {"confidence": 0.95, "num_resamples": 4000, "seed": 1}
 
 
-def test_the_interval_of_a_share_has_its_standard_error() -> None:
+def test_the_interval_of_a_share_agrees_with_its_standard_error() -> None:
     """Of 400 prompts, 30% right: 0.3 ± 1.96 sqrt(0.3 · 0.7 / 400); the bootstrap adds less than 0.005."""
     metric = Metric.mean(np.repeat([1.0, 0.0], [120, 280]))
     found = bootstrap_interval(metric, **OPTIONS)
@@ -23,8 +23,8 @@ def test_the_interval_of_a_share_has_its_standard_error() -> None:
     assert [found.low, found.high] == pytest.approx([0.3 - half, 0.3 + half], abs=0.006)
 
 
-def test_the_interval_covers_as_often_as_it_says() -> None:
-    """300 data sets with a known mean. Of 300 intervals of 90%, 251 to 287 cover but in 1 of 1,000 cases."""
+def test_the_interval_covers_the_mean_as_often_as_it_claims() -> None:
+    """Of 300 intervals of 90%, 251 to 287 cover the known mean in 999 of 1,000 cases."""
     rng = np.random.default_rng(0)
     covered = 0
     for seed in range(300):
@@ -36,7 +36,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     assert 251 <= covered <= 287
 
 
-def test_samples_of_a_prompt_are_no_independent_evidence() -> None:
+def test_samples_of_one_prompt_are_not_independent_evidence() -> None:
     """Eight equal samples of each prompt leave the interval that one of each has."""
     answers = np.repeat([1.0, 0.0], [20, 30])
     once = Groups.of(list(range(50))).mean(answers)
@@ -44,8 +44,8 @@ def test_samples_of_a_prompt_are_no_independent_evidence() -> None:
     assert bootstrap_interval(once, **OPTIONS) == bootstrap_interval(often, **OPTIONS)
 
 
-def test_a_ratio_is_one_of_sums() -> None:
-    """Log-likelihood per token: long completions weigh more, and prompts without a token nothing."""
+def test_a_ratio_is_a_ratio_of_sums() -> None:
+    """Log-likelihood per token: long completions weigh more, and prompts without tokens nothing."""
     metric = Metric(np.array([-2.0, -30.0, 0.0]), np.array([1.0, 10.0, 0.0]))
     assert metric.value == -32 / 11
     nothing = Metric(np.zeros(2), np.zeros(2))
@@ -62,7 +62,7 @@ def test_the_sign_test_is_that_of_a_fair_coin(better, worse) -> None:
     assert sign_test(better, worse) == pytest.approx(sum(outcomes) / len(outcomes))
 
 
-def test_right_and_wrong_answers_get_the_exact_test() -> None:
+def test_right_and_wrong_answers_are_compared_by_the_exact_test() -> None:
     first, second = np.array([1.0, 1, 1, 1, 1, 0, 0]), np.array([0.0, 0, 0, 0, 0, 0, 1])
     found = compare_paired(Metric.mean(first), Metric.mean(second), **OPTIONS)
     assert (found.num_better, found.num_worse, found.test) == (5, 1, "exact sign test (McNemar)")
@@ -71,7 +71,7 @@ def test_right_and_wrong_answers_get_the_exact_test() -> None:
 
 
 @pytest.mark.parametrize("has_weights", [False, True])
-def test_the_permutation_test_is_that_of_all_swaps(has_weights) -> None:
+def test_the_permutation_test_agrees_with_enumerating_all_swaps(has_weights) -> None:
     """Against all 2^10 swaps; the spread of 10,000 draws is below 0.005."""
     rng = np.random.default_rng(3)
     weights = rng.integers(1, 9, (2, 10)).astype(float) if has_weights else np.ones((2, 10))
@@ -90,7 +90,7 @@ def test_the_permutation_test_is_that_of_all_swaps(has_weights) -> None:
 
 
 def test_the_paired_interval_is_narrower_than_its_parts() -> None:
-    """Two runs that are right and wrong on the same prompts but for a few."""
+    """Two runs that are right on the same prompts, with few exceptions."""
     rng = np.random.default_rng(5)
     first = (rng.random(500) < 0.5).astype(float)
     second = first.copy()
@@ -104,17 +104,17 @@ def test_the_paired_interval_is_narrower_than_its_parts() -> None:
 
 
 def test_none_or_all_right_has_the_interval_of_clopper_and_pearson() -> None:
-    """Of 16 prompts, to three places as tables have it; every resample of them is the same."""
+    """For 16 prompts, to the three decimals of published tables; all their resamples are equal."""
     for value, low, high in ((0.0, 0.0, 0.206), (1.0, 0.794, 1.0)):
         found = bootstrap_interval(Metric.mean(np.full(16, value)), **OPTIONS)
         assert found is not None and found.method == "Clopper-Pearson"
         assert [found.low, found.high] == pytest.approx([low, high], abs=5e-4)
-    # A share in the middle, the same of every prompt: the few that may have another are anywhere.
+    # The same share of every prompt, between 0 and 1: the few prompts that may differ can have any share.
     half = bootstrap_interval(Metric.mean(np.full(16, 0.5)), **OPTIONS)
     assert half is not None and [half.low, half.high] == pytest.approx([0.397, 0.603], abs=5e-4)
 
 
-def test_the_interval_at_the_edge_covers_as_often_as_it_says() -> None:
+def test_the_interval_at_the_edge_covers_as_often_as_it_claims() -> None:
     """Exactly: of 16 prompts that are right with chance p, none is with chance (1 - p)^16. The interval then
     misses p only above 0.206, where that happens in fewer than 2.5% of all data sets."""
     found = bootstrap_interval(Metric.mean(np.zeros(16)), **OPTIONS)

@@ -15,7 +15,7 @@ from tests.job.pair import random_llama, save, train_tokenizer
 
 
 def one_by_one(model_folder, rows) -> list[float]:
-    """Sums over the completions' tokens, of a plain forward pass per row."""
+    """Log-likelihoods of the completions, from one plain forward pass per row."""
     model = AutoModelForCausalLM.from_pretrained(model_folder).float().eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     found = []
@@ -30,7 +30,9 @@ def one_by_one(model_folder, rows) -> list[float]:
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [1, 60, 4096])
-def test_it_is_that_of_single_passes(generated, tmp_path, max_num_batched_tokens) -> None:
+def test_batched_log_likelihoods_are_those_of_single_passes(
+    generated, tmp_path, max_num_batched_tokens
+) -> None:
     """Float32 sums of a dozen terms, in batches of other shapes: 1e-4."""
     rows = load_run(generated.mine).table.to_pylist()
     expected = one_by_one(generated.pair.target, rows)

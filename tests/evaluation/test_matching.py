@@ -45,11 +45,11 @@ def test_rows_without_a_reference_are_left_out(tmp_path) -> None:
         ("Z", None),
     ],
 )
-def test_which_letter_is_chosen(completion, letter) -> None:
+def test_the_chosen_letter_is_found(completion, letter) -> None:
     assert chosen_letter(completion, ["red", "blue", "green", "grey"]) == letter
 
 
-def test_references_of_choices() -> None:
+def test_references_may_be_letters_numbers_or_texts() -> None:
     choices = ["red", "blue", "3"]
     found = [right_letter(text, choices, 0) for text in ("b", "(B)", "blue", "1", "3")]
     assert found == ["B", "B", "B", "B", "C"]
@@ -59,7 +59,7 @@ def test_references_of_choices() -> None:
             right_letter(text, given, 5)
 
 
-def test_multiple_choice(tmp_path) -> None:
+def test_multiple_choice_scores_the_chosen_letters(tmp_path) -> None:
     inputs = {"answer": [0, 1, 2, 1], "options": [["red", "blue", "green"]] * 4}
     path = merged_file(tmp_path / "run.arrow", inputs, ["A", "(C)", "The answer is C", "blue"])
     options = {"reference_column": "answer", "choices_column": "options"}
@@ -83,7 +83,7 @@ not_callable = 3
 
 @pytest.fixture
 def plugin(tmp_path, monkeypatch) -> str:
-    """The name of a module in the working folder."""
+    """A module with the user's scoring function, in the working folder."""
     (tmp_path / "specdist_test_scores.py").write_text(PLUGIN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -91,7 +91,7 @@ def plugin(tmp_path, monkeypatch) -> str:
     sys.modules.pop("specdist_test_scores", None)
 
 
-def test_a_function_of_the_users(tmp_path, plugin) -> None:
+def test_a_users_function_scores_rows(tmp_path, plugin) -> None:
     path = merged_file(tmp_path / "run.arrow", {}, ["one two", "three", FAILED])
     assert values(path, task=f"{plugin}:words") == {"num_words": 1.0, "is_first": pytest.approx(1 / 3)}
     assert values(path, task=f"{plugin}:number") == {"score": 4.0}
@@ -107,14 +107,14 @@ def test_a_function_of_the_users(tmp_path, plugin) -> None:
         ("not_callable", "is not a function"),
     ],
 )
-def test_what_a_function_may_not_do(tmp_path, plugin, function, message) -> None:
+def test_a_users_function_with_a_wrong_result_is_refused(tmp_path, plugin, function, message) -> None:
     path = merged_file(tmp_path / "run.arrow", {}, ["one two", "three"])
     with pytest.raises(UserError, match=message):
         evaluate(path, task=f"{plugin}:{function}")
     assert not (tmp_path / "run-evaluation").exists()
 
 
-def test_rouge(tmp_path) -> None:
+def test_rouge_scores_are_those_by_hand(tmp_path) -> None:
     """By hand: 'the cat sat' against 'the cat lay' shares 2 of 3 words, 1 of 2 pairs, and 2 in order."""
     pytest.importorskip("rouge_score", reason="the extra 'evaluate' is not installed")
     inputs = {"reference": ["the cat lay", "a b c d", "x y"]}

@@ -1,4 +1,4 @@
-"""What the options refuse, before anything is read or run."""
+"""What the options of the evaluation refuse before anything is read or run."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def test_every_task_has_a_scorer_and_every_option_a_task() -> None:
         ("--lm_eval_export a --output a.parquet", "needs --output, the .arrow file"),
     ],
 )
-def test_refusals(arguments, message) -> None:
+def test_wrong_options_are_refused(arguments, message) -> None:
     with pytest.raises(UserError, match=message):
         parse(*arguments.split())
 
 
-def test_the_run_may_stand_first_or_be_named() -> None:
+def test_the_run_may_be_positional_or_named() -> None:
     assert parse("a", "--task", "gsm8k") == parse("--run", "a", "--task", "gsm8k")
 
 
-def test_paths_that_are_no_runs(tmp_path) -> None:
+def test_paths_without_a_run_are_refused(tmp_path) -> None:
     (tmp_path / "text.txt").write_text("x")
     (tmp_path / "broken.arrow").write_bytes(b"ARROW1")
     (tmp_path / "folder").mkdir()
@@ -64,7 +64,7 @@ def test_paths_that_are_no_runs(tmp_path) -> None:
             evaluate(tmp_path / name, task="gsm8k")
 
 
-def test_parquet_is_read_as_arrow_is(tmp_path) -> None:
+def test_parquet_and_arrow_give_the_same_scores(tmp_path) -> None:
     import pyarrow.parquet
 
     from tests.evaluation.files import table
@@ -77,7 +77,7 @@ def test_parquet_is_read_as_arrow_is(tmp_path) -> None:
         evaluate(tmp_path / "less.parquet", task="gsm8k")
 
 
-def test_columns_that_are_missing_are_named_with_those_there_are(tmp_path) -> None:
+def test_missing_columns_are_reported_with_the_existing_ones(tmp_path) -> None:
     path = merged_file(tmp_path / "run.arrow", {"label": ["1"], "n": [3]}, ["1"])
     with pytest.raises(UserError, match=r"column reference, .* it has label \(string\), n \(int64\)"):
         evaluate(path, task="exact_match")

@@ -1,4 +1,4 @@
-"""Every command of the README's section runs as it stands there, on a run of the tiny pair."""
+"""Every command of the README's section on evaluation runs as it is written, on a run of the tiny pair."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FUNCTION = "def my_function(row):\n    return len(row['completion']) > 0\n"
 PACKAGES = {"rouge": "rouge_score"}
 
 
-def test_the_section_has_its_commands() -> None:
+def test_the_section_has_commands_for_every_task() -> None:
     assert len(COMMANDS) == 9 and len(HARNESS_COMMANDS) == 3
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command, generated, monkeypatch) -> None:
+def test_every_command_of_the_section_runs(command, generated, monkeypatch) -> None:
     for task, package in PACKAGES.items():
         if f"--task {task}" in command:
             pytest.importorskip(package, reason="the extra 'evaluate' is not installed")
@@ -47,13 +47,13 @@ def test_commands_run(command, generated, monkeypatch) -> None:
     if config.task is not None:
         assert all(name in text and found["interval"] for name, found in document["metrics"].items())
     if config.against is not None:
-        # Greedy: the first sample of every prompt is that of the run without a draft.
+        # Greedy: the first sample of every prompt equals that of the run without a draft.
         assert document["identity"]["num_rows"] == document["identity"]["num_identical"] == 6
         assert document["identity"]["expectation"].startswith("the same tokens")
 
 
-def test_the_harness_and_back(generated, tasks, monkeypatch) -> None:
-    """The three commands in their order, on a task of this machine."""
+def test_prompts_of_the_harness_are_generated_and_scored(generated, tasks, monkeypatch) -> None:
+    """The three commands in their order, on a local task."""
     monkeypatch.chdir(tasks.parent)
     words = {"TASK": "toy_sums", "TASKS": str(tasks), "TARGET": str(generated.pair.target)}
     commands = [[words.get(word, word) for word in shlex.split(line)] for line in HARNESS_COMMANDS]
@@ -68,7 +68,7 @@ def test_the_harness_and_back(generated, tasks, monkeypatch) -> None:
     assert document["metrics"]["toy_sums: exact_match, number"]["num_prompts"] == 3
 
 
-def test_the_job_itself(generated, monkeypatch, capsys) -> None:
+def test_the_job_prints_one_document_and_reports_wrong_options(generated, monkeypatch, capsys) -> None:
     """Its last line on stdout is the document, and a wrong option ends it with a message."""
     job = str(REPOSITORY / "jobs" / "evaluate.py")
     options = ["--task", "exact_match", "--output", str(generated.folder / "scores")]

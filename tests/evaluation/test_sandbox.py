@@ -1,4 +1,4 @@
-"""Hostile programs, once under the kernel's isolation alone and once under Python's own."""
+"""Hostile programs, once isolated by the kernel alone and once by Python alone."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def outcome(program: str, way: dict[str, bool], limits: Limits = LIMITS) -> tupl
     return found.outcome, found.detail
 
 
-def test_programs_that_end_well_and_badly(way) -> None:
+def test_programs_pass_or_fail_as_they_end(way) -> None:
     assert outcome("assert sum([1, 2]) == 3", way) == ("passed", None)
     assert outcome("assert sum([1, 2]) == 4, 'sum'", way) == ("failed", "AssertionError: sum")
     assert outcome("def f(:", way)[1].startswith("SyntaxError")
-    # Much of the standard library looks at its caller's frame, or starts from a file.
+    # Much of the standard library inspects its caller's frame, or expects to run from a file.
     library = (
         "import collections, enum, dataclasses, decimal, re, tempfile\ncollections.namedtuple('P', 'x y')\n"
     )
@@ -51,18 +51,18 @@ def test_programs_that_end_well_and_badly(way) -> None:
     [
         ("import os\nos._exit(0)", "exit code 0"),
         ("import sys\nsys.exit(0)", "SystemExit: 0"),
-        # What stands on the report's file without the secret is not a report.
+        # Text in the report file without the secret is not a report.
         ('import os\nos.write(3, b\'{"outcome": "passed", "detail": null}\')\nos._exit(0)', "exit code 0"),
         ("class E(Exception):\n    def __str__(self): raise E\nraise E", "E"),
     ],
 )
-def test_an_early_end_is_no_success(way, program, detail) -> None:
+def test_a_program_that_exits_early_does_not_pass(way, program, detail) -> None:
     found, how = outcome(program + "\nassert False", way)
     assert found in ("ended early", "failed") and how == detail
 
 
 def test_time_is_limited(way) -> None:
-    """Also for what prints without end, or does not listen to signals; the rest is the start of processes."""
+    """Also for a program that prints without end or ignores signals; the rest is time to start processes."""
     deaf = "import signal\nfor n in (2, 15, 24):\n    signal.signal(n, signal.SIG_IGN)\nwhile True: pass"
     for program in ("while True: print('x' * 10**6)", deaf):
         began = time.monotonic()
@@ -70,14 +70,14 @@ def test_time_is_limited(way) -> None:
         assert time.monotonic() - began < 20
 
 
-def test_memory_and_files_are_limited(way) -> None:
+def test_memory_and_file_sizes_are_limited(way) -> None:
     assert outcome("blocks = [bytearray(2**20) for _ in range(10**4)]", way) == ("failed", "MemoryError: ")
     found, detail = outcome("open('big', 'wb').write(bytes(2**22))", way)
     assert found == "failed" and detail is not None and detail.startswith("OSError")
     assert outcome("files = [open('a') if i else open('a', 'w') for i in range(100)]", way)[0] == "failed"
 
 
-def test_nothing_outside_is_written(way, tmp_path) -> None:
+def test_a_program_writes_nothing_outside_its_folder(way, tmp_path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("kept")
     programs = [
@@ -96,8 +96,8 @@ def test_nothing_outside_is_written(way, tmp_path) -> None:
     assert outcome("open('own', 'w').write('x')\nassert open('own').read() == 'x'", way)[0] == "passed"
 
 
-def test_there_is_no_network(way) -> None:
-    """A server of this test's on the loopback, which the program would reach."""
+def test_a_program_has_no_network(way) -> None:
+    """The test runs a server on the loopback interface, which the program would reach."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         port = server.getsockname()[1]
@@ -107,8 +107,8 @@ def test_there_is_no_network(way) -> None:
             server.accept()
 
 
-def test_sockets_of_this_machine_are_out_of_reach(tmp_path) -> None:
-    """They are files, which a namespace does not hide; Python refuses to open them."""
+def test_unix_sockets_are_out_of_reach(tmp_path) -> None:
+    """They are files, which a network namespace does not hide; Python refuses to open them."""
     path = str(tmp_path / "socket")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
@@ -121,7 +121,7 @@ def test_sockets_of_this_machine_are_out_of_reach(tmp_path) -> None:
 
 
 def test_processes_end_with_their_program(way) -> None:
-    """A fork bomb, and a child that leaves its group: none is left, and none outlives its time."""
+    """A fork bomb, and a child that leaves its process group: no process is left after its time limit."""
     bomb = "import os\nwhile True: os.fork()"
     leaver = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass\nassert False"
     before = num_programs()
@@ -135,7 +135,7 @@ def test_processes_end_with_their_program(way) -> None:
 
 
 def num_programs() -> int:
-    """Supervisors, and whatever their programs have forked."""
+    """Supervisors, and all processes that their programs have forked."""
     count = 0
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
@@ -150,14 +150,14 @@ def test_a_program_sees_nothing_of_this_process(way, monkeypatch) -> None:
     assert outcome("import os\nassert os.listdir('.') == []", way)[0] == "passed"
 
 
-def test_many_programs_in_order_and_equal_ones_once() -> None:
+def test_results_are_in_order_and_equal_programs_are_run_once() -> None:
     programs = ["assert True", "assert False, 'no'", "assert True"]
     found = run_programs(programs, LIMITS, 2)
     assert [each.outcome for each in found] == ["passed", "failed", "passed"]
     assert found[0] is found[2]
 
 
-def test_limits_under_which_nothing_runs_are_refused() -> None:
+def test_limits_too_small_for_any_program_are_refused() -> None:
     assert "audit hook" in check_sandbox(LIMITS)
     with pytest.raises(UserError, match="a program of a few imports did not finish within"):
         check_sandbox(Limits(wall_s=1e-9))

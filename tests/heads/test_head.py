@@ -42,7 +42,7 @@ def written(folder: Path, kind: HeadKind = "acceptance", *, depth: int = 2) -> t
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_logits_are_those_of_the_formula(depth: int) -> None:
-    """x + SiLU(Wx + b) as often as it is deep, then one linear layer."""
+    """x + SiLU(Wx + b), once per layer of its depth, then one linear layer."""
     torch.manual_seed(0)
     head = TokenHead(HIDDEN_SIZE, depth)
     hidden = torch.randn(5, HIDDEN_SIZE)
@@ -59,8 +59,8 @@ def test_logits_are_those_of_the_formula(depth: int) -> None:
     assert head(hidden[:0]).shape == (0,)
 
 
-def test_features_enter_before_the_first_layer() -> None:
-    """As entropy and logarithms of the probabilities, the smallest of which is not infinite."""
+def test_features_enter_as_an_addition_to_the_hidden_state() -> None:
+    """As entropy and logarithms of the probabilities, which are bounded below."""
     torch.manual_seed(0)
     plain, head = TokenHead(HIDDEN_SIZE, 2), TokenHead(HIDDEN_SIZE, 2, uses_features=True)
     assert head.uses_features and not plain.uses_features
@@ -105,7 +105,7 @@ def test_a_head_of_another_draft_is_refused(changes: dict[str, object], message:
         load_head(folder, kind="acceptance", draft=other)
 
 
-def test_a_head_of_the_same_draft_under_another_name_is_taken(tmp_path: Path) -> None:
+def test_a_head_of_the_same_draft_under_another_name_is_accepted(tmp_path: Path) -> None:
     _, folder = written(tmp_path / "head")
     load_head(
         folder, kind="acceptance", draft=DraftIdentity(**{**vars(DRAFT), "name": "copy", "revision": None})
@@ -123,7 +123,7 @@ def test_a_head_of_the_other_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    """Weights that are not those of the JSON, none at all, no JSON, or one of the future."""
+    """Weights that do not match the JSON, missing weights, invalid JSON, or JSON of a newer version."""
     _, folder = written(tmp_path / "head")
     _, other = written(tmp_path / "other", depth=1)
     mixed = shutil.copytree(folder, tmp_path / "mixed")
@@ -155,8 +155,8 @@ def fingerprint(folder: Path) -> str:
     return identify_draft(open_checkpoint("--draft", str(folder))).fingerprint
 
 
-def test_every_weight_counts_and_nothing_else_does(pair: Pair, tmp_path: Path) -> None:
-    """A fine-tuned copy may differ in a few layers only; a copy under another name is the same draft."""
+def test_the_identity_depends_on_every_weight_and_nothing_else(pair: Pair, tmp_path: Path) -> None:
+    """A fine-tuned copy may differ in few layers only; a copy under another name is the same draft."""
     copied = shutil.copytree(pair.draft, tmp_path / "copied")
     (copied / "notes.txt").write_text("not a weight")
     (copied / "generation_config.json").write_text("{}")
@@ -169,8 +169,8 @@ def test_every_weight_counts_and_nothing_else_does(pair: Pair, tmp_path: Path) -
         assert fingerprint(changed) != fingerprint(pair.draft), name
 
 
-def test_a_large_file_is_read_in_parts_from_end_to_end(tmp_path: Path, pair: Pair) -> None:
-    """Of 4 MiB of weights a fourth is read: a tensor that changes as a whole is noticed wherever it lies."""
+def test_a_large_file_is_sampled_from_end_to_end(tmp_path: Path, pair: Pair) -> None:
+    """A quarter of 4 MiB of weights is read: a change of a whole tensor is noticed wherever it is."""
     folder = shutil.copytree(pair.draft, tmp_path / "draft")
     weights = {f"layer.{index}": torch.full((2**14,), float(index)) for index in range(64)}
 
@@ -184,7 +184,7 @@ def test_a_large_file_is_read_in_parts_from_end_to_end(tmp_path: Path, pair: Pai
         assert fingerprint_with({f"layer.{index}": torch.zeros(2**14) - 1}) != first
 
 
-def test_the_identity_is_that_of_the_folder(pair: Pair, tmp_path: Path) -> None:
+def test_the_identity_of_a_draft_is_that_of_its_folder(pair: Pair, tmp_path: Path) -> None:
     identity = identify_draft(open_checkpoint("--draft", str(pair.draft)))
     assert (identity.hidden_size, identity.architecture, identity.revision) == (64, "llama", None)
     assert identity.name == str(pair.draft)

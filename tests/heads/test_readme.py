@@ -1,4 +1,4 @@
-"""The README's storage per million examples is what an example takes."""
+"""The README's storage per million examples follows from the size of an example."""
 
 from __future__ import annotations
 

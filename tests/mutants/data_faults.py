@@ -8,9 +8,7 @@ FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
 CLAIMS = "tests/data/test_claims.py"
-TRACING = (
-    "tests/engine/test_tracing.py::test_it_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
-)
+TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
 DATA_FAULTS = (

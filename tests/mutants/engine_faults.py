@@ -3,18 +3,16 @@
 from tests.mutants.mutant import Mutant
 from tests.mutants.sampling_faults import AHEAD, BRANCHES, DISTRIBUTION, IN_TURNS
 
-LONE_DRAFT = (
-    "tests/engine/test_branches.py::test_candidates_are_always_the_continuation_of_what_was_committed[llama]"
-)
+LONE_DRAFT = "tests/engine/test_branches.py::test_candidates_always_continue_the_committed_tokens[llama]"
 BRANCH_CHOICE = "tests/engine/test_branches.py"
-GIVING_WAY = DISTRIBUTION + "test_with_rows_that_give_way"
-STOPS = DISTRIBUTION + "test_with_stop_tokens"
+GIVING_WAY = DISTRIBUTION + "test_preemption_does_not_bias_the_output"
+STOPS = DISTRIBUTION + "test_stop_tokens_do_not_bias_the_output"
 ROW_IDENTITY = "tests/engine/test_row_identity.py"
 SAME_MODEL = DISTRIBUTION + "test_a_draft_that_is_the_target_is_accepted_always"
 IDENTITY = "tests/engine/test_identity.py"
 PAGES = "tests/cache/test_pages.py"
 POLICIES = "tests/engine/test_policies.py::test_output_follows_the_target_s_distribution"
-SPRINTER = "tests/engine/test_sprinter.py::test_the_output_follows_the_distribution_of_the_mechanism"
+SPRINTER = "tests/engine/test_sprinter.py::test_lossy_output_follows_the_distribution_of_the_mechanism"
 LITTLE_MEMORY = (
     "tests/engine/test_faults.py::"
     "test_too_little_memory_makes_the_batch_smaller_and_changes_no_token[target-none-greedy]"
@@ -291,7 +289,7 @@ ENGINE_FAULTS = (
         file="engine/draft_loop.py",
         old="            self._draft_state.keep_estimates(places, known_A)\n",
         new="            self._draft_state.keep_estimates((rows_A, positions_A), known_A)\n",
-        tests=(HEADS + "::test_the_trace_has_the_estimates[greedy-none]",),
+        tests=(HEADS + "::test_the_trace_has_the_head_s_estimates[greedy-none]",),
     ),
     Mutant(
         name="policy-told-heads-estimate-of-another-row",
@@ -305,7 +303,7 @@ ENGINE_FAULTS = (
         file="models/runner.py",
         old="outputs[:, -1].double().sigmoid()",
         new="outputs[:, -1].double()",
-        tests=(HEADS + "::test_the_policy_is_told_the_head_s_word_on_the_token_itself",),
+        tests=(HEADS + "::test_the_policy_gets_the_head_s_estimate_of_the_drawn_token",),
     ),
     # Policies.
     Mutant(

@@ -3,15 +3,15 @@
 from tests.mutants.mutant import Mutant
 
 DISTRIBUTION = "tests/engine/test_distribution.py::"
-IN_TURNS = DISTRIBUTION + "test_in_turns[3-plain]"
-FILTERED = DISTRIBUTION + "test_in_turns[3-filtered]"
-COUPLED = DISTRIBUTION + "test_in_turns[3-coupled]"
-AHEAD = DISTRIBUTION + "test_ahead[4-0-plain]"
-BRANCHES = DISTRIBUTION + "test_ahead[4-3-plain]"
+IN_TURNS = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-plain]"
+FILTERED = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-filtered]"
+COUPLED = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-coupled]"
+AHEAD = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[4-0-plain]"
+BRANCHES = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[4-3-plain]"
 ENUMERATION = "tests/sampling/test_enumeration.py"
 SLICES = "tests/sampling/test_vocab_parallel.py"
 RANDOM = "tests/sampling/test_random.py"
-IN_SLICES = DISTRIBUTION + "test_a_target_in_slices"
+IN_SLICES = DISTRIBUTION + "test_a_vocabulary_parallel_target_follows_its_distribution"
 
 SAMPLING_FAULTS = (
     # One random number for two purposes: every pair of draft draw, acceptance and recovered token.
