@@ -1,7 +1,7 @@
 """What specdist adds to the models' work: single passes, heads and features after a draft step, and the
 policies' own arithmetic.
 
-Whatever is compared is timed in turn, with both models in this process and prompts left out.
+What is compared is timed in turn, with both models in this process and without prompts.
 
 - *Passes*: the flat forward over the paged cache beside transformers' own forward over a ``DynamicCache``.
 - *Heads*: timed after a real draft step, where its weights are as cold and the device as busy as in a run.

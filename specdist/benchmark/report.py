@@ -22,9 +22,9 @@ MORE_TABLES: Sequence[tuple[str, Callable[[BenchmarkResult], Table]]] = (
     ("Times the target alone, by group:", tables.groups_table),
     ("Where the draft runs, and what it does while the target verifies:", tables.overlap_table),
     ("Single passes of the target:", tables.passes_table),
-    ("What features and policies take:", tables.policy_overhead_table),
-    ("What features take, by pairs of runs with and without them:", tables.feature_overhead_table),
-    ("What a head takes, beside a draft step without it:", tables.head_overhead_table),
+    ("Cost of features and policies:", tables.policy_overhead_table),
+    ("Cost of features, by pairs of runs with and without them:", tables.feature_overhead_table),
+    ("Cost of a head, beside a draft step without it:", tables.head_overhead_table),
 )
 
 TRANSFORMERS_REMARK = (
@@ -33,22 +33,22 @@ TRANSFORMERS_REMARK = (
 )
 POLICIES_REMARK = (
     "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
-    "same with prompts' passes left out of both times; N: completion tokens, so that N_target/N are "
-    "target passes of a row per token, and N_discarded/N draft tokens that were drawn in vain; accepted: "
+    "same without the prompts' passes; N: completion tokens, so that N_target/N are "
+    "target passes of a row per token, and N_discarded/N discarded draft tokens; accepted: "
     "of the draft's tokens."
 )
 SPREADS_REMARK = (
-    "std: over the first lengths, all of them; x mean of fixed: mean and std in units of the mean of "
+    "std: over all first lengths; x mean of fixed: mean and std in units of the mean of "
     "fixed-length decoding over the same lengths, as in Table 2 of Gautam et al. 2025."
 )
 OVERHEAD_REMARK = (
-    "A round of both models in one process, prompts aside: features are timed after single passes "
+    "A round of both models in one process, without prompts: features are timed after single passes "
     "of the draft, policies by a stopwatch around their calls; the runs of a pair draft the same tokens."
 )
 OVERLAP_REMARK = (
-    "x separate: over the draft on a rank of its own that works in turns with the target (each has "
+    "x separate: over the draft on a rank of its own that takes turns with the target (each has "
     "half of the threads); ready: row-rounds that found candidates, beside what the measured "
-    "acceptance and misses caught predict for rows without end; by rank: misses caught by the "
+    "acceptance and misses caught predict for endless rows; by rank: misses caught by the "
     "likeliest alternative, the next, ..."
 )
 
@@ -141,7 +141,7 @@ def _conditions(result: BenchmarkResult) -> str:
     if settings.get("acceptance_rule") == "gumbel":
         sampling += ", gumbel"
     groups = len(result.methods[0].groups)
-    rows = f"{work.num_rows} rows" + (f" in {groups} groups, each timed by itself" if groups else "")
+    rows = f"{work.num_rows} rows" + (f" in {groups} groups, each timed separately" if groups else "")
     drafts = "" if result.is_of_policies else f"K = {settings['num_draft_tokens']} draft tokens; "
     return (
         f"{rows}; prompts of {work.shortest_prompt} to {work.longest_prompt} tokens, "

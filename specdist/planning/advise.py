@@ -1,4 +1,4 @@
-"""Which way to run: every mode at its best number of ranks, batch and length, and which of them to take."""
+"""The best plan of every mode (ranks, batch size and draft length), and the one to recommend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specdist.planning.simulate import (
 )
 
 MAX_DRAFT_TOKENS = 16
-# Below it the model cannot tell two plans apart, and the simpler one is taken.
+# A smaller speed-up is within the error of the model, so the simpler plan is chosen.
 WORTHWHILE = 1.05
 S_PER_HOUR = 3600
 OWN_GPU: tuple[Mode, ...] = ("in turns", "ahead", "branches")
@@ -43,13 +43,13 @@ class Work:
 
     @property
     def mean_context_tokens(self) -> float:
-        """While a row's completion grows."""
+        """Mean length of a row while its completion grows."""
         return self.prompt_tokens + self.output_tokens / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What there is to run on. A replica does not cross nodes."""
+    """The hardware. A replica does not cross nodes."""
 
     gpu: Gpu
     gpus_per_node: int
@@ -59,11 +59,11 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A way to do the work.
+    """One mode with its settings, and the prediction for them.
 
     Attributes:
         num_gpus: of one replica; ``num_replicas`` run side by side.
-        most_rows: what memory has room for; ``settings.num_rows`` are used.
+        most_rows: sequences that memory has room for; ``settings.num_rows`` are used.
         tokens_per_s: of all replicas; ``tokens_per_s_per_gpu`` counts the GPUs that they use.
         is_runnable: by ``jobs/generate.py``, which holds both models in one process on one GPU only.
     """
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def num_processes(self) -> int:
-        """To launch for one replica."""
+        """Processes to launch for one replica."""
         return 1 if self.settings.mode == "colocated" else self.num_gpus
 
 
@@ -111,8 +111,8 @@ class Planner:
         self._costs = cache(self._measure)
 
     def best_plans(self) -> list[Plan]:
-        """The plan of each mode with the most tokens per second on the whole site, in the order of
-        :data:`MODES`; for colocation also the best that can be run. Modes that do not fit are missing."""
+        """For each mode that fits, in the order of :data:`MODES`, the plan with the most tokens per second on
+        the whole site; for colocation also the best runnable one."""
         found: list[Plan] = []
         for mode in MODES:
             plans = list(self._plans(mode))
@@ -199,13 +199,13 @@ class Planner:
             for model, ranks in ((self._target, tp_size), (self._draft, 1))
         )
         assert target is not None
-        chains = num_rows * (1 + self._settings("branches", num_rows, 1).num_branches)
+        draft_rows = num_rows * (1 + self._settings("branches", num_rows, 1).num_branches)
         return roofline_costs(
             target,
             draft,
             num_rows=num_rows,
             most_tokens=num_rows * (MAX_DRAFT_TOKENS + 1) + PREFILL_CHUNK_TOKENS,
-            most_chains=max(2 * num_rows, chains),
+            most_draft_rows=max(2 * num_rows, draft_rows),
         )
 
 
@@ -220,8 +220,8 @@ def _batch_sizes(most: int) -> Iterator[int]:
 
 
 def recommend(plans: Sequence[Plan]) -> Plan | None:
-    """The plan with the most tokens per second that can be run; the earlier mode, which is the simpler one,
-    where a later one is hardly faster. None if there is none."""
+    """The runnable plan with the most tokens per second; a later mode, which is less simple, must be clearly
+    faster. None if no plan is runnable."""
     chosen: Plan | None = None
     for plan in plans:
         if plan.is_runnable and (chosen is None or plan.tokens_per_s > WORTHWHILE * chosen.tokens_per_s):

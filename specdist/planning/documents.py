@@ -1,4 +1,4 @@
-"""A plan for programs: one document, the options of the run as a YAML file, and how it is started."""
+"""A plan for programs: the JSON document, and the options of the run as a YAML file."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SHARDS_PER_REPLICA = 4
 
 
 def longest_row(plan: Plan, work: Work, max_positions: int) -> int:
-    """Most tokens of a row that the run should accept: what the models allow, if the cache has room for it.
+    """The ``--max_seq_len`` of the run: what the models support, or else what half of the cache holds.
 
-    ``work`` has the lengths of a usual row, and some prompts are longer. Half of the cache is room enough for
-    one of them: how much is left when the run starts is only estimated here.
+    ``work`` has the lengths of a typical row, and some prompts are longer. Only half of the cache, because
+    its size at the start of the run is an estimate.
     """
     return min(max_positions, max(work.row_tokens, plan.most_rows * work.row_tokens // 2))
 
 
 def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: int) -> dict[str, Any]:
-    """The options of ``jobs/generate.py`` for the plan, but for ``--prompts`` and ``--output``.
+    """The options of ``jobs/generate.py`` for the plan, except ``--prompts`` and ``--output``.
 
-    ``max_positions``: of the models together.
+    ``max_positions``: the longest sequence that both models support.
     """
     settings = plan.settings
     options: dict[str, Any] = {"target": config.target}
@@ -65,7 +65,7 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
 
 
 def shapes_note(options: dict[str, Any]) -> str | None:
-    """What to say of a plan whose models are shapes; None where they are models."""
+    """A remark for a plan whose models are shapes; None for real models."""
     shapes = [str(options[name]) for name in ("target", "draft") if options.get(name) in SHAPES]
     if not shapes:
         return None
@@ -73,7 +73,7 @@ def shapes_note(options: dict[str, Any]) -> str | None:
 
 
 def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> str:
-    """The file of ``--output_config``; ``launch`` are lines."""
+    """The content of ``--output_config``; ``launch`` has the lines that say how to start it."""
     lines = [f"Planned by: {command}", *launch]
     note = shapes_note(options)
     if note is not None:

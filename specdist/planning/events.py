@@ -1,7 +1,7 @@
 """A job round by round: the same costs as in :mod:`specdist.planning.simulate`, with its start and its end.
 
-Rows have lengths of their own, a row that ends makes room for the next, prompts join passes in chunks, and
-candidates are accepted by the flip of a coin. What the scheduler and the draft do, without any model.
+It mirrors the scheduler and the draft without any model: rows have lengths of their own, a row that ends
+makes room for the next, prompts join passes in chunks, and candidates are accepted at random.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.planning.simulate import NS_PER_S, PREFILL_CHUNK_TOKENS, ReplicaCosts, Settings
+from specdist.planning.simulate import PREFILL_CHUNK_TOKENS, ReplicaCosts, Settings
+from specdist.stats.regression import NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class RowLengths:
 
 @dataclass(eq=False)
 class _Row:
-    """``num_left``: tokens still to come after the known decision. ``is_ready``: candidates are prepared.
-    ``lags``: the draft has not run the last candidate of its block, which was accepted whole."""
+    """``num_left``: tokens still to come after the known next token. ``is_ready``: candidates are prepared.
+    ``lags``: its whole block was accepted, and the draft has not run the last candidate."""
 
     lengths: RowLengths
     num_prefilled: int = 0
@@ -41,7 +42,7 @@ class _Row:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOutcome:
-    """Wall time of a job in seconds, and what was done in it."""
+    """Wall time of a job in seconds, and its tokens and rounds."""
 
     seconds: float
     num_tokens: int
@@ -60,7 +61,7 @@ def run_job(
     seed: int = 0,
     max_num_batched_tokens: int = PREFILL_CHUNK_TOKENS,
 ) -> JobOutcome:
-    """Generate all rows, in their order; every prompt has at least one token."""
+    """Simulate all rows, in order; every prompt has at least one token."""
     coins = np.random.default_rng(seed)
     waiting, running = deque(map(_Row, rows)), list[_Row]()
     seconds, num_rounds = 0.0, 0
@@ -92,7 +93,7 @@ def run_job(
 
 
 def _num_candidates(settings: Settings, row: _Row) -> int:
-    """After the candidates a pass always yields one token more."""
+    """At most one less than the tokens left: a pass yields one token after the candidates."""
     if settings.mode == "target only" or (settings.is_ahead and not row.is_ready):
         return 0
     return max(0, min(settings.num_draft_tokens, row.num_left - 1))
@@ -103,7 +104,7 @@ def _verify(settings: Settings, coins: np.random.Generator, row: _Row, num_candi
     misses = np.flatnonzero(~flips)
     num_accepted = int(misses[0]) if len(misses) else num_candidates + 1
     row.lags = num_accepted >= num_candidates > 0
-    # The flip after the candidates is that of the first token ahead, which may become the next token.
+    # The flip after the candidates decides on the first token ahead, which may become the next token.
     row.is_ready = _is_prepared(settings, coins, is_hit=num_accepted > num_candidates)
     row.num_left -= min(num_accepted, num_candidates) + 1
 
@@ -125,8 +126,8 @@ def _round_s(
         return costs.round_s + target_ns / NS_PER_S
     draft_ns = float(costs.draft_prefill(num_chunk_tokens))
     if settings.is_ahead:
-        chains = len(decoding) * (1 + settings.num_branches)
-        draft_ns += float(passes.draft(len(decoding)) + settings.num_draft_tokens * passes.draft(chains))
+        draft_rows = len(decoding) * (1 + settings.num_branches)
+        draft_ns += float(passes.draft(len(decoding)) + settings.num_draft_tokens * passes.draft(draft_rows))
         return costs.round_s + costs.proposal_s + max(target_ns, draft_ns) / NS_PER_S
     for depth in range(max(candidates, default=0)):
         active = [row for row, count in zip(decoding, candidates, strict=True) if count > depth]

@@ -1,7 +1,7 @@
-"""GPUs as a planner sees them: how much memory, how fast it is read, how fast numbers are multiplied.
+"""GPUs for the planner: size and bandwidth of the memory, and arithmetic rates.
 
-Peaks are those of the vendor's data sheets. What kernels reach of them is assumed here: no GPU was at hand to
-measure it on. ``--gpu here`` replaces a row of this table by measurements.
+Peaks are those of the vendor's data sheets. The share of them that kernels reach is assumed, not measured.
+``--gpu here`` replaces a row of this table by measurements.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Gpu:
         link_bytes_per_s: to the other GPUs of the node, in one direction.
         link_latency_s: of a small all-reduce among them.
         has_bfloat16: whether 16-bit products may be bfloat16.
-        bandwidth_efficiency, arithmetic_efficiency: what kernels reach of the peaks.
+        bandwidth_efficiency, arithmetic_efficiency: share of the peaks that kernels reach.
         reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
-        is_host: a CPU, whose memory the job divides up in another way.
+        is_host: a CPU, for which the job reserves memory in another way.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Gpu:
 
     @property
     def sustained_bytes_per_s(self) -> float:
-        """Memory read by kernels."""
+        """Rate at which kernels read memory."""
         return self.bandwidth_bytes_per_s * self.bandwidth_efficiency
 
     def sustained_flops_per_s(self, bytes_per_number: int) -> float:
-        """Products of numbers of this width."""
+        """Rate of products of numbers of this width."""
         peak = self.half_flops_per_s if bytes_per_number <= 2 else self.float_flops_per_s
         return peak * self.arithmetic_efficiency
 
     def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
-        """Sum ``num_bytes`` over the ranks of a node: a ring sends 2 (n - 1) / n of them over each link."""
+        """Seconds to sum ``num_bytes`` over ranks of a node: a ring sends 2 (n - 1) / n of them per link."""
         if num_ranks == 1:
             return 0.0
         return self.link_latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.link_bytes_per_s
@@ -111,7 +111,7 @@ GPUS = {
 
 
 def find_gpu(name: str, dtype: str) -> Gpu:
-    """A row of the table. Raises :class:`UserError` for another name, or numbers that it cannot run."""
+    """A row of the table. Raises :class:`UserError` for another name, or an unsupported ``dtype``."""
     gpu = GPUS.get(name.lower())
     if gpu is None:
         raise UserError(

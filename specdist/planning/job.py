@@ -1,4 +1,4 @@
-"""``jobs/plan.py``: from its options to the text and the document that it prints."""
+"""``jobs/plan.py`` from its options to its text and its JSON document."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.ipc
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
 
 from specdist.data.files import write_atomically
 from specdist.job.topology import local_device
-from specdist.models.sizes import ModelSize
+from specdist.models.checkpoint import Checkpoint, check_family
+from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.advise import Planner, Site, Work, recommend
 from specdist.planning.documents import (
     fit_document,
@@ -23,18 +29,20 @@ from specdist.planning.documents import (
 from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
 from specdist.planning.launch import launch_of
 from specdist.planning.measuring import measure_here
-from specdist.planning.models import open_model
 from specdist.planning.options import PlanConfig
 from specdist.planning.report import memory_table, plan_table, reason, validation_table
-from specdist.planning.traces import acceptance_of
 from specdist.planning.validate import validate
+from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
 WITHIN = 0.15
+# The context length of a shape, which is not limited.
+ANY_LENGTH = 2**20
+TRACE_FILES = "stats/*.trace.arrow"
 
 
 def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
-    """What to print, and the document. Raises :class:`UserError`."""
+    """The text to print, and the document. Raises :class:`UserError`."""
     if config.validate:
         validations = validate(config, local_device(config.device))
         num_close = sum(abs(found.error) <= WITHIN for found in validations)
@@ -152,3 +160,61 @@ def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, 
         f"{gpu.memory_bytes / GIB:.1f} GiB, {gpu.sustained_bytes_per_s / GB:,.0f} GB/s and "
         f"{rate:,.2f} TFLOP/s ({source})"
     )
+
+
+def open_model(
+    option: str, name: str, dtype: str, *, trust_remote_code: bool = False
+) -> tuple[ModelSize, str]:
+    """The sizes of a model and the type of its numbers, from a shape or from its configuration alone.
+
+    Raises :class:`UserError` if it cannot be read, or its family is not supported.
+    """
+    if name in SHAPES:
+        shape = SHAPES[name]
+        config = shape.llama_config(num_layers=shape.num_layers, dtype=torch.bfloat16)
+        config.max_position_embeddings = ANY_LENGTH
+    else:
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError, StrictDataclassError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(
+                f"{option} {name} has no readable configuration ({reason}): name a folder with a "
+                f"config.json, a hub model that you can access, or a shape ({', '.join(SHAPES)})"
+            ) from error
+    model = Checkpoint(
+        option=option,
+        name=name,
+        folder=Path(name),
+        config=config,
+        weight_files=(),
+        trusts_code=trust_remote_code,
+    )
+    check_family(model, 1)
+    torch_dtype = model.torch_dtype(dtype)
+    size = model_size(name, config, torch_dtype.itemsize, trusts_code=trust_remote_code)
+    return size, str(torch_dtype).removeprefix("torch.")
+
+
+def acceptance_of(path: Path) -> float:
+    """The share of verified tokens that were accepted, in a run with ``--trace`` or one of its trace files.
+
+    Raises :class:`UserError` if no trace can be read, or it has no verified token.
+    """
+    files = sorted(path.glob(TRACE_FILES)) if path.is_dir() else [path]
+    if not files:
+        raise UserError(
+            f"--trace {path} holds no {TRACE_FILES}: name the --output of a run with --trace that has "
+            "finished a shard, or one such file"
+        )
+    num_verified = num_accepted = 0
+    for file in files:
+        try:
+            table = pa.ipc.open_file(file.read_bytes()).read_all().select(["is_verified", "is_accepted"])
+        except (OSError, pa.ArrowInvalid, KeyError) as error:
+            raise UserError(f"--trace {file} is not a trace of jobs/generate.py: {error}") from error
+        num_verified += pc.sum(table["is_verified"]).as_py() or 0
+        num_accepted += pc.sum(table["is_accepted"]).as_py() or 0
+    if not num_verified:
+        raise UserError(f"--trace {path} contains no verified token: give --acceptance instead")
+    return float(num_accepted / num_verified)

@@ -1,4 +1,4 @@
-"""How a plan is started: the command of every replica on a node, with GPUs of its own."""
+"""The commands that start a plan: one for every replica on a node, with GPUs of its own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to type.
+    """How to start a plan.
 
     Attributes:
         commands: one for each replica on a node, to be run side by side.
-        num_nodes: on so many nodes, all of them with the same output folder.
-        placeholders: words in the commands that stand for a path which is not known.
+        num_nodes: number of nodes, all of them with the same output folder.
+        placeholders: words in the commands that stand for unknown paths.
     """
 
     commands: tuple[str, ...]
@@ -28,14 +28,14 @@ class Launch:
     placeholders: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """As text: a heading and the commands."""
         title = "Launch"
         if len(self.commands) > 1:
             title += f" {len(self.commands)} replicas side by side"
         if self.num_nodes > 1:
             title += f", on each of {self.num_nodes} nodes"
         if len(self.commands) * self.num_nodes > 1:
-            title += "; they share the prompts among themselves, through the output folder"
+            title += "; they share the prompts through the output folder"
         notes = ""
         if self.placeholders:
             names = " and ".join(self.placeholders)
@@ -71,7 +71,7 @@ def launch_of(
     for replica in range(per_node):
         first = replica * plan.num_gpus
         gpus = ",".join(map(str, range(first, first + plan.num_gpus)))
-        # A replica that is alone takes the first GPUs that it sees.
+        # A single replica takes the first visible GPUs.
         prefix = f"CUDA_VISIBLE_DEVICES={gpus} " if per_node > 1 and not on_cpu else ""
         commands.append(prefix + shlex.join(words))
     return Launch(

@@ -1,4 +1,4 @@
-"""This machine's device in the terms of the table: measured, where a kernel can tell."""
+"""This machine's device as a row of the table of GPUs: measured where kernels can measure it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from specdist.engine.device_clock import timed
 from specdist.models.linear import OneDnnLinears
 from specdist.planning.hardware import GB, HERE, PCIE_LATENCY_S, Gpu
 
-# Far beyond any cache, so that every product reads its matrix from memory.
+# Larger than any cache, so that every product reads its matrix from memory.
 MATRIX_BYTES = {"cpu": 2**27, "cuda": 2**31}
 WIDTH = 4096
 NUM_PRODUCT_TOKENS = {"cpu": 256, "cuda": 4096}
 NUM_WARMUPS, NUM_PASSES = 2, 7
-# Between devices nothing is measured: that of PCIe 4 × 16 is assumed.
+# Links are not measured: PCIe 4 × 16 is assumed.
 LINK_BYTES_PER_S = 32 * GB
 
 
@@ -25,8 +25,8 @@ LINK_BYTES_PER_S = 32 * GB
 def measure_here(device: torch.device, dtype: torch.dtype) -> Gpu:
     """Time the product of a large matrix with one token, which reads it, and with many, which multiplies.
 
-    The rates are those of kernels, so nothing is taken off them. On a host they are of float32 through the
-    same library as the engine's.
+    The rates are those of kernels, so their efficiency is 1. On a host they are those of float32 with the
+    engine's library.
     """
     height = MATRIX_BYTES[device.type] // (WIDTH * dtype.itemsize)
     layer = nn.Linear(WIDTH, height, bias=False, device=device, dtype=dtype)

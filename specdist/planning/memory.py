@@ -1,6 +1,6 @@
-"""Does it fit: weights, what passes need and cache on every GPU of a replica, and the most rows that fit.
+"""Memory of a replica: weights, buffers of passes and cache on every GPU, and the most rows that fit.
 
-The sum is the job's own (:mod:`specdist.job.allocation`), made before anything is loaded.
+The arithmetic is the job's own (:mod:`specdist.job.allocation`), before anything is loaded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SAMPLING = Sampling()
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one GPU holds, in bytes.
+    """The memory of one GPU, in bytes.
 
     Attributes:
-        branch_bytes_per_row: of the draft's branches.
-        reserved_bytes: of what passes need with ``most_rows`` in flight, or with one where none fits.
-        usable_bytes: without them, and without what the driver takes.
+        branch_bytes_per_row: cache of the draft's branches.
+        reserved_bytes: buffers of passes with ``most_rows`` running, or with one where none fits.
+        usable_bytes: all but these and the driver's.
     """
 
     weight_bytes: int
@@ -46,20 +46,20 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A replica's memory: of each GPU that holds the target, and of the draft's own if it has one."""
+    """A replica's memory: of each GPU that holds the target, and of the draft's own GPU if there is one."""
 
     target: Share
     draft: Share | None
 
     @property
     def most_rows(self) -> int:
-        """Rows at their full length that all GPUs have room for: one page table serves all of them."""
+        """Rows of the full length that every GPU has room for: they share one page table."""
         return min(share.most_rows for share in (self.target, self.draft) if share is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """Of every row."""
+    """Lengths and drafting of every row."""
 
     row_tokens: int
     num_draft_tokens: int
@@ -67,7 +67,7 @@ class _Work:
     works_ahead: bool = False
 
     def limits(self, num_rows: int) -> RowLimits:
-        """Of a job with so many rows in flight."""
+        """The limits of a job with this many rows running."""
         block_tokens = self.num_draft_tokens + 1
         return RowLimits(
             scheduling=SchedulerSettings(
@@ -96,7 +96,7 @@ def fit(
     num_draft_tokens: int = 0,
     num_branches: int = 0,
 ) -> Fit:
-    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job divides it up."""
+    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it."""
     drafts = draft is not None and mode != "target only"
     work = _Work(row_tokens=row_tokens, num_draft_tokens=num_draft_tokens if drafts else 0)
     of_target = int(tp_size > 1)
@@ -126,7 +126,7 @@ def _share(
     tp_size: int = 1,
     draft: ModelSize | None = None,
 ) -> Share:
-    """A GPU, by its rank that needs the most: rank 0 of the target's."""
+    """The GPU of the rank that needs the most: the target's rank 0, or the draft."""
 
     def held(limits: RowLimits) -> list[HeldModel]:
         models = []
@@ -178,12 +178,12 @@ def _share(
 
 
 def _has_kernel(model: ModelSize) -> bool:
-    """FlashAttention takes numbers of 16 bits, and no soft cap."""
+    """FlashAttention supports 16-bit numbers without a soft cap."""
     return model.bytes_per_number == 2 and not model.has_softcap
 
 
 def _largest(holds: Callable[[int], bool]) -> int:
-    """The largest number for which it holds, as it does for all below; 0 if it does not for 1."""
+    """The largest number for which ``holds`` is true, as for all smaller ones; 0 if not for 1."""
     above = 1
     while holds(above):
         above *= 2

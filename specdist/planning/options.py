@@ -11,7 +11,7 @@ from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
-# Draft lengths of the runs from which --validate takes what the engine adds to passes.
+# Draft lengths of the runs by which --validate calibrates the engine's overhead.
 CALIBRATION_LENGTHS = (1, 4)
 
 

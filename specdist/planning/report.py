@@ -1,4 +1,4 @@
-"""A plan for people: tables, and the reason in words."""
+"""A plan as text: tables, and the reason for the recommendation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES: dict[Mode, str] = {
 
 
 def validation_table(validations: Sequence[Validation]) -> str:
-    """Predicted beside measured, a line per setting."""
+    """Predicted and measured tokens per second, one row per setting."""
     rows = [
         {
             "batch": found.num_rows,
@@ -40,7 +40,7 @@ def validation_table(validations: Sequence[Validation]) -> str:
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
-    """What every GPU would hold, in GiB, and how many rows of the full length there is room for."""
+    """The memory of every GPU in GiB, and how many rows of the full length fit."""
     rows: list[dict[str, str | int | None]] = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):

@@ -1,8 +1,7 @@
-"""What a pass should take, from sizes and peaks: the roofline (Williams, Waterman, Patterson 2009).
+"""Predicted pass times, from sizes and peaks: the roofline model (Williams, Waterman, Patterson 2009).
 
-Matrices and attention run one after the other, each for as long as the slower of reading and multiplying;
-then come the sums over ranks, two per layer, and what every pass costs whatever its size. Reading the cache
-is where the length of the context enters.
+Matrices and attention run one after the other, each for the longer of reading and arithmetic; then come the
+all-reduces, two per layer, and a constant per pass. The context length enters through reading the cache.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from specdist.models.sizes import ALL_REDUCES_PER_LAYER, ModelSize
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import ReplicaCosts
 from specdist.policies.costs import CostModel, Curve
+from specdist.stats.regression import NS_PER_S
 
-NS_PER_S = 1_000_000_000
-# Assumed of a recorded pass on a GPU: packing and sending its inputs, replaying the graph, drawing.
+# Assumed for a recorded pass on a GPU: packing and sending its inputs, replaying the graph, drawing.
 LAUNCH_S = 0.3e-3
-# Assumed of the host between two target passes: scheduling, committing, stop conditions. Not hidden.
+# Assumed for the host between two target passes: scheduling, committing, stop conditions.
 ROUND_S = 0.5e-3
-# Assumed of asking the draft: a message to its rank and the answer; in one process it is less.
+# Assumed for the messages to the draft's rank and back; in one process it is less.
 PROPOSAL_S = 0.2e-3
-# Curves are straight between their points, which stand this close.
+# Ratio of neighbouring sizes of a curve, which is linear between them.
 STEP = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A model on ``tp_size`` GPUs of a kind; all its rows have ``context_tokens`` in the cache."""
+    """A model on ``tp_size`` equal GPUs; all rows have ``context_tokens`` in the cache."""
 
     model: ModelSize
     gpu: Gpu
@@ -54,20 +53,20 @@ class Placement:
 
 
 def roofline_costs(
-    target: Placement, draft: Placement | None, *, num_rows: int, most_tokens: int, most_chains: int
+    target: Placement, draft: Placement | None, *, num_rows: int, most_tokens: int, most_draft_rows: int
 ) -> ReplicaCosts:
     """The curves that a replica with ``num_rows`` rows in flight would measure.
 
     Args:
-        most_tokens: of a target pass, prompts included.
-        most_chains: rows and branches of a draft step.
+        most_tokens: of a target pass, with prompts.
+        most_draft_rows: of a draft step, with branches.
     """
     target_curve = _curve(lambda tokens: target.pass_s(tokens, min(tokens, num_rows)), most_tokens)
     if draft is None:
         nothing = Curve([1], [0])
         return ReplicaCosts(CostModel(target_curve, nothing), nothing, round_s=ROUND_S, proposal_s=0.0)
     return ReplicaCosts(
-        passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_chains)),
+        passes=CostModel(target_curve, _curve(lambda rows: draft.pass_s(rows, rows), most_draft_rows)),
         draft_prefill=_curve(lambda tokens: draft.pass_s(tokens, 1), most_tokens),
         round_s=ROUND_S,
         proposal_s=PROPOSAL_S,
@@ -80,7 +79,7 @@ def _curve(seconds: Callable[[int], float], largest: int) -> Curve:
 
 
 def _sizes(largest: int) -> Iterable[int]:
-    """1 .. ``largest``, ever further apart."""
+    """1 .. ``largest``, at growing distances."""
     size = 1
     while size < largest:
         yield size

@@ -1,7 +1,7 @@
-"""What a replica should give, from the costs of its passes, where tokens are accepted independently.
+"""Predicted throughput of a replica, from the costs of its passes, if tokens are accepted independently.
 
-The closed form of a steady state: all rows in flight, each that ends followed by the next prompt. The start
-and the end of a job are left out; :mod:`specdist.planning.events` has them.
+The closed form of a steady state, in which the next prompt follows each row that ends. For the start and the
+end of a job see :mod:`specdist.planning.events`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.policies.costs import CostModel, Curve
+from specdist.stats.regression import NS_PER_S
 from specdist.theory.formulas import branches_for, ready_share, tokens_per_call, tokens_per_pass_ahead
 
-NS_PER_S = 1_000_000_000
 # Prompts are cut into chunks of a pass's token budget.
 PREFILL_CHUNK_TOKENS = 2048
 
@@ -25,10 +25,10 @@ class ReplicaCosts:
     """Times of a replica.
 
     Attributes:
-        passes: of the target over its tokens, of the draft over rows of one token each.
-        draft_prefill: of the draft over the tokens of a prompt.
+        passes: of the target by its tokens, of the draft by rows of one token each.
+        draft_prefill: of the draft by the tokens of a prompt.
         round_s: of the host, for every round.
-        proposal_s: of asking the draft, whatever it drafts: messages to its rank and back, its bookkeeping.
+        proposal_s: of a proposal of any length: messages to the draft's rank and back, bookkeeping.
     """
 
     passes: CostModel
@@ -54,7 +54,7 @@ class Settings:
 
     @property
     def num_branches(self) -> int:
-        """Branches per row that the caught share takes."""
+        """Branches per row needed for the caught share."""
         return branches_for(self.caught) if self.mode == "branches" else 0
 
     @property
@@ -67,10 +67,10 @@ class Prediction:
     """A replica in its steady state.
 
     Attributes:
-        tokens_per_round: gained by one row.
-        tokens_per_pass: run by the target for all rows, prompts aside.
-        target_share, draft_share: of the time, in which either works; prompts included. Ahead they overlap.
-        prefill_share: of the time, for prompts on the target.
+        tokens_per_round: new tokens of one row.
+        tokens_per_pass: run by the target for all rows, without prompts.
+        target_share, draft_share: shares of the time in which each works, with prompts; ahead they overlap.
+        prefill_share: share of the time for prompts on the target.
     """
 
     tokens_per_s: float
@@ -94,7 +94,7 @@ class _Round:
 def predict(
     costs: ReplicaCosts, settings: Settings, *, prompt_tokens: int = 0, output_tokens: int = 1
 ) -> Prediction:
-    """The steady state; without ``prompt_tokens`` that of decoding alone."""
+    """The steady state; of decoding alone without ``prompt_tokens``."""
     plan = _round(costs.passes, settings)
     num_prompts = settings.num_rows * plan.tokens_per_row / output_tokens
     decode_s = _seconds(costs.passes.target, plan.num_target_tokens)
@@ -121,12 +121,12 @@ def _round(passes: CostModel, settings: Settings) -> _Round:
     if settings.is_ahead:
         caught = settings.caught_share
         ready = ready_share(acceptance, length, caught)
-        chains = num_rows * (1 + settings.num_branches)
-        # The first step is the chain's own and will be a next token; the branches join it in the others.
-        draft_s = _seconds(passes.draft, num_rows) + length * _seconds(passes.draft, chains)
+        draft_rows = num_rows * (1 + settings.num_branches)
+        # The first step drafts the possible next token; the branches join in the others.
+        draft_s = _seconds(passes.draft, num_rows) + length * _seconds(passes.draft, draft_rows)
         tokens = tokens_per_pass_ahead(acceptance, length, caught)
         return _Round(num_rows * (1 + ready * length), tokens, draft_s)
-    # After a block that was accepted whole the draft has its last token to catch up on.
+    # If the whole block was accepted, the draft must still run its last token.
     first = num_rows * (1 + acceptance**length)
     draft_s = _seconds(passes.draft, first) + (length - 1) * _seconds(passes.draft, num_rows)
     return _Round(num_rows * (1 + length), tokens_per_call(acceptance, length), draft_s)
@@ -135,7 +135,7 @@ def _round(passes: CostModel, settings: Settings) -> _Round:
 def _prefill(
     costs: ReplicaCosts, settings: Settings, plan: _Round, prompt_tokens: int, num_prompts: float
 ) -> tuple[float, float]:
-    """What the prompts add to a round, on the target and on the draft; chunks join a pass."""
+    """Seconds that prompts add to a round, on the target and on the draft; chunks join a pass."""
     if not prompt_tokens:
         return 0.0, 0.0
     tokens = num_prompts * prompt_tokens

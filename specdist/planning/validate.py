@@ -1,9 +1,8 @@
-"""Predicted against measured: the simulator's tokens per second beside those of the engine, here and now.
+"""Validation of the planner: predicted tokens per second beside those of the engine on this machine.
 
-Times of single passes are measured as a job measures them at its start. What the engine adds to them
-(drawing, scheduling, committing) is taken from runs of 1 and of 4 draft tokens per round, which are not among
-those predicted.
-Acceptance is taken from the run that is predicted: it is a property of the pair, not of the machine.
+Pass times are measured as a job measures them at its start. What the engine adds to them (drawing,
+scheduling, committing) is calibrated by runs of 1 and of 4 draft tokens per round, which are not predicted.
+The acceptance rate is that of the predicted run: it is a property of the pair, not of the machine.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from specdist.engine.device_clock import timed
 from specdist.job.costs import draft_curve, target_curve
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.options import CALIBRATION_LENGTHS, PlanConfig
-from specdist.planning.simulate import NS_PER_S, ReplicaCosts, Settings
+from specdist.planning.simulate import ReplicaCosts, Settings
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats
+from specdist.stats.shard import NS_PER_S, Stats
 
 ROWS_PER_SLOT = 2
 WARMUP_TOKENS = 4
-# The coins of a prediction fall differently with every seed; the run had one throw.
+# Predictions are averaged over seeds of the random acceptance.
 NUM_SEEDS = 8
 
 logger = logging.getLogger(__name__)
@@ -50,18 +49,18 @@ class Validation:
 
     @property
     def errors(self) -> list[float]:
-        """Of each repeat's prediction, as a share of what was measured in the same repeat."""
+        """Relative error of the prediction in each repeat."""
         pairs = zip(self.predicted_tokens_per_s, self.measured_tokens_per_s, strict=True)
         return [predicted / measured - 1 for predicted, measured in pairs]
 
     @property
     def error(self) -> float:
-        """The median one."""
+        """The median of :attr:`errors`."""
         return statistics.median(self.errors)
 
 
 def validate(config: PlanConfig, device: torch.device) -> list[Validation]:
-    """Measure, predict and run the pair: every batch size, without a draft and with each draft length."""
+    """Predict and run every batch size, without a draft and with each draft length."""
     assert config.draft is not None
     options = values_of(config, TrustOptions)
     pair = Pair(config.target, config.draft, dtype=config.dtype, device=device, **options)
@@ -105,7 +104,7 @@ def _compare_batch(
     measured: dict[int, list[float]] = {length: [] for length in lengths}
     predicted: dict[int, list[float]] = {length: [] for length in lengths}
     last: dict[int, Stats] = {}
-    # Passes before, runs in between, passes after: a slow minute of the machine hits both.
+    # Passes before and after the runs: a slow minute of the machine affects both.
     for repeat in range(config.repeats):
         begin = _measure(paged, num_rows, lengths[-1], config.prompt_tokens)
         runs = {length: timed(device, partial(method.generate, rows)) for length, method in methods.items()}
@@ -133,7 +132,7 @@ def _compare_batch(
 
 
 def mean_costs(first: ReplicaCosts, second: ReplicaCosts) -> ReplicaCosts:
-    """Half way between the curves of two measurements at the same sizes."""
+    """The mean of two measurements at the same sizes."""
     return ReplicaCosts(
         passes=CostModel(
             _mean_curve(first.passes.target, second.passes.target),
@@ -166,7 +165,7 @@ def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) 
     per_row = max(longest + 1, prompt_tokens)
     target = target_curve(paged.target, settings, vocab_size, num_rows=num_rows, num_tokens_per_row=per_row)
     return ReplicaCosts(
-        # After a whole block two tokens of a row are run.
+        # After a block that was accepted whole, two tokens of a row are run.
         passes=CostModel(target, draft(2)),
         draft_prefill=draft(prompt_tokens),
         round_s=0.0,
@@ -175,10 +174,10 @@ def _measure(paged: PagedPair, num_rows: int, longest: int, prompt_tokens: int) 
 
 
 def calibrated(costs: ReplicaCosts, runs: Sequence[Stats]) -> ReplicaCosts:
-    """The costs with what the engine adds to the passes, from two runs of different draft lengths.
+    """The costs with the engine's overhead, from two runs of different draft lengths.
 
-    What a round adds beside the draft is the runs' mean. What the draft adds is solved for: a part of every
-    round, and a part of every step.
+    A round's overhead outside the draft is the mean of both runs. The draft's is solved for: a part per
+    round, and a part per step.
     """
     passes = costs.passes
     rounds_ns, proposals_ns, steps = [], [], []
@@ -203,17 +202,13 @@ def calibrated(costs: ReplicaCosts, runs: Sequence[Stats]) -> ReplicaCosts:
 
 
 def acceptance_rate(stats: Stats) -> float:
-    """Of the candidates that were verified, those accepted: the most likely rate of independent ones.
+    """The share of verified candidates that were accepted: the most likely rate of independent ones.
 
-    Candidates after a rejected one were not verified. (``draft_acceptance_rate`` counts them.)
+    Candidates after a rejected one were not verified (``draft_acceptance_rate`` counts them).
     """
-    # Of blocks cut short by the end of their row some were whole too; they are few.
-    num_whole = _at(stats.accepted_length_histogram, len(stats.draft_length_histogram) - 1)
+    # The few whole blocks that the end of their row cut short are left out.
+    num_whole = sum(stats.accepted_length_histogram[len(stats.draft_length_histogram) - 1 :])
     return stats.num_accepted_tokens / max(1, stats.num_accepted_tokens + stats.num_drafts - num_whole)
-
-
-def _at(counts: list[int], index: int) -> int:
-    return counts[index] if 0 <= index < len(counts) else 0
 
 
 def _settings(num_rows: int, length: int, stats: Stats) -> Settings:

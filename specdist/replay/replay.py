@@ -2,8 +2,8 @@
 
 The scheduler, the histories and the policy are the engine's own, and are called in its order: resolve the
 last round, draft after every sequence's next token, commit, admit. The models' outputs come from the trace.
-So a replay counts what a live run in turns (``--overlap none``) counts, with the same batches; drafting ahead
-is not replayed. As on a CPU, drafting ends after a stop token; on a GPU, where that is not checked between
+So a replay has the counts of a live run in turns (``--overlap none``) with the same batches; drafting ahead
+is not replayed. As on a CPU, drafting ends after a stop token; on a GPU, which does not check this between
 steps, some blocks are drafted further and these tokens are dropped.
 
 R sequences that decode, A of them that are still drafting, C tokens of several sequences, T places and D
@@ -33,19 +33,34 @@ from specdist.policies import (
 )
 from specdist.policies.costs import CostModel
 from specdist.replay.batch import ReplaySettings, make_scheduler
-from specdist.replay.oracle import Oracle
 from specdist.replay.trace import ExhaustiveTrace
 from specdist.stats.shard import NS_PER_S, Stats
 
 
+@dataclass(frozen=True)
+class Oracle:
+    """The greedy oracle, a bound of every length policy (SpecDec++, Huang et al. 2024, Theorem 4.1).
+
+    It drafts exactly as far as the target will accept, and :func:`replay` looks this up in the trace. With S
+    the set of positions at which the draft's likeliest token differs from the target's, N_discarded = 0 and
+    N_target = |S| + 1. Here S leaves out a completion's first token, which comes from the pass over the
+    prompt, and its last one, after which nothing is verified.
+    """
+
+    @staticmethod
+    def max_draft_tokens(trace: ExhaustiveTrace) -> int:
+        """No cap except the length of a completion."""
+        return max(prompt.max_new_tokens for prompt in trace.prompts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """What a run counts, and its predicted time.
+    """The counts of a run, and its predicted time.
 
     Attributes:
         stats: ``num_row_steps``, ``num_draft_tokens``, ``num_accepted_tokens``, passes and histograms, as the
             engine counts them.
-        draft_ns, target_ns: of all passes, by the measured curves, without prompts and work on the host.
+        draft_ns, target_ns: of all passes, by the measured curves; without prompts and the host's work.
     """
 
     stats: Stats
@@ -81,7 +96,7 @@ def replay(
     settings: ReplaySettings,
     head: int = 0,
 ) -> ReplayResult:
-    """Run all of the trace's prompts, in order. ``policy`` must be new if it learns.
+    """Run all prompts of the trace, in order. A ``policy`` that learns must be a new object.
 
     Args:
         head: index of the trace's head whose estimates a policy with a head gets.
@@ -138,8 +153,7 @@ class _Run:
         return ReplayResult(stats=self._stats, draft_ns=self._draft_ns, target_ns=self._target_ns)
 
     def _resolve(self, plan: RoundPlan) -> None:
-        """What the draft learns from the last round, as in
-        :class:`specdist.engine.draft_worker.DraftWorker`."""
+        """Observe the last round, as :class:`specdist.engine.draft_worker.DraftWorker` does."""
         slots_R = np.array([sequence.slot for sequence in plan.decoding], np.int64)
         num_candidates_R = np.array([sequence.num_candidates for sequence in plan.decoding], np.int64)
         num_accepted_R = np.array([sequence.num_accepted for sequence in plan.decoding], np.int64)

@@ -1,9 +1,8 @@
-"""The exhaustive trace: what would be drafted from every position of a completion, and how much is accepted.
+"""The exhaustive trace: the draft's tokens from every position of a completion, and how many are accepted.
 
-A round of speculative decoding drafts from some position of the completion on, and the target verifies the
-drafted tokens. Which positions these are depends on the length policy; what happens there does not. So the
-trace holds, for every position of the target's own completion, the draft's tokens from there on, up to the
-cap, as if a round began there. The rounds of any policy can be read from it.
+A length policy decides at which positions of a completion rounds begin, but not what is drafted and accepted
+there. So the trace holds, for every position of the target's own completion, the draft's tokens from there
+on, up to the cap, as if a round began there. The rounds of any policy can be read from it.
 
 - Greedy and coupled draws: the draft's token is accepted if it equals the target's. The trace is exactly what
   a live run sees.

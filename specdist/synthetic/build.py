@@ -1,7 +1,7 @@
-"""A synthetic pair with a dial: a random target and its first layers as draft, agreeing as often as wanted.
+"""A synthetic pair of a chosen acceptance rate: a random target, and its first layers as draft.
 
-Where trained pairs cannot be had, or not in the size in question, it shows what the machinery costs. Its text
-means nothing, so whatever is measured with it is called synthetic wherever it is shown.
+Where no trained pair of a size is available, it shows the cost of the engine. Its text means nothing, so
+every measurement with it is labelled synthetic.
 
 B rows, P prompt tokens, N new tokens, H hidden size.
 """
@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticRecord:
-    """What was built, as the file beside the weights keeps it; written last, so it marks a whole pair.
+    """The content of ``synthetic.json``, which is written last and so marks a complete pair.
 
-    ``measured_acceptance`` is the share of the target's own greedy tokens, ``num_measured_tokens`` of them,
-    that are the draft's likeliest too. None where ε was given and nothing was run.
+    ``measured_acceptance`` is the share of ``num_measured_tokens`` greedy tokens of the target that are the
+    draft's likeliest too; None where ε was given and nothing was run.
     """
 
     shape: str
@@ -65,7 +65,7 @@ def build_synthetic(
     dtype: torch.dtype = torch.float32,
     device: torch.device,
 ) -> SyntheticRecord:
-    """Build ``folder/target`` and ``folder/draft`` for a greedy acceptance or a given ε; or find them there.
+    """Build ``folder/target`` and ``folder/draft`` for a greedy acceptance or a given ε, or reuse them.
 
     A given ε needs the memory of one layer; a wanted acceptance is searched with the whole target on
     ``device``. Raises :class:`UserError` for an acceptance that no ε gives.
@@ -87,7 +87,7 @@ def build_synthetic(
         logger.info("looking for the epsilon that gives acceptance %g", acceptance)
         dialled = DialledTarget(folder / "target", SHAPES[shape].num_draft_layers, dtype=dtype, device=device)
         epsilon = find_epsilon(lambda value: dialled.acceptance(value, SEARCH_SEED), acceptance)
-        # On other prompts: the search has fitted the noise of its own.
+        # On other prompts, because the search has fitted the noise of its own.
         measured = dialled.acceptance(epsilon, MEASUREMENT_SEED)
         num_measured = NUM_SAMPLE_ROWS * NUM_SAMPLE_NEW_TOKENS
     assert epsilon is not None
@@ -106,7 +106,7 @@ def build_synthetic(
 
 
 def read_record(folder: Path) -> SyntheticRecord | None:
-    """The record of a whole pair in ``folder``, or None."""
+    """The record of a complete pair in ``folder``, or None."""
     path = folder / RECORD_NAME
     if not path.is_file():
         return None
@@ -115,10 +115,10 @@ def read_record(folder: Path) -> SyntheticRecord | None:
 
 
 def find_epsilon(acceptance_at: Callable[[float], float], wanted: float) -> float:
-    """The ε with ``acceptance_at(ε)`` = ``wanted``: doubled until it is passed, then interpolated.
+    """The ε with ``acceptance_at(ε)`` = ``wanted``: doubled until it is too large, then interpolated.
 
-    Acceptance is 1 at ε = 0 and falls nearly in proportion, so few of the expensive evaluations are needed.
-    Raises :class:`UserError` where the largest ε still gives more than wanted.
+    Acceptance is 1 at ε = 0 and falls nearly linearly, so few of the expensive evaluations are needed.
+    Raises :class:`UserError` if the largest ε still gives more than wanted.
     """
     if wanted == 1:
         return 0.0
@@ -148,7 +148,7 @@ def find_epsilon(acceptance_at: Callable[[float], float], wanted: float) -> floa
 
 
 class DialledTarget:
-    """A target written with ε = 1, whose ε can be set while it is in memory; its draft is a part of it."""
+    """A loaded target that was written with ε = 1, whose ε can be changed; the draft is a part of it."""
 
     def __init__(
         self, folder: Path, num_draft_layers: int, *, dtype: torch.dtype, device: torch.device
@@ -173,7 +173,7 @@ class DialledTarget:
                 output_hidden_states=True,
                 return_dict_in_generate=True,
             )
-        # The draft is what the target has computed when its first layers are done.
+        # The draft computes what the target's first layers do.
         hidden_BNH = torch.stack(
             [hidden[self._num_draft_layers][:, -1] for hidden in output.hidden_states], dim=1
         )

@@ -13,7 +13,7 @@ from specdist.utils.errors import UserError
 
 @dataclass(kw_only=True)
 class SyntheticConfig:
-    """Every option of the job. Raises :class:`UserError` for values that it cannot use."""
+    """Every option of the job. Raises :class:`UserError` for a value out of its range."""
 
     output: str = option(help="folder that gets target/, draft/ and synthetic.json")
     shape: str = option(help=f"one of {', '.join(SHAPES)}")
@@ -30,7 +30,7 @@ class SyntheticConfig:
 
 
 def check_dial(option_name: str, shape: str, *, acceptance: float | None, epsilon: float | None) -> None:
-    """Refuse an unknown shape, and anything but one of the two ways to say how often a pair agrees."""
+    """Raises :class:`UserError` for an unknown shape, or unless exactly one of the two dials is given."""
     if shape not in SHAPES:
         raise UserError(f"--{option_name} {shape!r} is not a shape: choose one of {', '.join(SHAPES)}")
     if (acceptance is None) == (epsilon is None):

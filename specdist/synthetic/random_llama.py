@@ -1,9 +1,9 @@
 """Weights of a random target whose draft is its own first layers, written layer by layer.
 
-The weights are scaled so that greedy text does not degenerate and acceptance means something:
+The weights are scaled so that greedy text does not degenerate and the acceptance rate is meaningful:
 
 - Embeddings and the outputs of the draft's layers have the same size and attention is sharp: the next token
-  depends on the whole context, and the text is no short loop.
+  depends on the whole context, and the text does not repeat itself.
 - What the later layers add to the residual stream is scaled by ε: at 0 target and draft are one function.
 - The head is untied and gives logits of standard deviation σ = 2 sqrt(2 ln V). Of V independent normal logits
   the sum of squared probabilities tends to 1 - sqrt(2 ln V) / σ (Derrida 1981, the random energy model), here
@@ -29,7 +29,7 @@ from specdist.synthetic.shapes import MAX_POSITIONS, Shape
 
 ATTENTION_SCORE_STD = 4.0
 EMBEDDINGS, HEAD = "embeddings", "head"
-# Every piece (embeddings, head, a layer) of a seed has a random stream of its own.
+# Every piece (embeddings, head, a layer) has its own random stream.
 PIECES_PER_SEED = 1000
 
 
@@ -64,7 +64,7 @@ def write_pair(folder: Path, shape: Shape, *, epsilon: float, seed: int, dtype: 
 
 
 def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """One token per byte. The other ids, to which no text encodes, stand for pairs of bytes: all decode.
+    """One token per byte. The other ids, which no text encodes to, decode to pairs of bytes.
 
     ``vocab_size`` is from 256 to 256 + 256². There are no special tokens.
     """
@@ -91,7 +91,7 @@ def _pieces(shape: Shape, epsilon: float, seed: int) -> Iterator[tuple[str, dict
 
 
 def _layer_tensors(shape: Shape, layer: int, scale: float, generator: torch.Generator) -> dict[str, Tensor]:
-    """Every map keeps the size of its input, but for attention scores, and for ``scale`` at the outputs."""
+    """Every map keeps the size of its input, except attention scores, and ``scale`` at the outputs."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     kv_width = hidden // shape.num_heads * shape.num_kv_heads
     query_scale = ATTENTION_SCORE_STD**0.5

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 MAX_POSITIONS = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Shape:
     """Sizes of a target; its draft has the first ``num_draft_layers`` layers."""
 
@@ -25,7 +25,7 @@ class Shape:
     vocab_size: int
 
     def llama_config(self, *, num_layers: int, dtype: torch.dtype) -> LlamaConfig:
-        """No token ends a text: completions are as long as asked for."""
+        """Without an end token, so that every completion has its maximum length."""
         from transformers import LlamaConfig
 
         return LlamaConfig(
@@ -45,24 +45,13 @@ class Shape:
         )
 
 
-def _shape(layers: int, draft_layers: int, hidden: int, inner: int, heads: int, kv: int, vocab: int) -> Shape:
-    return Shape(
-        num_layers=layers,
-        num_draft_layers=draft_layers,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_heads=heads,
-        num_kv_heads=kv,
-        vocab_size=vocab,
-    )
-
-
+# Columns: layers, the draft's layers, hidden size, intermediate size, heads, key/value heads, vocabulary.
 SHAPES = {
-    "5m": _shape(8, 1, 192, 512, 6, 6, 4096),
-    "20m": _shape(8, 1, 384, 1024, 6, 6, 8192),
-    "125m": _shape(12, 1, 768, 2048, 12, 12, 32000),
-    "350m": _shape(24, 2, 1024, 2560, 16, 16, 32000),
-    "1b": _shape(22, 2, 2048, 5632, 32, 4, 32000),
-    "7b": _shape(32, 2, 4096, 11008, 32, 32, 32000),
-    "70b": _shape(80, 2, 8192, 28672, 64, 8, 32000),
+    "5m": Shape(8, 1, 192, 512, 6, 6, 4096),
+    "20m": Shape(8, 1, 384, 1024, 6, 6, 8192),
+    "125m": Shape(12, 1, 768, 2048, 12, 12, 32000),
+    "350m": Shape(24, 2, 1024, 2560, 16, 16, 32000),
+    "1b": Shape(22, 2, 2048, 5632, 32, 4, 32000),
+    "7b": Shape(32, 2, 4096, 11008, 32, 32, 32000),
+    "70b": Shape(80, 2, 8192, 28672, 64, 8, 32000),
 }

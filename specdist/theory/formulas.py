@@ -1,7 +1,7 @@
-"""The papers' formulas: what speculation should give for an acceptance rate and the costs of passes.
+"""The papers' formulas: the expected gain of speculation for an acceptance rate and the costs of passes.
 
 Tokens are accepted independently with probability a; K tokens are drafted; c is the time of a draft step over
-that of a target pass. None of this is used to decide what is emitted.
+that of a target pass. No emitted token depends on these formulas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def wall_time_factor(acceptance: float, num_draft_tokens: int, cost_ratio: float
 
 
 def round_factor(tokens_per_pass: float, drafting: float, *, works_ahead: bool = False) -> float:
-    """Expected speed-up over plain decoding of rounds that give so many tokens per target pass.
+    """Expected speed-up over plain decoding of rounds that yield ``tokens_per_pass`` per target pass.
 
     ``drafting`` is the time of a round's draft steps over that of its target pass. In turns a round takes
     both; a draft that works ahead makes it as long as the slower of the two.
@@ -37,8 +37,8 @@ def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> 
 def ready_share(acceptance: float, num_candidates: float, caught: float) -> float:
     """The share of row-rounds that find candidates ready when the draft works ahead.
 
-    ``caught`` is the share of misses for which a branch was prepared. A row is *ready* when it has its n
-    candidates, else it has none:
+    ``caught`` is the share of misses for which a branch was prepared. A row is *ready* if it has its n
+    candidates; otherwise it has none:
 
         P(ready | ready) = a^(n+1) + (1 - a^(n+1)) c        P(ready | not) = a + (1 - a) c
     """
@@ -57,9 +57,9 @@ def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float)
 
 
 def caught_share(num_branches: int) -> float:
-    """The share of misses that so many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
+    """The share of misses that this many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
 
-    So it was for greedy and coupled draws of a distilled draft; a plain one catches less, and random draws
+    Measured for greedy and coupled draws of a distilled draft; other drafts catch less, and random draws
     about half of it.
     """
     return 1.0 - (1 + num_branches) ** -0.5
@@ -74,14 +74,14 @@ def branches_for(caught: float) -> int:
 
 
 def flops_verifying_all(num_draft_tokens: float, *, draft: float, target: float) -> float:
-    """Of a round of speculative decoding as SPRINTER counts it, γ F_d + γ F_t (Equation 5)."""
+    """Operations of a round of speculative decoding as in SPRINTER, γ F_d + γ F_t (Equation 5)."""
     return num_draft_tokens * (draft + target)
 
 
 def flops_verifying_one(num_draft_tokens: float, *, draft: float, target: float, verifier: float) -> float:
-    """Of a round of SPRINTER as its authors count it, γ F_d + F_t + F_v (Equation 6).
+    """Operations of a round of SPRINTER as in the paper, γ F_d + F_t + F_v (Equation 6).
 
-    The paper counts one token of the target. To verify it the target must have run the others as well, or it
-    could not remember them: what is executed is more.
+    The paper counts one token of the target. To verify it the target must also run the others, whose keys and
+    values it needs, so more is executed.
     """
     return num_draft_tokens * draft + target + verifier

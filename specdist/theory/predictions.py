@@ -1,8 +1,8 @@
-"""Theory beside practice: what the papers' formulas and the frozen costs say of a run, and what it measured.
+"""Predictions of the papers' formulas and of the frozen costs for a run, beside its measurements.
 
-The formulas take the run's own acceptance, its block lengths and its times per pass, and assume that every
-verified token is accepted with the same chance, independently; what a lossy run does not verify is kept. The
-frozen costs take the passes that were run. Nothing here is acted upon.
+The formulas use the run's acceptance, block lengths and pass times, and assume that every verified token is
+accepted independently with the same probability; tokens that a lossy run does not verify are kept. The frozen
+costs are applied to the passes that were run. Nothing depends on these figures.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from specdist.theory.formulas import (
     tokens_per_call,
 )
 
-# The longest fixed length that is looked at for the best.
+# The longest fixed length that is considered for the best.
 MAX_DRAFT_TOKENS = 40
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure, predicted and measured; None where there is none."""
+    """One figure, predicted and measured; None where unknown."""
 
     predicted: float | None
     measured: float | None
@@ -47,16 +47,16 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """What is known of a run beforehand, or of any run of its acceptance, beside the run.
+    """Predictions for a run beside its measurements.
 
     Attributes:
-        acceptance: chance that a verified token is accepted; None where none was verified.
+        acceptance: probability that a verified token is accepted; None where none was verified.
         cost_ratio: measured time of a draft step over that of a target pass.
         best_num_draft_tokens: the best fixed length for these two, drafting in turns.
-        theory: figures by name, by the formulas; empty where nothing was drafted.
-        drift: times by name, by the frozen costs; empty where there are none.
-        target_share_in_curve: of the time of the target's passes, that of passes of measured sizes: the
-            others, of prompts mostly, are larger, and their costs follow from the curve's last slope.
+        theory: figures of the formulas by name; empty where nothing was drafted.
+        drift: times of the frozen costs by name; empty without costs.
+        target_share_in_curve: share of the target's time in passes of measured sizes. The others, mostly of
+            prompts, are larger, and their costs are extrapolated.
     """
 
     acceptance: float | None
@@ -67,18 +67,15 @@ class Predictions:
     target_share_in_curve: float | None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "acceptance": self.acceptance,
-            "cost_ratio": self.cost_ratio,
-            "best_num_draft_tokens": self.best_num_draft_tokens,
-            "theory": {name: figure.to_json() for name, figure in self.theory.items()},
-            "drift": {name: figure.to_json() for name, figure in self.drift.items()},
-            "target_share_in_curve": self.target_share_in_curve,
+        comparisons = {
+            side: {name: figure.to_json() for name, figure in getattr(self, side).items()}
+            for side in ("theory", "drift")
         }
+        return vars(self) | comparisons
 
 
 def predictions_of(stats: Stats, costs: CostModel | None) -> Predictions:
-    """Beside these statistics; ``costs`` where the run has frozen some."""
+    """Predictions beside these statistics; ``costs``: the frozen costs of the run, if any."""
     acceptance = stats.verified_acceptance_rate
     t_draft = _ratio(stats.draft_ns.draft, stats.num_draft_passes)
     t_target = _ratio(stats.target_ns.verify, stats.num_target_passes)
@@ -122,7 +119,7 @@ def _theory(stats: Stats, acceptance: float) -> dict[str, Comparison]:
 
 
 def _expected_tokens(stats: Stats, acceptance: float) -> float:
-    """Of all target passes of rows, by the lengths of their blocks."""
+    """Tokens of all target passes of rows, by the lengths of their blocks."""
     drafted = sum(
         count * (length - num_verified + tokens_per_call(acceptance, num_verified))
         for length, count in enumerate(stats.draft_length_histogram)
@@ -132,16 +129,15 @@ def _expected_tokens(stats: Stats, acceptance: float) -> float:
 
 
 def _num_verified(stats: Stats, length: float) -> float:
-    """Of so many candidates those that the target verifies: in a lossy run the last one alone."""
+    """How many of a block's candidates the target verifies: in a lossy run the last one alone."""
     return min(length, 1.0) if stats.num_trusted_tokens else length
 
 
 def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | None:
     """Discarded tokens per token of the completions.
 
-    Of the tokens that were drafted ahead, a chain is lost as a whole if a candidate before it or its first
-    token is rejected; how long the lost ones are is measured. All branches but the one that is taken are
-    lost anyway.
+    Tokens drafted ahead are all lost if a candidate before them or the first of them is rejected; their mean
+    number is then as measured. All branches except the chosen one are lost anyway.
     """
     num_discarded = stats.num_draft_tokens - (tokens - stats.num_row_steps) + stats.num_branch_tokens
     num_lost = stats.num_ahead_chains - stats.num_ahead_hits
@@ -156,10 +152,10 @@ def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | Non
 
 
 def _wall_time_factor(stats: Stats, tokens: float) -> Comparison:
-    """Speed-up over plain decoding if its passes took as long as this run's, as the paper has it (Leviathan
-    et al. 2023, Theorem 3.8): where many rows share a pass they take less.
+    """Speed-up over plain decoding with passes as long as this run's (Leviathan et al. 2023, Theorem 3.8);
+    plain passes of many rows would be shorter.
 
-    Measured is that of the wall-clock time without prompts, in which the host, messages and waiting count.
+    The measured side is by wall-clock time without prompts, which includes host, messages and waiting.
     """
     verify_ns = stats.target_ns.verify
     wall_ns = stats.wall_ns - stats.target_ns.prefill
@@ -177,7 +173,7 @@ def _wall_time_factor(stats: Stats, tokens: float) -> Comparison:
 
 
 def _drift(stats: Stats, costs: CostModel) -> dict[str, Comparison]:
-    """Seconds that the passes which were run should have taken, and did."""
+    """Predicted and measured seconds of the passes that were run."""
     counts = stats.num_target_passes_per_size
     within = {size: count for size, count in counts.items() if size <= costs.target.sizes[-1]}
     within_ns = sum(stats.target_pass_ns_per_size[size] for size in within)
@@ -199,7 +195,7 @@ def _per_pass(predicted_s: float, measured_ns: int, num_passes: int) -> Comparis
 
 
 def _time_s(curve: Curve, counts: Mapping[int, int]) -> float:
-    """Of so many passes of each size."""
+    """Seconds of passes, ``counts`` of each size."""
     sizes = np.array(list(counts), float)
     return float(curve(sizes) @ np.array(list(counts.values()), float)) / NS_PER_S
 
@@ -217,10 +213,10 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFlops:
-    """Operations of one token in each model; the head's is 0 where there is none.
+    """Operations of one token in each model; 0 for a missing head.
 
-    They are two per weight that the token is multiplied with. Attention is left out, which depends on the
-    context, and so are prompts.
+    Two per weight that the token is multiplied with, without prompts and without attention, which depends on
+    the context.
     """
 
     target: float
@@ -229,12 +225,12 @@ class TokenFlops:
 
 
 def operations_of(stats: Stats, flops: TokenFlops, *, is_exact: bool) -> Mapping[str, Comparison]:
-    """Operations and target calls per token of the completions, beside how SPRINTER's authors count them.
+    """Operations and target calls per completion token by name, beside those of SPRINTER's formulas; empty
+    where nothing was drafted.
 
-    By name; nothing where nothing was drafted. The papers' side is a round of γ tokens, γ being the run's
-    mean block, as if all of them were kept. What is measured counts all tokens that were run: a target pass
-    runs a row's next token and all its candidates, verified or not, since else the target could not remember
-    them.
+    The formulas are for a round of γ tokens, the run's mean block length, as if all were kept. Measured are
+    all tokens that were run: a target pass runs a row's next token and all candidates, verified or not, since
+    it needs their keys and values.
     """
     num_tokens, num_drafts = stats.num_completion_tokens, stats.num_drafts
     if not num_drafts or not num_tokens:

@@ -1,9 +1,9 @@
-"""A verifier at work: how often it was right in a traced run, and what follows for the target's calls.
+"""SPRINTER's verifier: how often it was right in a traced run, and the predicted number of target calls.
 
-A token x is acceptable if Q(x)/P(x) is at most λ, for which the verifier was trained; an acceptable one
-passes with probability t, another one with f. SPRINTER's theorems take r acceptable tokens in a row as given.
-Here a token is acceptable with the share that was seen, and every token stands for itself, so that blocks are
-geometric; how far that is from the run is for the reader to see.
+A token x is acceptable if Q(x)/P(x) is at most λ, for which the verifier was trained; an acceptable token
+passes with probability t, another with f. SPRINTER's theorems take r acceptable tokens in a row as given.
+Here tokens are acceptable independently, with the measured share, so that block lengths are geometric; the
+comparison with the run shows how far this holds.
 
 N drafted tokens that have an estimate.
 """
@@ -26,9 +26,9 @@ class VerifierRates:
 
     Attributes:
         acceptable: Q/P is at most λ.
-        true_positive, false_positive: of the acceptable ones, and of the others, those let pass (t and f).
+        true_positive, false_positive: passed tokens among the acceptable ones, and among the others (t, f).
         acceptance: mean of min(1, P/Q), which is 1 - TV(P, Q).
-        doubted_acceptance: the same of the tokens that were not let pass.
+        doubted_acceptance: the same over the tokens that did not pass.
     """
 
     acceptable: float
@@ -39,19 +39,19 @@ class VerifierRates:
 
     @property
     def pass_rate(self) -> float:
-        """Of all tokens, those let pass."""
+        """Share of all tokens that pass."""
         return self.acceptable * self.true_positive + (1 - self.acceptable) * self.false_positive
 
 
 def verifier_rates(
     acceptances_N: np.ndarray, estimates_N: np.ndarray, *, max_ratio: float, threshold: float
 ) -> VerifierRates | None:
-    """None where a share would be one of nothing.
+    """None where a share has no tokens to be of.
 
     Args:
-        acceptances_N: min(1, P/Q). Of a ``max_ratio`` λ below 1 they cannot tell what is acceptable: those
-            with Q <= P count.
-        estimates_N: the verifier's; at least ``threshold`` lets a token pass.
+        acceptances_N: min(1, P/Q). For a ``max_ratio`` λ below 1 they cannot tell what is acceptable, and
+            tokens with Q <= P count as such.
+        estimates_N: the verifier's; a token passes from ``threshold`` on.
     """
     # The trace has single precision.
     is_acceptable_N = acceptances_N >= 1 / max(1.0, max_ratio) - 1e-6
@@ -70,16 +70,16 @@ def verifier_rates(
 def verifier_figures(
     rates: VerifierRates, stats: Stats, *, max_draft_tokens: int, is_exact: bool
 ) -> Mapping[str, Comparison]:
-    """What the rates predict of a run, in turns, beside the run.
+    """Predictions of the rates for a run in turns, beside the run.
 
-    A block goes on after every token that is let pass, so that an i-th one is drafted with chance s^(i-1).
-    With everything verified it is kept if it and all before it are accepted; otherwise all are kept, but for
-    the last one, which is verified. A token of the target follows in both ways.
+    A block continues after every token that passes, so the i-th token is drafted with probability s^(i-1). If
+    all tokens are verified, it is kept if it and all before it are accepted; otherwise all are kept except
+    the last, which is verified. A token of the target follows in both cases.
     """
     passes, last = rates.pass_rate, max_draft_tokens - 1
     passes_and_accepted = rates.acceptance - (1 - passes) * rates.doubted_acceptance
     verifying = 1 + rates.acceptance * tokens_per_call(passes_and_accepted, last)
-    # The token at the cap ends a block whatever the verifier says of it.
+    # The token at the cap ends a block whether it passes or not.
     at_cap = passes**last
     num_verified = (1 - at_cap) * rates.doubted_acceptance + at_cap * rates.acceptance
     length = tokens_per_call(passes, last)

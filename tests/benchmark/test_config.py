@@ -86,7 +86,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--brief"], "--brief has no effect without --update_readme"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: list[str], message: str) -> None:
+def test_contradictory_options_are_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_arguments(BenchmarkConfig, arguments)
 

@@ -160,11 +160,11 @@ def test_the_overhead_is_measured_for_each_policy(result: BenchmarkResult) -> No
 def test_the_console_and_the_readme_show_the_same_tables(result: BenchmarkResult, tmp_path: Path) -> None:
     text = console_report(result)
     for heading in (
-        "6 rows in 2 groups, each timed by itself",
+        "6 rows in 2 groups, each timed separately",
         "by the first draft length",
         "by group:",
         "Where the draft runs",
-        "What features and policies take:",
+        "Cost of features and policies:",
         "by pairs of runs",
     ):
         assert heading in text
@@ -284,4 +284,4 @@ def test_a_policy_that_reads_a_head_is_measured_beside_the_others(
     assert [item.depth for item in result.head_overhead] == [0, 1, 3]
     for item in result.head_overhead:
         assert item.step_s > 0 < item.head_s and item.lower <= item.share <= item.upper
-    assert "What a head takes, beside a draft step" in console_report(result)
+    assert "Cost of a head, beside a draft step" in console_report(result)

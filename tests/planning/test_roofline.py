@@ -98,7 +98,7 @@ def gain(
         Placement(model=draft, gpu=GPUS[gpu], context_tokens=context_tokens),
         num_rows=num_rows,
         most_tokens=num_rows * (MAX_LENGTH + 1),
-        most_chains=4 * num_rows,
+        most_draft_rows=4 * num_rows,
     )
 
     def tokens_per_s(mode: Mode, length: int) -> float:

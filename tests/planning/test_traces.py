@@ -9,7 +9,7 @@ import pyarrow.ipc
 import pytest
 
 from specdist.data import TracedToken, trace_table
-from specdist.planning.traces import acceptance_of
+from specdist.planning.job import acceptance_of
 from specdist.utils.errors import UserError
 
 
