@@ -26,7 +26,7 @@ TOTALS = (
     ("completions cut by a length limit", "num_cut_completions", "{:,}"),
     ("completion tokens", "num_completion_tokens", "{:,}"),
     ("tokens per second", "tokens_per_s", "{:,.1f}"),
-    ("tokens per target pass of a row", "mean_acceptance_length", "{:.2f}"),
+    ("tokens per target pass of a sequence", "mean_acceptance_length", "{:.2f}"),
     ("draft tokens accepted", "draft_acceptance_rate", "{:.1%}"),
 )
 

@@ -1,8 +1,7 @@
-"""The options of ``jobs/collect.py``: those of the runs that the head is for, and what is collected."""
+"""The options of ``jobs/collect.py``: those of the runs that the head is for, and what to collect."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,12 +87,11 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
                     f"--reference_column {self.reference_column} has no effect with --kind acceptance, which "
                     "uses only the target's responses: leave it out"
                 )
-        # What a run would refuse is refused here.
+        # Refuse at once what a run would refuse.
         self.run_config()
 
     def run_config(self) -> GenerateConfig:
-        """The run that generates the target's responses, by speculation: they follow its distribution
-        exactly."""
+        """The run that generates the target's responses, speculatively but exactly."""
         groups = (PromptOptions, ModelOptions, SamplingOptions, BatchOptions, RankOptions)
         shared: dict[str, Any] = values_of(self, *groups) | {"num_draft_tokens": self.num_draft_tokens}
         return GenerateConfig(
@@ -108,10 +106,10 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
 
     @property
     def runs_branches(self) -> bool:
-        """Whether drafted tokens stand beside the sequence that they continue, not in it."""
+        """Whether draft tokens are branches of their sequence, not part of it."""
         return self.token_mixing in (None, 1)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the examples, beside what decides the responses."""
+        """The options that decide the examples, besides those of the responses."""
         names = ("kind", "token_mixing", "reference_column", "hidden_dtype")
-        return {name: value for name, value in dataclasses.asdict(self).items() if name in names}
+        return {name: getattr(self, name) for name in names}

@@ -1,7 +1,7 @@
-"""The draft's part of a collection: tokens drawn after prefixes, and the hidden states that they leave.
+"""The draft's part of a collection: tokens drawn after prefixes, and their hidden states.
 
-R texts of a group, N places of all of them one after the other, M of these whose tokens become examples,
-T flat tokens, V vocabulary, H hidden size.
+R texts of a group, N places of all these texts in order, M places whose tokens become examples, T flat
+tokens, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.random import Purpose, uniforms
 from specdist.utils.errors import UserError
 
-# Drafted tokens that are run beside their sequences in one pass; each has a page of the cache to itself.
+# Branches run in one pass; each takes a page of the cache.
 NUM_BRANCHES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafted:
-    """The tokens drafted after one text that become examples; Q is that of the distribution they were drawn
-    from."""
+    """The draft tokens of a text that become examples, with their probabilities Q in the distributions that
+    they were drawn from."""
 
     places_M: np.ndarray
     token_ids_M: np.ndarray
@@ -44,7 +44,7 @@ class Drafted:
 
 
 class DraftSide:
-    """What the rank that holds the draft is asked for."""
+    """The tasks of the rank that holds the draft."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class DraftSide:
         token_mixing: float | None,
         hidden_dtype: str,
     ) -> None:
-        """``token_mixing``: share of a text's own tokens in the contexts of drafted ones, which then stand
-        in the sequence; None or 1 lets each stand beside it."""
+        """``token_mixing``: share of a text's own tokens in the contexts; the others are draft tokens. With
+        None or 1 each draft token is a branch instead."""
         self._replica = replica
         self._runner: ModelRunner = replica.draft_runner
         self._settings = settings
@@ -67,14 +67,14 @@ class DraftSide:
         self._hidden_dtype = hidden_dtype
 
     def complete(self, requests: list[Request]) -> dict[int, list[int]]:
-        """What the draft alone goes on with, by row."""
-        # The text is not used.
+        """Completions by the draft alone, by row."""
+        # The completions' text is not needed.
         stop_rules = StopRules(lambda _: "", self._stop_token_ids)
         engine = self._replica.draft_engine(iter(requests), stop_rules)
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 
     def score(self, texts: Sequence[Text]) -> list[Drafted]:
-        """Draw after every place, and run what was drawn."""
+        """Draw a token after every place, and run it."""
         groups = groups_of(
             texts, num_slots=self._replica.num_slots, num_pages=self._replica.num_pages, page_size=PAGE_SIZE
         )
@@ -105,7 +105,7 @@ class DraftSide:
         ]
 
     def _draw(self, contexts: AskedTokens, places: _Places) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids [N], and [4, N] their probabilities and their features."""
+        """Token ids [N], and their probabilities and features [4, N]."""
         drawn, described = [np.zeros(0, np.int64)], [np.zeros((4, 0))]
         begin = 0
         for part in in_passes(contexts):
@@ -142,7 +142,7 @@ class DraftSide:
         return np.concatenate(hidden) if hidden else self._hidden_of_none()
 
     def _run_branches(self, places: _Places, drawn_N: np.ndarray) -> np.ndarray:
-        """[N, H], each after the text's own tokens."""
+        """[N, H], each token after the text's own tokens."""
         hidden = []
         for begin in range(0, len(drawn_N), NUM_BRANCHES):
             end = min(begin + NUM_BRANCHES, len(drawn_N))
@@ -154,7 +154,7 @@ class DraftSide:
         return np.concatenate(hidden) if hidden else self._hidden_of_none()
 
     def _hidden(self, tokens: AskedTokens) -> np.ndarray:
-        """[N, H] as it is stored."""
+        """[N, H] hidden states in the stored data type."""
         _, hidden_NH = self._runner.forward_with_hidden(tokens.batch, tokens.index_N)
         stored_NH = hidden_NH.to(getattr(torch, self._hidden_dtype))
         if not bool(stored_NH.isfinite().all()):
@@ -171,8 +171,8 @@ class DraftSide:
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """The places of a group, in order: row, position, random stream, and the text's own token there (any
-    token after a text's end, where none is needed)."""
+    """The places of a group in order: slot, position, random stream, and the text's own token there (any
+    token after a text's end, where it is not needed)."""
 
     slots_N: np.ndarray
     positions_N: Tensor
@@ -193,7 +193,7 @@ class _Places:
         )
 
     def between(self, begin: int, end: int) -> _Places:
-        """Some of them, in order; whose they are is left out."""
+        """Some of the places, without their counts by text."""
         return _Places(
             slots_N=self.slots_N[begin:end],
             positions_N=self.positions_N[begin:end],

@@ -1,6 +1,6 @@
-"""Texts into flat passes: groups that fit the cache, and passes of a bounded number of tokens.
+"""Splitting texts into groups that fit the cache, and passes of a bounded number of tokens.
 
-R texts of a group, one per slot; T flat tokens, N of them whose successor is asked for.
+R texts of a group, one per slot; T flat tokens, N of them whose logits are needed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from specdist.collecting.texts import Text
 from specdist.models.flat import FlatBatch
 from specdist.utils.ranges import arange_segments
 
-# Most tokens of a pass, and so most rows of logits at a time: enough to keep a GPU busy, and a quarter of a
-# gigabyte with a vocabulary of 128 thousand.
+# Maximum tokens of a pass: enough to keep a GPU busy, and 0.25 GB of logits with 128 thousand tokens.
 PASS_TOKENS = 512
 
 
 def groups_of(
     texts: Sequence[Text], *, num_slots: int, num_pages: int, page_size: int
 ) -> Iterator[list[Text]]:
-    """The texts in order, as many at a time as there are slots and pages for. A page is left for each, since
-    a drafted token after the last one takes a place too."""
+    """The texts in order, as many at a time as fit the slots and pages. Each has room for one more token, the
+    draft token after its last one."""
     group: list[Text] = []
     num_taken = 0
     for text in texts:
@@ -39,7 +38,7 @@ def groups_of(
 
 
 def pages_of(group: Sequence[Text], page_size: int) -> PageUpdates:
-    """Each text's row gets pages of its own, one after the other; nothing of earlier groups is kept."""
+    """Consecutive pages for each text; those of earlier groups are replaced."""
     counts_R = np.array([_num_pages(text, page_size) for text in group], np.int64)
     return PageUpdates(
         np.repeat(np.arange(len(group)), counts_R).astype(np.int32),
@@ -54,14 +53,14 @@ def _num_pages(text: Text, page_size: int) -> int:
 
 @dataclass(frozen=True)
 class AskedTokens:
-    """Tokens to run, and which of them are asked about."""
+    """Tokens to run, and those of them whose logits are needed."""
 
     batch: FlatBatch
     index_N: np.ndarray
 
 
 def contexts_of(group: Sequence[Text]) -> AskedTokens:
-    """Everything that stands before a place; asked are the tokens right before the places, in their order."""
+    """All tokens before a place; logits are needed of the tokens right before the places, in their order."""
     lengths_R = np.array([text.num_context for text in group], np.int64)
     starts_R = np.cumsum(lengths_R) - lengths_R
     batch = FlatBatch(
@@ -74,7 +73,7 @@ def contexts_of(group: Sequence[Text]) -> AskedTokens:
 
 
 def in_passes(tokens: AskedTokens, num_tokens: int = PASS_TOKENS) -> Iterator[AskedTokens]:
-    """The same in passes of at most ``num_tokens``: the cache carries a row from one to the next."""
+    """The same in passes of at most ``num_tokens``; the cache connects a text's parts."""
     batch, index_N = tokens.batch, tokens.index_N
     for begin in range(0, len(batch), num_tokens):
         end = min(begin + num_tokens, len(batch))

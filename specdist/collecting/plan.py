@@ -1,4 +1,4 @@
-"""What a collection will be: everything that can be refused or said before a model is loaded."""
+"""Planning a collection: all checks and messages that need no model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CollectPlan:
-    """What rank 0 alone must know: the folder of the examples, and the run of the responses in it."""
+    """What only rank 0 knows: the folder of the examples, and the run of the responses in it."""
 
     folder: RunFolder
     membership: Membership
@@ -85,7 +85,7 @@ def _check_reference(config: CollectConfig, prompts: Prompts) -> None:
 
 
 def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> None:
-    """The most that will be written, and whether the disk has room for it."""
+    """Log the maximum size of the examples, and warn if the disk is too small."""
     assert models.draft is not None
     num_bytes = bytes_per_example(draft_hidden_size(models), config.hidden_dtype)
     num_rows = sum(end - first for first, end in map(plan.shards.bounds, plan.pending_shards))
@@ -113,13 +113,13 @@ def _say_sizes(config: CollectConfig, models: ModelPlan, plan: CollectPlan) -> N
 
 
 def draft_hidden_size(models: ModelPlan) -> int:
-    """Width of the draft's hidden states."""
+    """The hidden size of the draft."""
     assert models.draft is not None
     return int(models.draft.config.get_text_config().hidden_size)
 
 
 def _share_of_tokens(config: CollectConfig) -> float:
-    """Most examples per token of a response."""
+    """Maximum number of examples per token of a response."""
     if config.kind == "verifier":
         return len(PREFIX_KINDS)
     assert config.token_mixing is not None

@@ -1,7 +1,7 @@
-"""The ranks of a collection: rank 0 says what comes next, and the others do it.
+"""The ranks of a collection: rank 0 announces each task, and the others do it.
 
-Generation is the engine's own business, and every rank serves it. In between rank 0 alone knows the texts:
-it asks the draft's rank to draw and to complete, and runs passes that the target's other ranks follow.
+In generation all ranks serve the engine. Otherwise only rank 0 knows the texts: it asks the draft's rank to
+draw and to complete, and runs passes that the target's other ranks follow.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Task:
-    """``generate``: the turns of a run; ``serve``: an engine of rank 0's; ``follow``: passes of the target;
-    the others ask the draft."""
+    """``generate``: follow the turns of a run; ``serve``: serve rank 0's engine; ``follow``: follow passes of
+    the target; the others are for the draft."""
 
     name: Literal["generate", "serve", "follow", "complete", "score", "end"]
     argument: Any = None
 
 
 class Conductor:
-    """Rank 0's side. ``draft`` is there where rank 0 holds the draft too."""
+    """Rank 0's side. ``draft`` is given if rank 0 also holds the draft."""
 
     def __init__(self, replica: Replica, topology: Topology, draft: DraftSide | None) -> None:
         self._replica = replica
@@ -46,15 +46,15 @@ class Conductor:
         self._draft = draft
 
     def begin_run(self) -> None:
-        """The other ranks follow the turns of a run, which has to come to its end."""
+        """The other ranks follow the turns of a run, until its end."""
         self._announce(Task("generate"))
 
     def begin_generation(self) -> None:
-        """The other ranks serve an engine, which has to be run to its end."""
+        """The other ranks serve an engine, until its end."""
         self._announce(Task("serve"))
 
     def begin_passes(self) -> TargetSide:
-        """The target, for passes of rank 0's choice; it has to be closed."""
+        """The target, for passes that the other ranks follow until it is closed."""
         self._announce(Task("follow"))
         return TargetSide(
             self._replica.rank0_target(), num_slots=self._replica.num_slots, num_pages=self._replica.num_pages
@@ -91,7 +91,7 @@ class Conductor:
 def follow_conductor(
     replica: Replica, topology: Topology, draft: DraftSide | None, stop: StopRequest
 ) -> None:
-    """What every other rank does; ``draft`` is there on the rank that holds the draft."""
+    """The loop of all other ranks; ``draft`` is given on the rank that holds the draft."""
     while (task := broadcast_from_rank0(topology, None)).name != "end":
         if task.name == "generate":
             follow_assignments(topology, replica, stop)
@@ -110,7 +110,7 @@ def follow_conductor(
 
 
 def _raise_if_refused(message: str | None, topology: Topology) -> None:
-    """What the draft's rank has found wrong is the error of all."""
+    """Raise the draft rank's error on all ranks."""
     box = [message]
     dist.broadcast_object_list(box, topology.draft_rank, device=HOST)
     if box[0] is not None:

@@ -1,9 +1,8 @@
-"""The collecting job: prompts in, training examples of a head out. ``specdist collect`` calls
-:func:`run_collection`.
+"""The collecting job: from prompts to training examples of a head.
 
-First the target's responses are generated, as an ordinary run in a folder of its own, which keeps every
-finished row. Then each shard of them becomes a shard of examples, all at once: a crash costs the work on one
-shard at most, which is a few passes over texts that are there.
+First the target's responses are generated, by an ordinary run in a folder of its own, which keeps all
+finished rows. Then each shard of responses becomes a shard of examples: a crash costs at most the work on one
+shard, which is a few passes over its texts.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _collect(
     stop: StopRequest,
     activity: Activity,
 ) -> None:
-    """``plan`` is None on every rank but rank 0."""
+    """``plan`` is None on all ranks except rank 0."""
     replica = Replica(
         config.run_config(),
         models,
@@ -126,7 +125,7 @@ class Collection:
         self._writer = TextWriter(config, models, plan.responses.prompts, replica, conductor, encoder)
 
     def collect(self, shard: int) -> None:
-        """Draw after the shard's prefixes, ask the target about what was drawn, and write it down."""
+        """Draw tokens after the shard's prefixes, get the target's probabilities, and write the examples."""
         begin = time.perf_counter_ns()
         texts = self._texts(shard)
         drafted = self._conductor.draw(texts)
@@ -182,13 +181,13 @@ class Collection:
 
 
 def _ratios(drafted: Drafted, target_probabilities_M: np.ndarray) -> np.ndarray:
-    """Q / P; where the target never draws the token it is infinite."""
+    """Q / P, infinite for tokens of target probability 0."""
     with np.errstate(divide="ignore"):
         return drafted.probabilities_M / target_probabilities_M
 
 
 def _read_responses(table: pa.Table) -> dict[int, list[int]]:
-    """Token ids by row, of the rows that have some."""
+    """Token ids by row, without rows that have an error."""
     return {
         row["row_id"]: row["completion_ids"]
         for row in table.select(["row_id", "completion_ids", "finish_reason"]).to_pylist()

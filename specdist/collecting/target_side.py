@@ -1,6 +1,6 @@
-"""The target's part of a collection: its probability of every drafted token.
+"""The target's part of a collection: its probabilities of the draft tokens.
 
-N places whose distribution is asked for, T flat tokens.
+N places whose distribution is needed, T flat tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TargetSide:
         self._num_pages = num_pages
 
     def probabilities(self, texts: Sequence[Text], drafted: Sequence[Drafted]) -> list[np.ndarray]:
-        """P of each text's drafted tokens, float64, after the text's own tokens."""
+        """P of each text's draft tokens after the text's own tokens, float64."""
         asked = [
             dataclasses.replace(text, places_N=found.places_M)
             for text, found in zip(texts, drafted, strict=True)
@@ -44,7 +44,7 @@ class TargetSide:
         return np.split(np.concatenate(answers), ends[:-1])
 
     def close(self) -> None:
-        """The other ranks need not follow any more."""
+        """End the passes that the other ranks follow."""
         self._target.close()
 
     def _ask(self, group: Sequence[Text], token_ids_N: np.ndarray) -> np.ndarray:

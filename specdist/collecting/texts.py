@@ -1,7 +1,7 @@
-"""Which prefixes a token is drafted after: the target's responses, or SPRINTER's four kinds in equal parts.
+"""The prefixes that tokens are drafted after: the target's responses, or SPRINTER's four kinds.
 
 Of SPRINTER's kinds (section 3.2: original prefixes, completions of the draft alone, of the target alone, and
-of both) every prompt gives the same number of prefixes to each: as many as the kind with the fewest has.
+of both), each prompt gives the same number of prefixes: as many as the kind with the fewest has.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from specdist.heads.examples import PREFIX_KINDS, PrefixKind
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, uniforms
 
-# Sample 0 of a row is the target's response. The other texts, and the tokens drafted after each text, have
-# random numbers of their own.
+# Sample 0 of a row is the target's response; the other texts and the draft tokens have other numbers.
 DRAFT_SAMPLE, MIXED_SAMPLE, FIRST_DRAWN_SAMPLE = 1, 2, 3
-# A mixed completion has so many stretches, of lengths drawn at random, which draft and target write in turn.
+# The stretches of a mixed completion, of random lengths, which draft and target write in turn.
 NUM_STRETCHES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A sequence, and the places in it: at place p a token is drafted after the first p tokens, p >= 1.
+    """A sequence and its places, ascending: at place p >= 1 a token is drafted after the first p tokens.
 
-    ``places_N`` ascend. ``stream_key`` keys the random numbers of the drafted tokens.
+    ``stream_key`` is the key of the draft tokens' random numbers.
     """
 
     row_id: int
@@ -38,17 +37,17 @@ class Text:
 
     @property
     def num_context(self) -> int:
-        """Tokens that some drafted token stands after."""
+        """Number of tokens before the last draft token."""
         return int(self.places_N[-1]) if len(self.places_N) else 0
 
 
 def drawing_key(seed: int, row_id: int, kind: PrefixKind) -> int:
-    """Of the random numbers after a text's drafted tokens."""
+    """The key of the random numbers of a text's draft tokens."""
     return stream_key(seed, row_id, FIRST_DRAWN_SAMPLE + PREFIX_KINDS.index(kind))
 
 
 def response_text(row_id: int, prompt_ids: list[int], response_ids: list[int], *, seed: int) -> Text:
-    """A token is drafted at the place of every token of the target's response (SpecDec++, section 4.4)."""
+    """The target's response, with a place at each of its tokens (SpecDec++, section 4.4)."""
     return Text(
         row_id=row_id,
         kind="target",
@@ -60,10 +59,10 @@ def response_text(row_id: int, prompt_ids: list[int], response_ids: list[int], *
 
 @dataclass(frozen=True, kw_only=True)
 class RowTexts:
-    """What the four kinds of prefixes of one input row are taken from.
+    """The texts of an input row for the four kinds of prefixes.
 
-    ``original_ids`` are the prompt and the text after it; the completions are without the prompt;
-    ``by_draft`` says of every token of the mixed one who wrote it.
+    ``original_ids`` are the prompt and the text after it; completions exclude the prompt; ``by_draft`` says
+    which tokens of the mixed completion the draft wrote.
     """
 
     row_id: int
@@ -78,9 +77,9 @@ class RowTexts:
 def verifier_texts(
     row: RowTexts, *, seed: int, max_seq_len: int, stop_token_ids: frozenset[int]
 ) -> list[Text]:
-    """Four texts with the same number of places, drawn at random from all that the kind has.
+    """Four texts with the same number of places, drawn at random from all places of the kind.
 
-    After a stop token nothing is drafted, and no token stands at position ``max_seq_len`` or beyond.
+    There is no place after a stop token, nor at position ``max_seq_len`` or beyond.
     """
     num_prompt = len(row.prompt_ids)
     sequences: Mapping[PrefixKind, list[int]] = {
@@ -114,19 +113,20 @@ def verifier_texts(
 
 
 def _end(token_ids: list[int], stop_token_ids: frozenset[int]) -> int:
-    """The last place after the sequence at which something can stand."""
+    """The last place of a sequence."""
     return len(token_ids) - (token_ids[-1] in stop_token_ids)
 
 
 def _first_of_both(by_draft: list[bool]) -> int:
-    """The shortest part of a mixed completion that holds tokens of both; longer than it where none does."""
+    """Length of the shortest part of a mixed completion with tokens of both models; more than its length if
+    there is none."""
     if len(set(by_draft)) < 2:
         return len(by_draft) + 1
     return by_draft.index(not by_draft[0]) + 1
 
 
 def stretch_lengths(row_id: int, *, seed: int, max_new_tokens: int) -> list[int]:
-    """Lengths of a mixed completion's stretches; they add up to ``max_new_tokens``, and some may be 0."""
+    """Lengths of a mixed completion's stretches, which add up to ``max_new_tokens``; some may be 0."""
     key = stream_key(seed, row_id, MIXED_SAMPLE)
     places = torch.arange(NUM_STRETCHES - 1)
     cuts = uniforms(torch.full_like(places, key), places, torch.zeros_like(places), Purpose.COUPLE)

@@ -1,5 +1,4 @@
-"""The texts of the verifier's prefixes: what the draft alone, and draft and target in turn, write after the
-prompts, and how the original goes on."""
+"""Writing the texts of the verifier's prefixes: by the draft alone, by both in turn, and the original's."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from specdist.job.tokens import PromptEncoder
 
 @dataclass
 class _Mixed:
-    """A mixed completion on its way: lengths of its stretches, its tokens, and who wrote each."""
+    """An unfinished mixed completion: lengths of its stretches, its tokens, and which the draft wrote."""
 
     lengths: list[int]
     token_ids: list[int] = field(default_factory=list)
@@ -28,7 +27,7 @@ class _Mixed:
 
 
 class TextWriter:
-    """Writes the texts of a shard's rows at a time."""
+    """Writes the texts of the verifier's prefixes, for the rows of a shard."""
 
     def __init__(
         self,
@@ -48,11 +47,11 @@ class TextWriter:
         self._stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
 
     def prompt_ids(self, row_id: int) -> list[int]:
-        """Those that the response was generated after."""
+        """The prompt's tokens, as in the run of the responses."""
         return self._encoder.prompt_ids(self._prompts.prompt(row_id))
 
     def rows(self, responses: Mapping[int, list[int]]) -> list[RowTexts]:
-        """All four texts of each row that has a response."""
+        """The texts of all four kinds for each row with a response."""
         prompts = {row_id: self.prompt_ids(row_id) for row_id in responses}
         drafted = self._conductor.complete_by_draft(
             [
@@ -75,7 +74,7 @@ class TextWriter:
         ]
 
     def _mixed(self, prompts: Mapping[int, list[int]]) -> dict[int, _Mixed]:
-        """Stretch after stretch, of all rows at a time; the draft begins, as it does in a round."""
+        """Stretch by stretch for all rows at a time; the draft begins, as in a round."""
         mixed = {
             row_id: _Mixed(
                 stretch_lengths(
@@ -117,7 +116,7 @@ class TextWriter:
         return {completion.request.row_id: completion.token_ids for completion in engine.run()}
 
     def _original_ids(self, row_id: int, prompt_ids: list[int]) -> list[int]:
-        """The prompt, and what the reference column says after it."""
+        """The prompt, followed by the text of the reference column."""
         column = self._config.reference_column
         if column is None:
             return prompt_ids

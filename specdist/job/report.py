@@ -19,15 +19,15 @@ from specdist.utils.json_values import from_fields
 
 # Label and format, by name.
 THEORY = {
-    "tokens_per_row_pass": ("tokens of a row per target pass", "{:.2f}"),
+    "tokens_per_row_pass": ("tokens of a sequence per target pass", "{:.2f}"),
     "draft_acceptance_rate": ("draft tokens accepted", "{:.1%}"),
-    "verification_rate": ("target passes of a row per token", "{:.3f}"),
+    "verification_rate": ("target passes of a sequence per token", "{:.3f}"),
     "discard_rate": ("draft tokens discarded per token", "{:.3f}"),
     "wall_time_factor": ("wall-time factor", "{:.2f}"),
-    "ready_rate": ("passes of a row with candidates", "{:.1%}"),
+    "ready_rate": ("passes of a sequence with candidates", "{:.1%}"),
 }
 OPERATIONS = {
-    "target_calls_per_token": ("target passes of a row per token", "{:.3f}"),
+    "target_calls_per_token": ("target passes of a sequence per token", "{:.3f}"),
     "target_flops_per_token": ("operations of the target", "{:.3g}"),
     "flops_per_token": ("operations of all models", "{:.3g}"),
 }

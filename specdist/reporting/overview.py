@@ -44,8 +44,8 @@ def banners(runs: Sequence[ReportedRun]) -> list[Markup]:
             status = run.status
             told = (
                 f"{status.num_done} of {status.num_shards} shards and {status.num_rows:,} of "
-                f"{status.num_expected_rows:,} rows are done; {len(status.running)} shards are running, "
-                f"{len(status.failed)} failed, {status.num_waiting} wait. All figures below cover finished "
+                f"{status.num_expected_rows:,} rows are done; shards running: {len(status.running)}, failed: "
+                f"{len(status.failed)}, waiting: {status.num_waiting}. All figures below cover finished "
                 "shards only. Start the run's command again to go on."
             )
             found.append(banner(f"{run.label} is not finished.", told, class_="unfinished", role="status"))
@@ -93,7 +93,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
         (
             "work",
             duration(total.wall_ns / NS_PER_S),
-            f"in {count(len(run.shards))} shards, all replicas together",
+            f"in {count(len(run.shards))} shard{'s' * (len(run.shards) > 1)}, all replicas together",
         ),
     ]
     return tiles(found)

@@ -1,10 +1,9 @@
-"""Collecting the exhaustive trace: one target pass over a completion, and the draft after all its positions.
+"""Collecting the exhaustive trace: a target pass over a completion, and drafts after all its positions.
 
-The positions are branches of the completion's row in the draft's cache: they share its pages up to where they
-begin, and are drafted side by side, a token of each per pass. So a completion of N tokens takes the draft
-``cap`` passes of up to N tokens, and the target one.
-
-Trained heads read the draft's hidden state of each drafted token when the pass over it comes, as in a run.
+Each position is a branch of the completion's sequence in the draft's cache. The branches share its pages and
+are drafted side by side, a token of each per pass: a completion of N tokens takes ``cap`` draft passes of up
+to N tokens, and one target pass. As in a run, trained heads read the hidden state of each draft token when a
+pass runs it.
 
 N tokens of the completion, A positions that are still drafted after, D depths, V vocabulary, E heads.
 """
@@ -38,7 +37,7 @@ SLOT = 0
 
 @dataclass(frozen=True, kw_only=True)
 class TracedCompletion:
-    """What is to be traced: a completion of the target's own, and what it was drawn with."""
+    """A completion of the target to be traced, and its limit."""
 
     row_id: int
     prompt_ids: list[int]
@@ -47,7 +46,7 @@ class TracedCompletion:
 
 
 class TraceCollector:
-    """Traces one completion after another. It takes both runners' caches for itself."""
+    """Traces one completion after another, with both runners' caches for itself."""
 
     def __init__(
         self,
@@ -56,9 +55,8 @@ class TraceCollector:
         assembly: Assembly,
         heads: Sequence[HiddenStateHead] = (),
     ) -> None:
-        """``assembly``: that of the run that drew the completions; its longest block is the cap.
-        ``heads``: they read the last hidden states of the draft.
-        """
+        """``assembly``: of the run that drew the completions; its longest block is the cap. ``heads``: they
+        read the draft's last hidden states."""
         limits = assembly.scheduling
         self._target = target
         self._draft = draft
@@ -99,7 +97,7 @@ class TraceCollector:
         active_A = lines_N
         last_ids_A = context_ids[num_prompt - 1 :]
         for depth in range(self._num_depths):
-            # The last position that a completion may have is always left to the target.
+            # The last token of a completion's limit is always the target's.
             keep_A = active_A + depth < completion.max_new_tokens - 1
             if depth:
                 keep_A &= ~self._is_stop_V[last_ids_A]
@@ -112,7 +110,7 @@ class TraceCollector:
             if hidden_AH is not None and depth:
                 features_3A = table.features_of(active_A, depth - 1)
                 table.estimates_END[:, active_A, depth - 1] = self._estimates(hidden_AH, features_3A)
-            # After the completion's end, or off its path, the target says nothing.
+            # The target verifies nothing after the completion's end, or off its path.
             on_path_N &= lines_N + depth < num_tokens
             last_ids_A = self._draw(completion, logits_AV, target_NV, active_A, depth, on_path_N, table)
         return PromptTrace(
@@ -125,7 +123,7 @@ class TraceCollector:
         )
 
     def _draft_pass(self, batch: FlatBatch) -> tuple[Tensor, Tensor | None]:
-        """Logits [A, V] after the lines' last tokens, and for heads the hidden states [A, H] of these."""
+        """Logits [A, V] after the last tokens and, if there are heads, the hidden states [A, H] of these."""
         index = np.arange(len(batch))
         if not self._heads:
             return self._draft.forward(batch, index)[:, : self._vocab_size], None
@@ -134,12 +132,12 @@ class TraceCollector:
 
     @torch.inference_mode()
     def _estimates(self, hidden_AH: Tensor, features_3A: np.ndarray) -> np.ndarray:
-        """[E, A], in single precision as a run's draft hands the features on."""
+        """[E, A] estimates, from features in single precision as in a run."""
         given_3A = torch.from_numpy(features_3A.astype(np.float32)).to(hidden_AH.device)
         return np.stack([head(hidden_AH, given_3A).double().sigmoid().cpu().numpy() for head in self._heads])
 
     def _target_distributions(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
-        """[N, V] probabilities along the completion; greedy and coupled draws need none."""
+        """[N, V] probabilities along the completion; None for greedy and coupled draws, which need none."""
         if not len(asked_N):
             return None
         distributions = distributions_from_logits(
@@ -203,17 +201,17 @@ class TraceCollector:
 def coupled_with(
     draft_A: Dense, target_A: Dense, own_ids_A: Tensor, on_path_A: Tensor, keeps_A: Tensor, draws_A: Tensor
 ) -> tuple[Tensor, np.ndarray, np.ndarray]:
-    """Draft tokens as a live run would have drawn them, given what stands there in the end.
+    """Draft tokens as a run would have drawn them, given its completion.
 
-    On the path: the completion's own token x with probability min(1, Q(x)/P(x)), which the target accepts;
-    else one from norm(max(0, Q - P)), which it has rejected. Off the path: from Q.
+    On the path: the completion's token x with probability min(1, Q(x)/P(x)), which the target accepts; else
+    one from norm(max(0, Q - P)), which it rejects. Off the path: from Q.
 
     Args:
         keeps_A, draws_A: uniform numbers for the two steps.
 
     Returns:
-        The drawn tokens, on the distributions' device; whether each is on the path and accepted; and the
-        probability with which the target accepts it.
+        The tokens, on the distributions' device; whether each is on the path and accepted; and the target's
+        acceptance probability.
     """
     device = draft_A.device
     own_A = own_ids_A.to(device)
@@ -228,7 +226,7 @@ def coupled_with(
 
 @dataclass(frozen=True)
 class _Table:
-    """The arrays of a :class:`PromptTrace` while they are filled."""
+    """The arrays of a :class:`PromptTrace`, to be filled."""
 
     num_accepted_N: np.ndarray
     num_drafted_N: np.ndarray

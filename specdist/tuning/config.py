@@ -1,4 +1,4 @@
-"""The options of ``jobs/tune.py``: those of the run that is tuned for, and how much is tried."""
+"""The options of ``jobs/tune.py``: those of the run to tune for, and what to try."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, Tru
         for name in ("num_prompts", "max_draft_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")
-        # Nothing that a run would refuse is measured for one.
+        # Refuse at once what a run would refuse.
         self.run_config("goodput", max_draft_tokens=self.max_draft_tokens)
 
     def run_config(self, policy: str, **options: Any) -> GenerateConfig:

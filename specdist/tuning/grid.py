@@ -1,5 +1,4 @@
-"""Which policies are tried, with which hyperparameters: the grids that they declare, which are the papers'
-and go beyond them where they end at a border."""
+"""The policies and options to try: the grids that policies declare, from the papers and beyond their ends."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from specdist.tuning.heads import HeadChoice
 
 @dataclass(frozen=True)
 class Candidate:
-    """A policy with the options that a run with it is given."""
+    """A policy, and options of a run with it."""
 
     policy: str
     options: Mapping[str, float]
@@ -22,13 +21,13 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The policy; with a head that it could do without, it is another one."""
+        """The policy's name, which also tells of an optional head."""
         is_extra = self.head is not None and self.policy != self.head.policy
         return f"{self.policy} with head" if is_extra else self.policy
 
     @property
     def run_options(self) -> dict[str, Any]:
-        """As the main job takes them, the head and what makes sprinter exact among them."""
+        """All options of the main job, with the head and with the one that makes sprinter exact."""
         found: dict[str, Any] = dict(self.options)
         if self.head is not None:
             found["head"] = self.head.path
@@ -37,15 +36,15 @@ class Candidate:
         return found
 
     def label(self) -> str:
-        """The options that the grid varies, as they are written on a command line."""
+        """The options that the grid varies, as text."""
         shown = {name: value for name, value in self.options.items() if name != "max_draft_tokens"}
         settings = " ".join(f"{name}={value:g}" for name, value in shown.items())
         return settings if self.head is None else f"head={self.head.path} {settings}".strip()
 
 
 def candidates(max_draft_tokens: int, heads: Sequence[HeadChoice] = ()) -> Iterator[Candidate]:
-    """The target alone, and every policy with every setting whose blocks are not longer than the cap; those
-    that read a head, or may, with each of the heads."""
+    """The target alone, and every policy with every setting within the cap; policies that read a head, or
+    may read one, with each of the heads."""
     yield Candidate(TARGET_ONLY, {})
     for policy, grid in ((name, POLICIES[name].grid) for name in POLICIES if name not in HEAD_POLICIES):
         cap = {} if policy == "fixed" else {"max_draft_tokens": max_draft_tokens}

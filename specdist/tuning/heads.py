@@ -1,6 +1,6 @@
-"""Heads whose thresholds are tuned: opened before any weights are, and verified by the trace.
+"""Heads whose thresholds are tuned.
 
-On-path tokens are those up to the first that the target has rejected; the others it does not verify.
+On-path tokens are those up to the first rejected one; the target does not verify the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specdist.replay import ExhaustiveTrace
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """A head as ``--head`` names it; ``index`` is its place in the trace."""
+    """A head that ``--head`` names; ``index`` is its place in the trace."""
 
     path: str
     index: int
@@ -32,25 +32,24 @@ class HeadChoice:
 
     @property
     def rejected_weight(self) -> float | None:
-        """w_rej of its training; None for a verifier."""
+        """Its w_rej in training; None for a verifier."""
         return self.info.options.get("rejected_weight")
 
 
 def read_heads(paths: Sequence[str]) -> list[HeadChoice]:
-    """Raises :class:`UserError` for a folder that holds none."""
+    """Read the heads' descriptions. Raises :class:`UserError` for a folder without a head."""
     return [HeadChoice(path, index, read_head_info(path)) for index, path in enumerate(paths)]
 
 
 def load_heads(heads: Sequence[HeadChoice], draft: Checkpoint) -> list[TokenHead]:
-    """On the CPU, in single precision. Raises :class:`UserError` for one that does not fit the draft."""
+    """Load heads to the CPU, in single precision. Raises :class:`UserError` if one does not fit the draft."""
     identity = identify_draft(draft) if heads else None
     return [load_head(head.path, kind=head.info.kind, draft=identity) for head in heads if identity]
 
 
 def acceptance_auc(trace: ExhaustiveTrace, heads: Sequence[HeadChoice]) -> dict[str, float | None]:
-    """AUC of accepted against rejected on-path tokens, as the target verifies them: of the draft's own
-    features and of each head by its path. Tokens that no pass has read, which end a line, are left out of
-    all."""
+    """AUC of accepted against rejected on-path tokens, for the draft's own features and each head, by path.
+    The last token of each branch, which no head has read, is left out for all."""
     labels_TD = np.concatenate([prompt.acceptance_ND for prompt in trace.prompts])
     known_TD = ~np.isnan(labels_TD)
     for estimates_TD in trace.estimates_ETD:

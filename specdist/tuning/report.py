@@ -1,4 +1,4 @@
-"""What a tuning run leaves: the table, the Pareto plot, and the options of the best policy."""
+"""The output of a tuning run: a table, the Pareto plot, and the options of the best policy."""
 
 from __future__ import annotations
 
@@ -8,24 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from specdist.config.groups import BatchOptions, ModelOptions, SamplingOptions, TrustOptions, values_of
 from specdist.data.files import write_atomically, write_json
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import TARGET_ONLY
-from specdist.replay.fronts import relative_waste
-from specdist.tuning.plot import plot_pareto
+from specdist.replay.fronts import pareto_front, relative_waste
 from specdist.tuning.run import Outcome, TuningResult
 from specdist.utils.table import Table
 
 TABLE_FILE, PLOT_FILE, BEST_FILE = "table.txt", "pareto.png", "best.yaml"
 SUMMARY_FILE, SETTINGS_FILE = "summary.json", "settings.json"
-# What the rates of two settings, or of a setting and a run, must have in common to stand in one picture.
+MARKERS = "os^vDPXp<>"
+DOTS_PER_INCH = 150
+# Options that settings, and a run, must have in common for their rates to be comparable.
 COMPARED_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_num_seqs")
 
 
 def write_report(result: TuningResult) -> None:
-    """Into the output folder: all settings, the best of each policy, the plot, the best one as YAML."""
+    """Write all settings, the plot, and the options of the best setting into the output folder."""
     output = Path(result.config.output)
     table = _conditions(result) + "\n\n" + _table(result, result.outcomes) + "\n"
     write_atomically(output / TABLE_FILE, lambda file: file.write(table.encode()))
@@ -44,24 +47,21 @@ def console_report(result: TuningResult) -> str:
         f"plot: {output / PLOT_FILE}",
         f"options of the best setting: {output / BEST_FILE}",
     ]
-    parts = [
-        _conditions(result),
-        _table(result, best),
-        _heads_table(result),
-        _waste_line(result),
-        "\n".join(files),
-    ]
+    wastes = {policy: _waste(result, found) for policy, found in result.by_policy().items()}
+    shown = ", ".join(f"{policy} {waste:.2f}" for policy, waste in wastes.items() if waste is not None)
+    waste = f"discarded draft tokens relative to fixed lengths at the same verification rate: {shown}"
+    parts = [_conditions(result), _table(result, best), _heads_table(result), waste, "\n".join(files)]
     return "\n\n".join(part for part in parts if part)
 
 
 def best_yaml(result: TuningResult) -> str:
-    """Options for ``jobs/generate.py --config``; what goes in and where it goes is for the command line."""
+    """Options for ``jobs/generate.py --config``, without prompts and output."""
     config, best = result.config, result.best
     options = {
         "acceptance": config.acceptance,
         **values_of(config, ModelOptions, SamplingOptions, BatchOptions, TrustOptions),
     }
-    # The calibration's own lengths are not limits of the run.
+    # The calibration's lengths are not limits of the run.
     del options["max_new_tokens"], options["max_seq_len"]
     run = config.run_config(best.candidate.policy, **best.candidate.run_options)
     options |= best.candidate.run_options
@@ -101,7 +101,7 @@ def summary(result: TuningResult) -> dict[str, Any]:
 
 
 def settings_document(result: TuningResult) -> dict[str, Any]:
-    """Every setting's rates and predicted speed in the batch, and the oracle's, as programs read them."""
+    """The rates and predicted speed of every setting and the oracle in the batch, for other programs."""
     return {
         "config": {name: getattr(result.config, name) for name in COMPARED_OPTIONS},
         "settings": [_setting(outcome) for outcome in result.outcomes],
@@ -121,21 +121,21 @@ def _setting(outcome: Outcome) -> dict[str, Any]:
 
 
 def heads_summary(result: TuningResult) -> dict[str, dict[str, Any]]:
-    """By path: how the head was trained, and what it does at its best threshold, as SpecDec++'s Table 3."""
-    found: dict[str, dict[str, Any]] = {}
-    for path, (head, outcomes) in result.by_head().items():
-        found[path] = {
+    """By path: the head's training, and its result at its best threshold, as SpecDec++'s Table 3."""
+    return {
+        path: {
             "kind": head.info.kind,
             "depth": head.info.depth,
             "rejected_weight": head.rejected_weight,
             "auc": result.auc.get(path),
             **_best_of(result, outcomes),
         }
-    return found
+        for path, (head, outcomes) in result.by_head().items()
+    }
 
 
 def _heads_table(result: TuningResult) -> str:
-    """Empty where there are none."""
+    """Empty without heads."""
     if not result.by_head():
         return ""
     rows: list[dict[str, str | int | None]] = []
@@ -152,16 +152,13 @@ def _heads_table(result: TuningResult) -> str:
                 "tokens/s": f"{best.batched.tokens_per_s:.1f}",
             }
         )
-    features = ", ".join(
-        f"{name} {auc:.3f}"
-        for name, auc in result.auc.items()
-        if auc is not None and name not in result.by_head()
-    )
+    aucs = {name: auc for name, auc in result.auc.items() if auc is not None and name not in result.by_head()}
+    features = ", ".join(f"{name} {auc:.3f}" for name, auc in aucs.items())
     return f"{Table.of(rows, num_names=2).console()}\nAUC of the draft's own features: {features}"
 
 
 def _best_of(result: TuningResult, found: Sequence[Outcome]) -> dict[str, Any]:
-    """The settings of one policy that predict the most tokens/s, in the batch and for rows by themselves."""
+    """The settings of a policy with the most predicted tokens/s, in the batch and at batch size 1."""
     best_alone = max(found, key=lambda outcome: outcome.alone.tokens_per_s)
     return {
         "options": found[0].candidate.run_options,
@@ -173,19 +170,11 @@ def _best_of(result: TuningResult, found: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _waste(result: TuningResult, found: Sequence[Outcome]) -> float | None:
-    """What the policy's Pareto front discards over what that of fixed lengths does; none drafts nothing."""
+    """Discarded tokens on the policy's Pareto front relative to fixed lengths; None without a draft."""
     if found[0].candidate.policy == TARGET_ONLY:
         return None
     fixed = [outcome.rates for outcome in result.by_policy()["fixed"]]
     return relative_waste([outcome.rates for outcome in found], fixed)
-
-
-def _waste_line(result: TuningResult) -> str:
-    wastes = {policy: _waste(result, found) for policy, found in result.by_policy().items()}
-    shown = [f"{policy} {waste:.2f}" for policy, waste in wastes.items() if waste is not None]
-    return "discarded draft tokens relative to fixed lengths at the same verification rate: " + ", ".join(
-        shown
-    )
 
 
 def gain(result: TuningResult, outcome: Outcome) -> float:
@@ -214,7 +203,7 @@ def _passes(costs: CostModel, num_rows: int) -> str:
 
 
 def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
-    """Rates are those of the batch: they differ from those of single rows for goodput alone."""
+    """Rates are those of the batch; only goodput's differ at batch size 1."""
     num_rows = result.config.max_num_seqs
     rows = [
         {
@@ -234,3 +223,40 @@ def _table(result: TuningResult, outcomes: Sequence[Outcome]) -> str:
 
 def _rounded(number: float | None) -> str | None:
     return None if number is None else f"{number:.3g}"
+
+
+def plot_pareto(result: TuningResult, path: Path) -> None:
+    """SpecDec++'s Figure 3 (Huang et al. 2024): a curve per policy through its Pareto front."""
+    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    outcomes = result.by_policy()
+    outcomes.pop(TARGET_ONLY)
+    for index, policy in enumerate(sorted(outcomes)):
+        found = [outcome.rates for outcome in outcomes[policy]]
+        front = pareto_front(found)
+        marker, color = MARKERS[index % len(MARKERS)], f"C{index}"
+        axes.plot(*zip(*found, strict=True), marker, color=color, alpha=0.25, markersize=4, linestyle="none")
+        axes.plot(*zip(*front, strict=True), marker=marker, color=color, markersize=6, label=policy)
+    if result.oracle is not None:
+        oracle = result.oracle.batched
+        axes.plot(
+            oracle.verification_rate, oracle.discard_rate, "*", color="black", markersize=16, label="oracle",
+            clip_on=False, linestyle="none",
+        )  # fmt: skip
+    best = result.best
+    if best.candidate.policy != TARGET_ONLY:
+        axes.plot(
+            best.batched.verification_rate, best.batched.discard_rate, "o", markersize=15, fillstyle="none",
+            color="black", linestyle="none", label=f"most tokens/s at batch {result.config.max_num_seqs}",
+        )  # fmt: skip
+    axes.set_xlabel("verification rate: target passes of a sequence per token")
+    axes.set_ylabel("discard rate: rejected draft tokens per token")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    sampling = f"temperature {result.config.temperature:g}" if result.config.temperature else "greedy"
+    axes.set_title(
+        f"{Path(result.config.target).name} with draft {Path(result.config.draft).name}, {sampling}"
+    )
+    canvas = FigureCanvasAgg(figure)
+    write_atomically(path, lambda file: canvas.print_png(file, metadata={}, pil_kwargs={}))

@@ -1,4 +1,4 @@
-"""The tuning job: completions, their exhaustive trace, measured costs, and every candidate replayed."""
+"""The tuning job: completions, their exhaustive trace, measured costs, and replays of all candidates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import tqdm
 
-from specdist.config.generate import GenerateConfig
 from specdist.data import open_prompts
 from specdist.data.files import write_json
 from specdist.engine.assembly import PAGE_SIZE
@@ -24,7 +23,6 @@ from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder
 from specdist.job.topology import topology_from_environment
-from specdist.policies import LengthPolicy
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import TARGET_ONLY
@@ -37,19 +35,19 @@ from specdist.tuning.heads import HeadChoice, acceptance_auc, load_heads, read_h
 from specdist.utils.errors import UserError
 
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
-# What a trace depends on, beside the prompts.
+# The options that a trace depends on, besides the prompts.
 ORIGIN_OPTIONS = (
     "target", "draft", "split_special_tokens", "acceptance", "temperature", "top_k", "top_p",
     "max_new_tokens", "seed", "head",
 )  # fmt: skip
 
-# Fewer would leave the batch half empty for a large part of the replay, which a run's prompts do not.
+# With fewer, the batch would be half empty for much of the replay, unlike in a run.
 PROMPTS_PER_ROW = 8
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a candidate would do, row by row and in the batch that is tuned for."""
+    """A candidate's replays, at batch size 1 and in the batch to tune for."""
 
     candidate: Candidate
     alone: ReplayResult
@@ -57,14 +55,14 @@ class Outcome:
 
     @property
     def rates(self) -> Point:
-        """Where the batch stands in the Pareto plot."""
+        """The batch's point in the Pareto plot."""
         return self.batched.verification_rate, self.batched.discard_rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningResult:
-    """``outcomes`` are sorted by the batch's predicted tokens per second, the best first. The oracle is None
-    for random draws: its theorem is of greedy ones. ``auc`` is that of :func:`acceptance_auc`.
+    """``outcomes`` are sorted by the batch's predicted tokens per second, the best first. ``oracle`` is None
+    for random draws, which its theorem does not cover. ``auc``: see :func:`acceptance_auc`.
     """
 
     config: TuneConfig
@@ -80,7 +78,7 @@ class TuningResult:
         return self.outcomes[0]
 
     def by_head(self) -> dict[str, tuple[HeadChoice, list[Outcome]]]:
-        """By path: every head and the outcomes of the policy that it was made for, its best first."""
+        """By path: each head and the outcomes of its policy, the best first."""
         found: dict[str, tuple[HeadChoice, list[Outcome]]] = {}
         for outcome in self.outcomes:
             head = outcome.candidate.head
@@ -89,7 +87,7 @@ class TuningResult:
         return found
 
     def by_policy(self) -> dict[str, list[Outcome]]:
-        """Every policy's outcomes, its best first; the best policy first."""
+        """By policy: its outcomes, the best first; the best policy first."""
         found: dict[str, list[Outcome]] = {}
         for outcome in self.outcomes:
             found.setdefault(outcome.candidate.name, []).append(outcome)
@@ -97,7 +95,8 @@ class TuningResult:
 
 
 def run_tuning(config: TuneConfig) -> TuningResult:
-    """Collect what is not there, replay everything. Raises :class:`UserError` before any model is loaded."""
+    """Collect the trace unless it exists, and replay all candidates. Raises :class:`UserError` before any
+    model is loaded."""
     output = Path(config.output)
     heads = read_heads(config.head or [])
     if config.replay_only:
@@ -113,9 +112,10 @@ def run_tuning(config: TuneConfig) -> TuningResult:
     for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens, heads)), "replays", disable=None):
         run_config = config.run_config(candidate.policy, **candidate.run_options)
         head = candidate.head.index if candidate.head else 0
-        results = [
-            replay(_policy_of(run_config, costs), each, costs, settings, head) for each, settings in batches
-        ]
+        results = []
+        for each, settings in batches:
+            policy = build_policy(run_config.policy_choice, costs, is_coupled=run_config.is_coupled)
+            results.append(replay(policy, each, costs, settings, head))
         outcomes.append(Outcome(candidate, *results))
     is_random = config.temperature > 0 and config.acceptance == "rejection"
     oracle = [replay(Oracle(), each, costs, settings) for each, settings in batches]
@@ -133,7 +133,7 @@ def run_tuning(config: TuneConfig) -> TuningResult:
 def _batch(
     config: TuneConfig, trace: ExhaustiveTrace, num_rows: int
 ) -> tuple[ExhaustiveTrace, ReplaySettings]:
-    """As many prompts as keep the batch full for most of the time, as a run's do."""
+    """The trace, repeated so that its prompts keep the batch full for most of the time."""
     times = -(-PROMPTS_PER_ROW * num_rows // len(trace.prompts))
     return trace.repeated(times), ReplaySettings(
         max_num_seqs=num_rows, max_num_batched_tokens=config.max_num_batched_tokens, page_size=PAGE_SIZE
@@ -141,7 +141,7 @@ def _batch(
 
 
 def _check_origin(config: TuneConfig, trace: ExhaustiveTrace, path: Path) -> None:
-    """Raises :class:`UserError` for a trace of other models or sampling, or with too low a cap."""
+    """Raises :class:`UserError` for a trace with other options, or with too low a cap."""
     for name in ORIGIN_OPTIONS:
         if trace.origin.get(name) != getattr(config, name):
             raise UserError(
@@ -163,8 +163,8 @@ def _read_costs(path: Path) -> CostModel:
 
 
 def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[ExhaustiveTrace, CostModel]:
-    """Generate the calibration completions, measure what passes cost, and trace."""
-    # Goodput is the policy for which a replica measures its costs, and as good as any for the completions.
+    """Generate the calibration completions, measure the costs of passes, and trace."""
+    # With goodput a replica measures its costs; for the completions any policy would do.
     run_config = config.run_config("goodput", max_draft_tokens=config.max_draft_tokens)
     models = plan_models(run_config)
     assert models.draft is not None
@@ -190,7 +190,7 @@ def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exhaustiv
 
 
 def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
-    """As many prompts as asked for, spread over the file; instead of one that cannot be used a later one.
+    """The wanted number of prompts, spread over the file; an unusable one is replaced by a later one.
 
     Raises :class:`UserError` if none can be used.
     """
@@ -237,7 +237,3 @@ def _trace(
         ],
         origin,
     )
-
-
-def _policy_of(config: GenerateConfig, costs: CostModel) -> LengthPolicy:
-    return build_policy(config.policy_choice, costs, is_coupled=config.is_coupled)
