@@ -21,10 +21,10 @@ import torch
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.draft_rank import torch_threads
-from specdist.benchmark.floors import FloorResult, measure_floors
 from specdist.benchmark.lineup import line_up
 from specdist.benchmark.measuring import measure
 from specdist.benchmark.methods import Specdist, shortened
+from specdist.benchmark.passes import FloorResult, measure_floors
 from specdist.benchmark.results import Circumstances
 from specdist.benchmark.setting import Setting, set_up
 from specdist.data.files import write_atomically, write_json

@@ -43,7 +43,7 @@ class Work:
 
     @property
     def mean_context_tokens(self) -> float:
-        """Mean length of a row while its completion grows."""
+        """Mean length of a sequence while its completion grows."""
         return self.prompt_tokens + self.output_tokens / 2
 
 

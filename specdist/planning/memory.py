@@ -1,4 +1,4 @@
-"""Memory of a replica: weights, buffers of passes and cache on every GPU, and the most rows that fit.
+"""Memory of a replica: weights, buffers of passes and cache on every GPU, and the most sequences that fit.
 
 The arithmetic is the job's own (:mod:`specdist.job.allocation`), before anything is loaded.
 """
@@ -53,7 +53,7 @@ class Fit:
 
     @property
     def most_rows(self) -> int:
-        """Rows of the full length that every GPU has room for: they share one page table."""
+        """Sequences of the full length that every GPU has room for: they share one page table."""
         return min(share.most_rows for share in (self.target, self.draft) if share is not None)
 
 
@@ -67,7 +67,7 @@ class _Work:
     works_ahead: bool = False
 
     def limits(self, num_rows: int) -> RowLimits:
-        """The limits of a job with this many rows running."""
+        """The limits of a job with this many running sequences."""
         block_tokens = self.num_draft_tokens + 1
         return RowLimits(
             scheduling=SchedulerSettings(

@@ -40,7 +40,7 @@ def validation_table(validations: Sequence[Validation]) -> str:
 
 
 def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
-    """The memory of every GPU in GiB, and how many rows of the full length fit."""
+    """The memory of every GPU in GiB, and how many sequences of the full length fit."""
     rows: list[dict[str, str | int | None]] = []
     for mode, tp_size, fit in fits:
         for role, share in (("target", fit.target), ("draft", fit.draft)):

@@ -27,7 +27,7 @@ STEP = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A model on ``tp_size`` equal GPUs; all rows have ``context_tokens`` in the cache."""
+    """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache."""
 
     model: ModelSize
     gpu: Gpu
@@ -36,7 +36,7 @@ class Placement:
     launch_s: float = LAUNCH_S
 
     def pass_s(self, num_tokens: float, num_rows: float) -> float:
-        """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` rows."""
+        """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences."""
         model, gpu, tp_size = self.model, self.gpu, self.tp_size
         flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
         matrices_s = max(
@@ -55,7 +55,7 @@ class Placement:
 def roofline_costs(
     target: Placement, draft: Placement | None, *, num_rows: int, most_tokens: int, most_draft_rows: int
 ) -> ReplicaCosts:
-    """The curves that a replica with ``num_rows`` rows in flight would measure.
+    """The curves that a replica with ``num_rows`` running sequences would measure.
 
     Args:
         most_tokens: of a target pass, with prompts.

@@ -1,7 +1,7 @@
 """Predicted throughput of a replica, from the costs of its passes, if tokens are accepted independently.
 
-The closed form of a steady state, in which the next prompt follows each row that ends. For the start and the
-end of a job see :mod:`specdist.planning.events`.
+The closed form of a steady state, in which the next prompt follows each sequence that ends. For the start
+and the end of a job see :mod:`specdist.planning.events`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ReplicaCosts:
     """Times of a replica.
 
     Attributes:
-        passes: of the target by its tokens, of the draft by rows of one token each.
+        passes: of the target by its tokens, of the draft by sequences of one token each.
         draft_prefill: of the draft by the tokens of a prompt.
         round_s: of the host, for every round.
         proposal_s: of a proposal of any length: messages to the draft's rank and back, bookkeeping.
@@ -39,8 +39,8 @@ class ReplicaCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a replica runs: ``num_rows`` in flight, ``num_draft_tokens`` candidates per round, and the share of
-    misses ``caught`` by branches where the mode has them."""
+    """How a replica runs: ``num_rows`` running sequences, ``num_draft_tokens`` candidates per round, and the
+    share of misses ``caught`` by branches in a mode that has them."""
 
     mode: Mode
     num_rows: int
@@ -54,7 +54,7 @@ class Settings:
 
     @property
     def num_branches(self) -> int:
-        """Branches per row needed for the caught share."""
+        """Branches per sequence needed for the caught share."""
         return branches_for(self.caught) if self.mode == "branches" else 0
 
     @property
@@ -67,8 +67,8 @@ class Prediction:
     """A replica in its steady state.
 
     Attributes:
-        tokens_per_round: new tokens of one row.
-        tokens_per_pass: run by the target for all rows, without prompts.
+        tokens_per_round: new tokens of one sequence.
+        tokens_per_pass: run by the target for all sequences, without prompts.
         target_share, draft_share: shares of the time in which each works, with prompts; ahead they overlap.
         prefill_share: share of the time for prompts on the target.
     """
@@ -84,7 +84,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Round:
-    """Tokens of the target's pass, tokens gained per row, and the draft's time, without prompts."""
+    """Tokens of the target's pass, new tokens per sequence, and the draft's time, without prompts."""
 
     num_target_tokens: float
     tokens_per_row: float

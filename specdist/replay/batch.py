@@ -27,7 +27,7 @@ class ReplaySettings:
 def make_scheduler(trace: ExhaustiveTrace, settings: ReplaySettings, max_draft_tokens: int) -> Scheduler:
     """A scheduler with all of the trace's prompts waiting, in order; ``row_id`` numbers them.
 
-    As in the engine, fewer sequences are in flight if ``max_num_batched_tokens`` does not hold a block of
+    As in the engine, fewer sequences run if ``max_num_batched_tokens`` does not hold a block of
     each.
     """
     requests = [

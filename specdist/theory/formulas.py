@@ -35,9 +35,9 @@ def best_length(acceptance: float, cost_ratio: float, max_draft_tokens: int) -> 
 
 
 def ready_share(acceptance: float, num_candidates: float, caught: float) -> float:
-    """The share of row-rounds that find candidates ready when the draft works ahead.
+    """The share of a sequence's rounds with candidates ready when the draft works ahead.
 
-    ``caught`` is the share of misses for which a branch was prepared. A row is *ready* if it has its n
+    ``caught`` is the share of misses for which a branch was prepared. A sequence is *ready* if it has its n
     candidates; otherwise it has none:
 
         P(ready | ready) = a^(n+1) + (1 - a^(n+1)) c        P(ready | not) = a + (1 - a) c
@@ -49,7 +49,7 @@ def ready_share(acceptance: float, num_candidates: float, caught: float) -> floa
 
 
 def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float) -> float:
-    """Expected tokens of a row per target pass when the draft works ahead, as :func:`ready_share` has it."""
+    """Expected tokens of a sequence per target pass when the draft works ahead, by :func:`ready_share`."""
     if num_candidates == 0:
         return 1.0
     ready = ready_share(acceptance, num_candidates, caught)
@@ -57,7 +57,7 @@ def tokens_per_pass_ahead(acceptance: float, num_candidates: int, caught: float)
 
 
 def caught_share(num_branches: int) -> float:
-    """The share of misses that this many branches per row catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
+    """The share of misses that this many branches per sequence catch: 0.29, 0.42, 0.55, 0.67 for 1, 2, 4, 8.
 
     Measured for greedy and coupled draws of a distilled draft; other drafts catch less, and random draws
     about half of it.
@@ -66,7 +66,7 @@ def caught_share(num_branches: int) -> float:
 
 
 def branches_for(caught: float) -> int:
-    """The fewest branches per row with at least this :func:`caught_share`."""
+    """The fewest branches per sequence with at least this :func:`caught_share`."""
     num_branches = 0
     while caught_share(num_branches) < caught:
         num_branches += 1

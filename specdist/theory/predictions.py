@@ -119,7 +119,7 @@ def _theory(stats: Stats, acceptance: float) -> dict[str, Comparison]:
 
 
 def _expected_tokens(stats: Stats, acceptance: float) -> float:
-    """Tokens of all target passes of rows, by the lengths of their blocks."""
+    """Tokens of all target passes, by the lengths of the blocks."""
     drafted = sum(
         count * (length - num_verified + tokens_per_call(acceptance, num_verified))
         for length, count in enumerate(stats.draft_length_histogram)
@@ -153,7 +153,7 @@ def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | Non
 
 def _wall_time_factor(stats: Stats, tokens: float) -> Comparison:
     """Speed-up over plain decoding with passes as long as this run's (Leviathan et al. 2023, Theorem 3.8);
-    plain passes of many rows would be shorter.
+    plain passes of many sequences would be shorter.
 
     The measured side is by wall-clock time without prompts, which includes host, messages and waiting.
     """
@@ -229,7 +229,7 @@ def operations_of(stats: Stats, flops: TokenFlops, *, is_exact: bool) -> Mapping
     where nothing was drafted.
 
     The formulas are for a round of γ tokens, the run's mean block length, as if all were kept. Measured are
-    all tokens that were run: a target pass runs a row's next token and all candidates, verified or not, since
+    all tokens that were run: a target pass runs a next token and all its candidates, verified or not, since
     it needs their keys and values.
     """
     num_tokens, num_drafts = stats.num_completion_tokens, stats.num_drafts

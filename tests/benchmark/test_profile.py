@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdist.benchmark.floors import measure_bytes_per_s, measure_floors, measure_flop_per_s
+from specdist.benchmark.passes import measure_bytes_per_s, measure_floors, measure_flop_per_s
 from specdist.benchmark.profile import merge_traces
 from specdist.benchmark.setting import Setting
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS, TINY, RunJob

@@ -10,8 +10,7 @@ import pytest
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.benchmark.methods import Row
-from specdist.benchmark.setting import Setting
-from specdist.benchmark.workload import EVERYTHING, make_workload
+from specdist.benchmark.setting import EVERYTHING, Setting, make_workload
 from specdist.synthetic.shapes import MAX_POSITIONS
 from specdist.utils.errors import UserError
 
