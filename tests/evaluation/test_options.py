@@ -25,7 +25,7 @@ def test_every_task_has_a_scorer_and_every_option_a_task() -> None:
     ("arguments", "message"),
     [
         ("--task gsm8k", "no run to evaluate"),
-        ("run", "--task is missing"),
+        ("run", "give --task .one of gsm8k, "),
         ("run --task gsm9k", "--task gsm9k must be one of gsm8k, .*, or a function as module:function"),
         ("run --task a.b:c:d", "must be one of"),
         ("run --task gsm8k --use_stemmer", "--use_stemmer True has no effect with --task gsm8k"),
