@@ -23,9 +23,12 @@ GREEDY = SamplingSettings(temperature=0.0)
 UNLIKELY = 0.35
 
 
-def goodput(settings: SamplingSettings, *, per_token: int = 1, reads_head: bool = False) -> Goodput:
-    """Costs under which blocks of all lengths occur."""
-    costs = CostModel(Curve([1, 401], [2000, 2000 + 400 * per_token]), Curve([1, 101], [20, 60]))
+def goodput(
+    settings: SamplingSettings, *, per_token: int = 1, reads_head: bool = False, scale: int = 1
+) -> Goodput:
+    """Costs under which blocks of all lengths occur, in batches of about 100 rows times ``scale``."""
+    target = Curve([1, 1 + 400 * scale], [2000, 2000 + 400 * per_token])
+    costs = CostModel(target, Curve([1, 1 + 100 * scale], [20, 60]))
     return Goodput(
         max_draft_tokens=CAP, costs=costs, is_coupled=not settings.is_random, reads_head=reads_head
     )
@@ -60,9 +63,9 @@ class Picky(WithoutHistory):
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_goodput_follows_the_target_s_distribution(ahead: dict[str, int], settings: SamplingSettings) -> None:
-    policy = goodput(settings, reads_head=settings is FILTERED)
+    policy = goodput(settings, reads_head=settings is FILTERED, scale=5)
     pair = markov_pair(uses_features=True)
-    replica = markov_replica(settings, pair=pair, policy=policy, max_num_seqs=100, **ahead)
+    replica = markov_replica(settings, pair=pair, policy=policy, max_num_seqs=500, **ahead)
     found = p_values(replica, pair[0])
     assert min(found) > ALARM, found
     stats = replica.stats_recorder.close_shard(0)

@@ -13,12 +13,12 @@ class Mutant:
     """One fault.
 
     Attributes:
-        name: for people, and for ``--only``.
+        name: for reports and ``--only``.
         file: the path of the file below ``specdist/``.
-        old, new: text that stands in the file exactly once, and what takes its place.
-        tests: what pytest is to run, in this order, until one test fails. They are those that ought to
-            notice the fault, the cheapest first.
-        is_dangerous: it would bias the output, or lose it, without an error; planted in every test run.
+        old, new: text that is in the file exactly once, and its replacement.
+        tests: what pytest is to run, in this order, until one fails: those that ought to notice the fault,
+            the cheapest first.
+        is_dangerous: it would silently bias or lose output; planted in every run of the test suite.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Mutant:
 
     @property
     def path(self) -> Path:
-        """Below the root of a copy."""
+        """Relative to the root of a copy."""
         return Path("specdist") / self.file
 
     def planted(self, source: str) -> str:
-        """The file's text with the fault. Raises ValueError if the text to replace is not there just once."""
+        """The file's text with the fault. Raises ValueError unless the text to replace is there exactly once."""
         count = source.count(self.old)
         if count != 1:
             raise ValueError(

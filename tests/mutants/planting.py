@@ -1,8 +1,8 @@
 """Plant a fault in a copy of the repository, and see whether a test fails there.
 
-The copy is in a temporary folder that goes away; the working tree is only read. pytest runs in a process
-that is forked from this one, which has imported the libraries already but nothing of the package: a mutant
-costs its tests alone, and not six seconds of imports.
+The copy is in a temporary folder that is deleted; the working tree is only read. pytest runs in a process
+forked from this one, which has imported the libraries but nothing of the package: a mutant then takes the
+time of its tests, without six seconds of imports.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SHOWN_CHARACTERS = 3000
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What has become of a run of tests.
+    """How a run of tests ended.
 
     Attributes:
-        killer: the first test that failed, or ``time-out``, or ``collection`` where the tests could not even
-            be imported; None if all have passed.
+        killer: the first test that failed, or ``time-out``, or ``collection`` where the tests could not
+            be imported; None if all passed.
         duration_s: of the run, in seconds.
         output: the end of what pytest wrote.
     """
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def import_libraries() -> None:
-    """So that forked processes need not."""
+    """Import the libraries, so that forked processes need not."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
@@ -58,7 +58,7 @@ def import_libraries() -> None:
 
 
 def copy_repository(root: Path, mutant: Mutant | None) -> None:
-    """A copy of what tests need, with the fault in it."""
+    """A copy of what the tests need, with the fault planted."""
     for item in COPIED:
         source = REPOSITORY / item
         if source.is_dir():
@@ -74,7 +74,7 @@ class Run:
     """pytest on a copy with the fault, until the first failure, in a process of its own."""
 
     def __init__(self, tests: Sequence[str], mutant: Mutant | None, *, limit_s: float) -> None:
-        """``limit_s``: seconds after which it is over, whether it has ended or not."""
+        """``limit_s``: seconds after which the run is ended."""
         self._folder = tempfile.TemporaryDirectory(prefix="specdist-mutant-")
         root = Path(self._folder.name)
         copy_repository(root, mutant)
@@ -91,10 +91,10 @@ class Run:
         return not self._process.is_alive() or time.monotonic() - self._begun > self._limit_s
 
     def finish(self) -> Outcome:
-        """Wait until it is over; every process that it has started is ended, and nothing is left."""
+        """Wait until it is over; ends every process that it has started and deletes the copy."""
         self._process.join(max(0.0, self._begun + self._limit_s - time.monotonic()))
         is_late = self._process.is_alive()
-        # It leads a group of its own, which outlives it where a test has left a process.
+        # It leads a process group, which may outlive it if a test has left a process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.join()
@@ -110,7 +110,7 @@ class Run:
 
 
 class _FirstFailure:
-    """A plugin of pytest that writes down which test failed."""
+    """A pytest plugin that records which test failed first."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -121,7 +121,7 @@ class _FirstFailure:
 
 
 def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
-    """In the forked process: see the copy, and nothing of this working tree."""
+    """In the forked process: import from the copy only, not from this working tree."""
     os.setsid()
     with words.open("wb") as file:
         for descriptor in (1, 2):
@@ -131,7 +131,7 @@ def _pytest(root: Path, tests: list[str], words: Path, killer: Path) -> None:
         del sys.modules[name]
     elsewhere = [path for path in sys.path if path and Path(path).resolve() != REPOSITORY]
     sys.path[:] = [str(root), *elsewhere]
-    # Processes that a test starts see the copy, too.
+    # Processes that a test starts import from the copy too.
     os.environ["PYTHONPATH"] = str(root)
     arguments = [
         "-x",
