@@ -1,7 +1,4 @@
-"""One Arrow or Parquet file of a complete run, in input order, with every shard verified.
-
-python jobs/merge.py runs/mine --output mine.parquet
-"""
+"""``specdist merge`` as a script: ``python jobs/merge.py --help``."""
 
 import sys
 

@@ -1,8 +1,4 @@
-"""Print what a run's finished shards hold: totals, theory beside practice, and some completions.
-
-python jobs/show.py runs/demo/output --rows 2
-python jobs/show.py --schema        what every column and every statistic means
-"""
+"""``specdist show`` as a script: ``python jobs/show.py --help``."""
 
 import sys
 

@@ -6,9 +6,8 @@
     for result in llm.generate(["The capital of France is"], SamplingOptions(max_new_tokens=32)):
         print(result.text)
 
-It is the job's own assembly (:class:`specdist.job.replica.Replica`) with one rank, so that the same prompts,
-options and seed give the tokens of ``jobs/generate.py``. For several ranks, many rows and restarts use the
-job.
+It runs the job's :class:`specdist.job.replica.Replica` with one rank, so that the same prompts, options and
+seed give the tokens of ``jobs/generate.py``. For several ranks, large data sets and restarts use the job.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import dataclasses
 import logging
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias, cast
 
 from tqdm.auto import tqdm
@@ -38,35 +37,36 @@ from specdist.utils.errors import UserError
 
 # Text, token ids, or chat messages for the target's chat template.
 Prompt: TypeAlias = str | Sequence[int] | Sequence[dict[str, Any]]
-# Of the job's options: here nothing is read from files, and nothing is written.
+# For options of the job that are not used here: no files are read or written.
 NO_PATH = "(none)"
-# The context before a measured pass where the prompts are not known yet.
+# Tokens before a measured pass, since the prompts are not known yet.
 TYPICAL_CONTEXT_TOKENS = 256
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GeneratedText:
     """One completion of one prompt.
 
     Attributes:
-        prompt_index, sample_index: place of the prompt, and which of its completions this is.
-        text: up to the stop, which it does not contain.
-        token_ids: of the completion, the stop token included.
+        prompt_index, sample_index: index of the prompt, and of the completion among those of the prompt.
         finish_reason: ``stop``, ``length`` or ``error``.
-        error: why there is no completion; None in every other case.
+        text: without the stop token or string.
+        token_ids: of the completion, including a stop token.
+        error: why there is no completion; otherwise None.
         num_spec_steps: target passes with draft tokens of this sequence.
-        num_draft_tokens, num_accepted_draft_tokens: candidates of the draft, and those that were accepted.
+        num_draft_tokens, num_accepted_draft_tokens: drafted candidates, and the accepted ones.
     """
 
     prompt_index: int
     sample_index: int
-    text: str
-    token_ids: list[int]
+    _: KW_ONLY
     finish_reason: FinishReason
-    error: str | None
-    num_prompt_tokens: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    error: str | None = None
+    num_prompt_tokens: int = 0
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
@@ -129,7 +129,7 @@ class SpeculativeLLM:
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """Of the last call of :meth:`generate`: the figures of a run's ``stats/*.json``, summed up."""
+        """Statistics of the last call of :meth:`generate`, with the names of a run's ``stats/*.json``."""
         return self._stats.summary()
 
     def generate(
@@ -164,7 +164,10 @@ class SpeculativeLLM:
             try:
                 prompt_ids = self._prompt_ids(encoder, prompt)
             except RowError as error:
-                found |= {(index, k): _failed(index, k, str(error)) for k in range(config.num_samples)}
+                found |= {
+                    (index, k): GeneratedText(index, k, finish_reason="error", error=str(error))
+                    for k in range(config.num_samples)
+                }
                 continue
             requests += [
                 Request(row_id=index, sample_index=k, prompt_ids=prompt_ids)
@@ -223,16 +226,4 @@ def _result(completion: Completion) -> GeneratedText:
         num_spec_steps=completion.num_spec_steps,
         num_draft_tokens=completion.num_draft_tokens,
         num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
-    )
-
-
-def _failed(index: int, sample_index: int, error: str) -> GeneratedText:
-    return GeneratedText(
-        prompt_index=index,
-        sample_index=sample_index,
-        text="",
-        token_ids=[],
-        finish_reason="error",
-        error=error,
-        num_prompt_tokens=0,
     )

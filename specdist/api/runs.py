@@ -1,15 +1,13 @@
-"""A run's folder for those who read it: completions, statistics, and what it was started with.
+"""Reads the folder of a run: completions, statistics and settings.
 
     import specdist
 
     run = specdist.load_run("runs/mine")
     run.dataset[0]["completion"], run.statistics["tokens_per_s"], run.is_complete
 
-Of a run that is not complete ``load_run(path, include_parts=True)`` also gives the rows that its unfinished
-shards have so far.
+``load_run(path, include_parts=True)`` also reads the rows that unfinished shards have so far.
 
-What the columns and the statistics mean is in :mod:`specdist.data.schema`. Imports no torch, and changes
-nothing.
+:mod:`specdist.data.schema` describes the columns and the statistics. Imports no torch, and changes nothing.
 """
 
 from __future__ import annotations
@@ -40,16 +38,16 @@ logger = logging.getLogger(__name__)
 
 
 def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = False) -> Run:
-    """The run in a folder, finished or not; one that is not says so, and what is missing.
+    """The run in a folder. If it is not complete, a warning names what is missing.
 
-    Sizes of files are always compared with what was recorded of them.
+    Sizes of files are always compared with the recorded ones.
 
     Args:
-        path: what ``--output`` was when the run was written.
-        verify: read every finished shard, and compare it with its checksum, too.
-        include_parts: ``dataset`` and ``table`` also have the rows that unfinished shards have so far, each
-            in its place in input order. Their input columns are null, which only a finished shard has.
-            Everything else of the run (``statistics``, ``finished_shards``) stays that of finished shards.
+        path: the run's ``--output``.
+        verify: also read every finished shard and compare it with its checksum.
+        include_parts: ``dataset`` and ``table`` also have the rows of unfinished shards, in input order, with
+            nulls in their input columns. Everything else (``statistics``, ``finished_shards``) is that of
+            finished shards.
 
     Raises :class:`specdist.utils.errors.UserError` (a ValueError) if the folder is not that of a run, or a
     file of a finished shard is damaged.
@@ -68,7 +66,7 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
             "responses/ in it): its manifest.json says nothing of completions"
         )
     plan, _ = folder.plan()
-    # Before the shards: one that is finished meanwhile is read as such.
+    # Read before the shards are listed: a shard that is finished meanwhile counts as finished.
     parts = _read_parts(folder, plan.num_shards) if include_parts else {}
     finished = tuple(shard for shard in range(plan.num_shards) if _is_finished(folder, shard))
     run = Run(
@@ -88,14 +86,13 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run's folder held when it was loaded. What is large is read when it is first asked for.
+    """The contents of a run's folder when it was loaded; rows and statistics are read at their first use.
 
     Attributes:
         path: the folder.
-        manifest: ``manifest.fingerprint`` is all that decides the output, ``manifest.info`` what else is
-            known of the run.
-        num_shards: of the whole run; ``finished_shards``: those that are there, ascending.
-        parts: what was read of unfinished shards, by shard; empty unless it was asked for.
+        manifest: ``manifest.fingerprint`` decides the output, ``manifest.info`` is further information.
+        num_shards: of the whole run; ``finished_shards``: the finished ones, ascending.
+        parts: rows of unfinished shards, by shard; empty without ``include_parts``.
     """
 
     path: Path
@@ -106,7 +103,7 @@ class Run:
 
     @property
     def exact(self) -> bool:
-        """Whether the completions follow the target's own distribution; False for the lossy policy."""
+        """Whether the completions follow the target's own distribution; False for lossy runs."""
         return bool(self.manifest.info["exact"])
 
     @property
@@ -120,10 +117,9 @@ class Run:
 
     @cached_property
     def dataset(self) -> datasets.Dataset:
-        """The rows of all finished shards in input order, memory-mapped from the shards' files, and those of
-        :attr:`parts`.
+        """The rows of all finished shards, memory-mapped, and of :attr:`parts`, in input order.
 
-        To pickle it (``num_proc`` of its methods) copies it. Raises UserError where there is no row to read.
+        Pickling it (``num_proc`` of its methods) copies it. Raises UserError if there are no rows.
         """
         import datasets
 
@@ -131,13 +127,12 @@ class Run:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The same rows as an Arrow table, memory-mapped but for those of :attr:`parts`. Raises UserError
-        where there is no row to read."""
+        """The same rows as an Arrow table."""
         if not self.finished_shards and not self.parts:
             raise UserError(
-                f"{self.path} has no finished shard to read yet: start the run's command again to go on "
-                "with it, or wait; python jobs/status.py says how far it is, and load_run(..., "
-                "include_parts=True) reads the rows of unfinished shards"
+                f"{self.path} has no finished shard to read yet: wait, or start the run's command again to "
+                "resume it; python jobs/status.py shows its progress, and load_run(..., include_parts=True) "
+                "reads the rows of unfinished shards"
             )
         tables = {
             shard: open_shard(self._folder.paths(shard), verify=False) for shard in self.finished_shards
@@ -152,7 +147,7 @@ class Run:
 
     @cached_property
     def statistics(self) -> dict[str, Any]:
-        """The totals of all finished shards: the document in the last line that the run prints."""
+        """The totals of all finished shards, as in the last line that the run prints."""
         return totals_document(
             self._folder,
             run_figures(self._folder, self.stats),
@@ -162,7 +157,7 @@ class Run:
 
     @cached_property
     def stats(self) -> Stats:
-        """The sum of all finished shards' counts."""
+        """The sum of all finished shards' statistics."""
         total = Stats()
         for stats in self.shards.values():
             total.add(stats)
@@ -170,7 +165,7 @@ class Run:
 
     @cached_property
     def shards(self) -> Mapping[int, Stats]:
-        """The statistics of each finished shard by its number, read one by one as they are asked for."""
+        """The statistics of each finished shard by its number, read when they are used."""
         return _ShardStats(self._folder, self.finished_shards)
 
     @property
@@ -178,8 +173,8 @@ class Run:
         return RunFolder(self.path)
 
     def _digest(self) -> str:
-        """Of the shards' recorded checksums: `datasets` keeps what it derives from the rows under it, and
-        would read all of them for one of its own."""
+        """A digest of the shards' recorded checksums. `datasets` caches results under it; for a digest of its
+        own it would read all rows."""
         records = [ShardRecord.read(self._folder.record_path(shard)) for shard in self.finished_shards]
         digest = hashlib.sha256("".join(record.sha256 for record in records if record is not None).encode())
         for _, rows in sorted(self.parts.items()):
@@ -189,7 +184,7 @@ class Run:
 
 
 class _ShardStats(Mapping[int, Stats]):
-    """Reads a shard's file whenever it is asked for: a run may have many thousands."""
+    """Reads a shard's statistics at every access: a run may have many thousands of shards."""
 
     def __init__(self, folder: RunFolder, shards: tuple[int, ...]) -> None:
         self._folder = folder
@@ -208,13 +203,13 @@ class _ShardStats(Mapping[int, Stats]):
 
 
 def _read_parts(folder: RunFolder, num_shards: int) -> dict[int, Sequence[RowResult]]:
-    """The rows that part logs have, by shard."""
+    """The rows of unfinished shards, by shard."""
     found = {shard: folder.part_rows(shard) for shard in folder.begun_shards() if shard < num_shards}
     return {shard: rows for shard, rows in found.items() if rows}
 
 
 def _is_finished(folder: RunFolder, shard: int) -> bool:
-    """Raises UserError where a shard was finished, and has lost something since."""
+    """Raises UserError for a finished shard whose files are missing or damaged."""
     if folder.is_complete(shard):
         return True
     if ShardRecord.read(folder.record_path(shard)) is None:

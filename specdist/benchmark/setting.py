@@ -24,7 +24,7 @@ from specdist.data.heartbeat import now_utc
 from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
-from specdist.job.costs import middle_of_rows
+from specdist.job.costs import typical_context
 from specdist.job.tokens import PromptEncoder, check_split_special_tokens
 from specdist.job.topology import local_device
 from specdist.sampling.distributions import SamplingSettings
@@ -122,7 +122,7 @@ def set_up(config: BenchmarkConfig) -> Setting:
             is_coupled=config.acceptance_rule == "gumbel",
         ),
         seed=config.seed,
-        num_context_tokens=middle_of_rows(zip(prompts, limits, strict=True)),
+        num_context_tokens=typical_context(zip(prompts, limits, strict=True)),
         head=head,
     )
     models = ModelSizes(

@@ -1,4 +1,4 @@
-"""``specdist COMMAND``: finds the command's module and calls its ``main``. Imports nothing that is heavy."""
+"""``specdist COMMAND``: calls the ``main`` of the command's module. Imports no heavy library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from specdist.cli.ending import USAGE_ERROR, end_at_once
 PROGRAM = "specdist"
 INTERRUPTED = 130
 COMMANDS = {
-    "generate": "generate completions for a data set of prompts; the same command again goes on",
-    "show": "print a run's totals, theory beside practice, and some completions",
-    "report": "write a run's report: one HTML page and its pictures",
-    "status": "say how far a run is, who works on it, and what errors its rows have",
+    "generate": "generate completions for a data set of prompts; the same command resumes a run",
+    "show": "print a run's totals, figures predicted by theory, and some completions",
+    "report": "write a run's report: an HTML page and its figures",
+    "status": "show a run's progress, its replicas and its errors",
     "merge": "write all rows of a complete run into one file",
     "evaluate": "score completions, or compare two runs",
     "plan": "estimate memory and speed before any GPU is used",
@@ -24,9 +24,9 @@ COMMANDS = {
     "collect": "collect training examples for a head",
     "train-head": "train a head on collected examples",
     "train-demo": "train the demo pair of models",
-    "make-synthetic": "write a random pair of models that agree as often as wanted",
+    "make-synthetic": "write a random pair of models with a given acceptance rate",
 }
-# Their libraries' threads may abort while the interpreter ends.
+# Threads of their libraries may abort during the interpreter's exit.
 RANK_COMMANDS = ("generate", "collect")
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {name} is not a command: {remedy}", file=sys.stderr)
         return USAGE_ERROR
     if arguments is None:
-        # What parsers call this program, and what jobs write down as their command line.
+        # The program's name in --help, and in the command lines that jobs record.
         sys.argv = [f"{PROGRAM} {name}", *rest]
     try:
         code: int = import_module(f"specdist.cli.{name.replace('-', '_')}").main(rest)

@@ -1,4 +1,4 @@
-"""How commands log, and how they end. Imports nothing that is heavy."""
+"""How commands log, and how they end. Imports no heavy library."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from typing import NoReturn
 from specdist.utils.errors import UserError
 
 USAGE_ERROR = 2
-# A launcher ends all ranks when one has ended: rank 0 gets the time to tell what is wrong.
+# A launcher ends all ranks when one has ended: this gives rank 0 time to print the error.
 RANK_0_FIRST_S = 5.0
 Main = Callable[[Sequence[str] | None], int]
 
 
 def tells_mistakes(main: Main) -> Main:
-    """A command that ends with ``USAGE_ERROR`` for a :class:`UserError`, and a message.
-
-    Where several ranks run a command, all of them find the same mistake: rank 0 tells it.
-    """
+    """Make a command print a :class:`UserError` and return ``USAGE_ERROR``. Of several ranks, which all find
+    the same error, only rank 0 prints it."""
 
     @functools.wraps(main)
     def telling(arguments: Sequence[str] | None = None) -> int:
@@ -41,14 +39,14 @@ def tells_mistakes(main: Main) -> Main:
 
 
 def log_to_stderr() -> None:
-    """specdist's own lines, with the time."""
+    """Log specdist's own messages, with the time."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("specdist").setLevel(logging.INFO)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process when all is written. Communication libraries' threads sometimes abort while the
-    interpreter ends, which a launcher would report as the failure of a run that has succeeded."""
+    """End this process after flushing its output. Threads of communication libraries sometimes abort during
+    the interpreter's exit, which a launcher would report as the failure of a successful run."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

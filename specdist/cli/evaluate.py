@@ -1,4 +1,4 @@
-"""Score what a run has generated, and compare it with another run."""
+"""Score a run's completions, and compare them with another run's."""
 
 from __future__ import annotations
 

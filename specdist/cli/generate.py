@@ -15,8 +15,8 @@ TENSORBOARD_PACKAGE = "tensorboardX"
 
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one rank of the job; returns its exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it
-    was stopped before. Rank 0's last line on stdout is a JSON document."""
+    """Run one rank of the job; returns its exit code: 0 if the run is complete, ``EXIT_STOPPED`` if it was
+    stopped. Rank 0's last line on stdout is a JSON document."""
     config, given = parse_given(GenerateConfig, arguments)
     if config.tensorboard:
         check_tensorboard()
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_tensorboard() -> None:
-    """Raises :class:`UserError` if what writes the files is not installed."""
+    """Raises :class:`UserError` if the package that writes the files is not installed."""
     if importlib.util.find_spec(TENSORBOARD_PACKAGE) is None:
         raise UserError(
             f"--tensorboard needs the package {TENSORBOARD_PACKAGE}, which is not installed: "

@@ -1,4 +1,4 @@
-"""Write a random target and draft that agree as often as wanted."""
+"""Write a random target and draft with a given acceptance rate."""
 
 from __future__ import annotations
 

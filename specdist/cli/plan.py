@@ -1,4 +1,4 @@
-"""What a run would take, before any GPU is used."""
+"""Estimate memory and speed of a run before any GPU is used."""
 
 from __future__ import annotations
 

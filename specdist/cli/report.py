@@ -1,7 +1,7 @@
-"""Write a run's report: a page that opens in any browser, from disk, and its pictures as PNG files.
+"""Write a run's report: an HTML page, and its figures as PNG files.
 
     specdist report runs/mine
-    specdist report runs/mine --tune runs/tune            with what specdist tune has replayed
+    specdist report runs/mine --tune runs/tune            with the results of specdist tune
     specdist report runs/one runs/two --folder runs/both  several runs side by side
 
 The last line on stdout is a JSON document.
@@ -22,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("outputs", type=local_path, nargs="+", metavar="OUTPUT", help="folder of a run")
     parser.add_argument(
-        "--folder", type=local_path, help="where to (default: report/ in the folder of the run)"
+        "--folder", type=local_path, help="output folder (default: report/ in the folder of the run)"
     )
-    parser.add_argument("--tune", type=local_path, help="what specdist tune has left for this pair")
+    parser.add_argument("--tune", type=local_path, help="output folder of specdist tune for this pair")
     given = parser.values(arguments)
 
     from specdist.reporting import write_report

@@ -1,7 +1,7 @@
-"""Print what a run's finished shards hold: totals, theory beside practice, and some completions.
+"""Print a run's totals, figures predicted by theory, and some completions, from its finished shards.
 
 specdist show runs/demo/output --rows 2
-specdist show --schema        what every column and every statistic means
+specdist show --schema        the meaning of every column and every statistic
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOTALS = (
     ("completions cut by a length limit", "num_cut_completions", "{:,}"),
     ("completion tokens", "num_completion_tokens", "{:,}"),
     ("tokens per second", "tokens_per_s", "{:,.1f}"),
-    ("tokens per target pass of a sequence", "mean_acceptance_length", "{:.2f}"),
+    ("tokens per speculative step", "mean_acceptance_length", "{:.2f}"),
     ("draft tokens accepted", "draft_acceptance_rate", "{:.1%}"),
 )
 
@@ -35,7 +35,7 @@ TOTALS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
     parser.add_argument("output", type=local_path, nargs="?", help="folder of the run")
-    parser.add_argument("--schema", action="store_true", help="say what columns and statistics mean, and end")
+    parser.add_argument("--schema", action="store_true", help="print the meaning of columns and statistics")
     parser.add_argument(
         "--rows", type=int, default=2, help="prompts to print, spread over the run (default: 2)"
     )
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     data_paths = sorted((given.output / "shards").glob("*.arrow"))
     if not data_paths:
-        raise UserError(f"{given.output} holds no finished shard: name the --output folder of a run")
+        raise UserError(f"{given.output} has no finished shard: name the --output folder of a run")
 
     from specdist.data import RunFolder
 
@@ -67,7 +67,7 @@ def print_totals(folder: RunFolder) -> None:
     if is_often_cut(total.num_cut_completions, total.num_completions):
         print(cut_line(total.num_cut_completions, total.num_completions, folder.manifest.fingerprint))
     if not folder.manifest.info["exact"]:
-        print("NOT exact: tokens that the verifier did not doubt were never verified by the target")
+        print("NOT exact: tokens that the verifier trusted were not verified by the target")
     lines = comparison_lines(run_figures(folder, total))
     if lines:
         print("", *lines, sep="\n")

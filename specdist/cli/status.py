@@ -1,9 +1,9 @@
-"""How far a run is: shards, who works on them, rows, tokens per second, the end, errors by kind.
+"""Show a run's progress: shards and their replicas, rows, tokens per second, expected end, errors by kind.
 
     specdist status runs/mine
     specdist status runs/mine --watch
 
-Exit code 0: the run is complete; 1: it is not; 2: there is no run. The last line on stdout is a JSON
+Exit code 0: the run is complete; 1: it is not; 2: the folder has no run. The last line on stdout is a JSON
 document.
 """
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="?",
         const=INTERVAL_S,
         metavar="SECONDS",
-        help=f"look again every so many seconds until the run is complete (default: {INTERVAL_S:g})",
+        help=f"repeat every so many seconds until the run is complete (default: {INTERVAL_S:g})",
     )
     given = parser.values(arguments)
 

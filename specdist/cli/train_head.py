@@ -1,4 +1,4 @@
-"""Train a head on the draft from what ``specdist collect`` has left."""
+"""Train a head on the draft from the output of ``specdist collect``."""
 
 from __future__ import annotations
 

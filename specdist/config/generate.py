@@ -200,8 +200,7 @@ class GenerateConfig(
 
     @property
     def is_exact(self) -> bool:
-        """Whether the completions follow the target's own distribution; sprinter alone may trust its
-        draft."""
+        """Whether the completions follow the target's own distribution; with sprinter they may not."""
         return not (self.policy == "sprinter" and self.verify == "doubted")
 
     @property
@@ -210,12 +209,12 @@ class GenerateConfig(
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether the draft works while the target does, which takes a rank of its own."""
+        """Whether the draft works while the target does, on a rank of its own."""
         return self.uses_draft and self.overlap == "ahead"
 
     @property
     def needs_costs(self) -> bool:
-        """Whether passes are timed before the run, to decide by."""
+        """Whether decisions of the run depend on times of passes, which are measured before it."""
         return self.drafts_ahead or needs_costs(self.policy)
 
     @property
@@ -229,12 +228,12 @@ class GenerateConfig(
 
     @property
     def is_coupled(self) -> bool:
-        """Target and draft draw alike: greedily, or with the same noise."""
+        """Whether target and draft draw with the same noise, or greedily."""
         return self.temperature == 0 or self.acceptance == "gumbel"
 
     @property
     def block_tokens(self) -> int:
-        """Most tokens that one row can add to a target pass after its prompt: the candidates and one more."""
+        """Most tokens of one sequence in a target pass after its prompt: the candidates and one more."""
         return most_draft_tokens(self.policy_options) + 1
 
     @property
@@ -257,20 +256,14 @@ class GenerateConfig(
         if self.draft is not None and not self.uses_draft:
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
         if not self.uses_draft:
+            given = {**self._given_policy_options(), "head": self.head, "verify": self.verify}
+            given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}
             found += [
-                f"--{name} {value} has no effect without a draft, or with --policy none"
-                for name, value in self._given_policy_options().items()
+                f"--{name}{'' if value is True else f' {value}'} has no effect without a draft, or with "
+                "--policy none"
+                for name, value in given.items()
+                if value is not None
             ]
-        if not self.uses_draft:
-            found += [
-                f"--{name} {value} has no effect without a draft, or with --policy none"
-                for name, value in (("head", self.head), ("verify", self.verify))
-                if value
-            ]
-        if self.overlap == "ahead" and not self.uses_draft:
-            found.append("--overlap ahead has no effect without a draft")
-        if self.trace and not self.uses_draft:
-            found.append("--trace has no effect without a draft, or with --policy none: nothing is drafted")
         if self.num_branches is not None and not self.drafts_ahead:
             found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):

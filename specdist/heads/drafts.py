@@ -1,14 +1,19 @@
-"""Which draft a head belongs to: a digest of its weights, read from a small part of them."""
+"""The head of a run's draft, and the digest of weights by which a draft is recognised."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from specdist.heads.info import DraftIdentity
+from specdist.config.generate import GenerateConfig
+from specdist.heads.head import TokenHead, load_head
+from specdist.heads.info import DraftIdentity, HeadInfo, read_head_info
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
+from specdist.policies.registry import HEAD_KINDS
 
 HUB_SNAPSHOTS = "snapshots"
 # Blocks of each weight file, spread evenly from its first byte to its last.
@@ -16,8 +21,30 @@ NUM_BLOCKS = 256
 BLOCK_BYTES = 2**12
 
 
+@dataclass(frozen=True)
+class DraftHead:
+    """``network`` is on the CPU, in float32."""
+
+    network: TokenHead
+    info: HeadInfo
+
+    def description(self) -> dict[str, Any]:
+        """For the manifest."""
+        names = ("kind", "depth", "max_ratio", "uses_features", "weights_sha256")
+        return {name: getattr(self.info, name) for name in names} | {"draft": self.info.draft.name}
+
+
+def open_draft_head(config: GenerateConfig, draft: Checkpoint) -> DraftHead | None:
+    """The head that the run's policy reads; None for a policy without. Raises :class:`UserError` for a head
+    that does not fit."""
+    if config.head is None:
+        return None
+    network = load_head(config.head, kind=HEAD_KINDS[config.policy], draft=identify_draft(draft))
+    return DraftHead(network, read_head_info(config.head))
+
+
 def identify_draft(draft: Checkpoint) -> DraftIdentity:
-    """The identity of this checkpoint. Of each weight file only a megabyte is read."""
+    """The identity of this checkpoint; reads a megabyte of each weight file."""
     with reading(f"{draft.option} {draft.name}: its weight files", "put them back as they were"):
         fingerprint = _weights_digest(draft)
     return DraftIdentity(
@@ -30,10 +57,9 @@ def identify_draft(draft: Checkpoint) -> DraftIdentity:
 
 
 def _weights_digest(draft: Checkpoint) -> str:
-    """A digest of the weights alone, not of names or tokenizer files.
+    """A digest of the weights, without names and tokenizer files.
 
-    The blocks are spread over the file, since a fine-tuned model may differ from its base in a few layers
-    only.
+    It reads blocks from all over the file, since a fine-tuned model may differ from its base in few layers.
     """
     digest = hashlib.sha256()
     for path in draft.weight_files:

@@ -2,12 +2,11 @@
 
 Both kinds read the same hidden state. For a drafted token y_i it is the draft's last hidden state, after the
 final norm, at the position where y_i is the *input*: e_i of SpecDec++ (Huang et al. 2024, Equation 4.1). It
-is the input of the output head in the pass that also gives the distribution of y_{i+1}, so the estimate for
-y_i is known one draft pass after y_i was drawn. SPRINTER leaves the features of its verifier open ("embedding
-of the draft token x", s(x, prefix)), and names "the last embedding of the previous token" for its
-experiments: seen from the pass that draws the next token, the same position. The position *before* x, the
-other possible reading, does not depend on the drawn token, so it could not tell an acceptable token from
-another.
+is the input of the output head in the pass that gives the distribution of y_{i+1}, so the estimate for y_i is
+known one draft pass after y_i was drawn. SPRINTER does not define the features of its verifier ("embedding of
+the draft token x", s(x, prefix)), but names "the last embedding of the previous token" for its experiments:
+seen from the pass that draws the next token, the same position. The position *before* x does not depend on
+the drawn token, so it could not distinguish an acceptable token from another.
 
 N tokens, H hidden size.
 """
@@ -38,7 +37,7 @@ class TokenHead(HiddenStateHead):
 
     def __init__(self, hidden_size: int, depth: int, *, uses_features: bool = False) -> None:
         """``uses_features``: the head also reads features of the distribution that the token was drawn from,
-        which a small draft's state one token later has mostly lost. The papers' heads do not."""
+        which a small draft's next hidden state hardly contains. The papers' heads do not."""
         super().__init__()
         self.entry = nn.Linear(NUM_FEATURES, hidden_size) if uses_features else None
         self.residuals = nn.ModuleList(nn.Linear(hidden_size, hidden_size) for _ in range(depth))
@@ -84,11 +83,10 @@ def load_head(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> TokenHead:
-    """The head in a folder, ready for inference.
+    """The head in a folder, ready for inference; needs no weights of the draft.
 
-    Raises :class:`UserError` for a head of another kind or another draft, or whose files do not belong
-    together. The draft's weights are not needed: call it (or ``read_head_info(path).check(...)``) before they
-    are loaded.
+    Raises :class:`UserError` for a head of another kind or another draft, or if its files do not belong
+    together.
     """
     info = read_head_info(path)
     info.check(path, kind=kind, draft=draft)

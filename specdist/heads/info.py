@@ -65,7 +65,7 @@ class HeadInfo:
     format_version: int = FORMAT_VERSION
 
     def write(self, folder: Path) -> None:
-        """To be called after the weights are written: without this file a folder is not a head."""
+        """Call it after the weights are written: without this file a folder is not a head."""
         write_json(folder / INFO_NAME, dataclasses.asdict(self))
 
     def check(self, folder: str | Path, *, kind: HeadKind, draft: DraftIdentity) -> None:
@@ -98,8 +98,7 @@ def _policies_of(kind: HeadKind) -> str:
 
 
 def read_head_info(path: str | Path) -> HeadInfo:
-    """Read the JSON file in a head's folder. Raises :class:`UserError` if there is none or it cannot be
-    used."""
+    """Read the JSON file of a head. Raises :class:`UserError` if it is missing or cannot be used."""
     file = Path(path) / INFO_NAME
     try:
         values = parse_object(file.read_bytes())
@@ -109,7 +108,7 @@ def read_head_info(path: str | Path) -> HeadInfo:
                 f"--head {path} has format version {version}, written by a newer specdist; this one knows up "
                 f"to {FORMAT_VERSION}: update specdist, or train another head"
             )
-        info = from_fields(HeadInfo, values)
+        return from_fields(HeadInfo, values)
     except UserError:
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
@@ -117,4 +116,3 @@ def read_head_info(path: str | Path) -> HeadInfo:
             f"--head {path} is not a head: {INFO_NAME} cannot be read ({error!r}); give a folder that "
             "jobs/train_head.py has written"
         ) from error
-    return info

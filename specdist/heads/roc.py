@@ -1,7 +1,7 @@
 """ROC curves: how well scores separate accepted tokens from rejected ones. Imports no torch.
 
-A label is a probability of acceptance. One between 0 and 1 counts as both outcomes in these shares, which
-avoids the noise of drawing one.
+A label is a probability of acceptance. A label between 0 and 1 counts as both outcomes in these shares, which
+avoids the noise of drawing an outcome.
 
 M examples.
 """

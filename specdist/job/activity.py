@@ -1,7 +1,7 @@
-"""What a rank is doing, and whether it is getting on: its phase, a count of steps, and its threads' stacks.
+"""What a rank is doing, and whether it makes progress: its phase, a count of steps, and its threads' stacks.
 
-A rank that waits for another one, or for a file server that does not answer, takes no step. One that loads
-slowly does: every tensor, every pass and every so many bytes that are read or written are steps.
+Every tensor that is loaded, every pass, and every 64 MiB that are read or written are steps. A rank that
+loads slowly takes steps; a rank that waits for another, or for storage that does not respond, takes none.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 STACKS_SIGNAL = signal.SIGUSR2
-# Of files, read or written: a download or a checksum gets on. What a heartbeat and a log write is far less.
+# Bytes read or written: a download or a checksum takes steps. Heartbeats and logs write far less.
 BYTES_PER_STEP = 64 << 20
 
 
 class Activity:
-    """Of one rank. Steps are counted from any thread, and read by the watchdog's.
+    """The activity of one rank. Any thread may count steps; the watchdog's thread reads them.
 
-    ``phase`` completes "it hangs while ...". ``stacks``: of a rank that is one of several. ``on_phase``:
-    called when another phase begins, since no thread may come to tell of it later.
+    Attributes:
+        phase: completes "it hangs while ...".
+        stacks: None in a world of one rank.
+        on_phase: called when a phase begins.
     """
 
     def __init__(self) -> None:
@@ -37,19 +39,19 @@ class Activity:
         self._num_bytes = _num_bytes_moved()
 
     def begin(self, phase: str) -> None:
-        """Say what comes next, such as "loading the draft": it is what a message names if it never ends."""
+        """Begin a phase, such as "loading the draft"; messages name it if it never ends."""
         self.phase = phase
         self.step()
         if self.on_phase is not None:
             self.on_phase()
 
     def step(self) -> None:
-        """Something has been done: a tensor read, a pass run, a round ended."""
+        """Count a step: a tensor read, a pass run, a round ended."""
         self._num_steps += 1
         self._stepped_at = time.monotonic()
 
     def num_steps(self) -> int:
-        """Steps so far, with those that only the process's own count of bytes shows."""
+        """Steps so far, including those for bytes read and written."""
         num_bytes = _num_bytes_moved()
         if num_bytes - self._num_bytes >= BYTES_PER_STEP:
             self._num_bytes = num_bytes
@@ -63,7 +65,7 @@ class Activity:
 
 
 def _num_bytes_moved() -> int:
-    """By this process, through files; 0 where the system does not count them."""
+    """Bytes that this process has read and written; 0 where the system does not count them."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -73,10 +75,10 @@ def _num_bytes_moved() -> int:
 
 
 class StackLog:
-    """Writes where every thread of this process is, also while a library holds the interpreter: on
-    ``STACKS_SIGNAL``, on :meth:`write`, and if :meth:`expect_a_call` was not called again in time.
+    """Writes the stack traces of all threads, even while a library holds the interpreter's lock: on
+    ``STACKS_SIGNAL``, on :meth:`write`, and if :meth:`expect_a_call` is not called again in time.
 
-    It writes to stderr until there is a log to write to.
+    Writes to stderr until :meth:`move_to`.
     """
 
     def __init__(self) -> None:
@@ -84,27 +86,26 @@ class StackLog:
         self._use(os.fdopen(os.dup(2), "a"))
 
     def move_to(self, path: Path) -> None:
-        """From here on into this file."""
+        """Write into this file from now on."""
         self._use(path.open("a"))
 
     def _use(self, file: TextIO) -> None:
-        # The old one stays open: a timer may still write into it.
+        # The old file stays open: a timer may still write into it.
         self._old, self._file = self._file, file
         faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
     def write(self) -> None:
-        """Now, from any thread: the handler runs in the one that asks, whatever the main thread hangs in."""
+        """Write now. The handler runs in the calling thread, even if the main thread hangs."""
         sys.stderr.flush()
         signal.pthread_kill(threading.get_ident(), STACKS_SIGNAL)
 
     def expect_a_call(self, within_s: float) -> None:
         """Unless this method is called again in time, write the stacks and end the process with exit code 1.
 
-        No Python code runs while a library holds the interpreter, so nothing else can end such a process from
-        within.
+        No Python code runs while a library holds the interpreter's lock, so only a C thread can do this.
         """
         faulthandler.dump_traceback_later(within_s, exit=True, file=self._file)
 
     def close(self) -> None:
-        """No more calls are expected."""
+        """Expect no more calls."""
         faulthandler.cancel_dump_traceback_later()

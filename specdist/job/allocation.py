@@ -1,8 +1,8 @@
-"""How many pages of keys and values a rank's memory holds.
+"""How many pages of keys and values fit into a rank's memory.
 
-On a GPU the cache gets what is free once the models are loaded, less what the passes need
-(:mod:`specdist.models.reserve`). On a host, whose memory is shared with whatever else runs there, it is
-bounded by a fraction of what is available; untouched pages take none of it.
+On a GPU the cache gets the memory that is free after the models are loaded, less the reserve of the passes
+(:mod:`specdist.models.reserve`). On a host, whose memory is shared with other processes, it gets at most a
+fraction of the available memory; pages that are never written take none.
 """
 
 from __future__ import annotations
@@ -30,29 +30,28 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowLimits:
-    """What the run may have in flight.
+class BatchLimits:
+    """How much may run at a time.
 
     Attributes:
-        max_seq_len: tokens of the longest row.
         num_branch_rows, max_branch_tokens: of the draft, on the rank that holds it.
         works_ahead: the draft works while the target does.
     """
 
     scheduling: SchedulerSettings
-    max_seq_len: int
     num_branch_rows: int = 0
     max_branch_tokens: int = 0
     works_ahead: bool = False
 
     @property
-    def pages_per_row(self) -> int:
-        return -(-self.max_seq_len // PAGE_SIZE)
+    def pages_per_seq(self) -> int:
+        """Pages of a sequence of ``max_seq_len`` tokens."""
+        return -(-self.scheduling.max_seq_len // PAGE_SIZE)
 
     @property
-    def num_row_pages(self) -> int:
-        """All rows at their longest."""
-        return self.scheduling.num_slots * self.pages_per_row
+    def num_seq_pages(self) -> int:
+        """Pages of as many sequences of ``max_seq_len`` tokens as may run at a time."""
+        return self.scheduling.num_slots * self.pages_per_seq
 
     @property
     def num_branch_pages(self) -> int:
@@ -61,7 +60,7 @@ class RowLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldModel:
-    """A model, or a part of one, on a GPU, and the largest of its passes there."""
+    """A model, or a rank's shard of one, on a GPU, and its largest pass there."""
 
     size: ModelSize
     tp_size: int
@@ -78,13 +77,13 @@ class HeldModel:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheRoom:
-    """The pages that one rank has room for, and why.
+    """The number of pages that fit into one rank's memory, and how it was computed.
 
     Attributes:
-        num_pages: of the slots; those of branches are on top. Below 0 where not even these fit.
-        cache_bytes: memory of all of them.
-        budget_bytes: that the cache may take at most.
-        memory, needs: of a GPU; None on a host.
+        num_pages: pages of sequences; those of branches are not counted. Negative if not even those fit.
+        cache_bytes: memory of both.
+        budget_bytes: the most that the cache may take.
+        memory, needs: memory and reserve of a GPU; None on a host.
     """
 
     name: str
@@ -95,7 +94,7 @@ class CacheRoom:
     needs: Reserve | None = None
 
     def __str__(self) -> str:
-        """Where the memory goes, in GiB."""
+        """The use of the memory, in GiB."""
         used = f"cache {gib(self.cache_bytes)} ({self.num_pages} pages, {self.num_pages * PAGE_SIZE} tokens)"
         if self.memory is None or self.needs is None:
             return f"{self.name} in GiB: {gib(self.budget_bytes)} for the cache at most; {used}"
@@ -108,77 +107,54 @@ class CacheRoom:
 
 
 def target_limits(
-    limits: RowLimits, sampling: Sampling, *, decides: bool = True, has_kernel: bool = True
+    limits: BatchLimits, sampling: Sampling, *, decides: bool = True, has_kernel: bool = True
 ) -> PassLimits:
-    """The largest target pass: prompts' chunks and verification blocks fill it up to
+    """The largest target pass: chunks of prompts and verification blocks fill it up to
     ``max_num_batched_tokens``."""
-    rows = limits.scheduling
-    is_random = sampling.next_distributions == "rejection"
+    batch = limits.scheduling
+    # The distributions of the next tokens are kept until the next round.
+    num_kept = batch.num_slots if decides and sampling.next_distributions == "rejection" else 0
     return PassLimits(
-        num_tokens=rows.max_num_batched_tokens,
-        num_logits=min(rows.max_num_batched_tokens, rows.num_slots * (rows.max_draft_tokens + 1)),
-        num_rows=rows.num_slots,
-        row_tokens=limits.max_seq_len,
-        # The distributions at the next tokens wait for the next round.
-        num_kept=rows.num_slots if decides and is_random else 0,
-        num_drawn=rows.num_slots if decides and is_random else 0,
+        num_tokens=batch.max_num_batched_tokens,
+        num_logits=min(batch.max_num_batched_tokens, batch.num_slots * (batch.max_draft_tokens + 1)),
+        num_seqs=batch.num_slots,
+        max_seq_len=batch.max_seq_len,
+        num_kept=num_kept,
+        num_drawn=num_kept,
         decides=decides,
         has_kernel=has_kernel,
     )
 
 
-def draft_limits(limits: RowLimits, sampling: Sampling, *, has_kernel: bool = True) -> PassLimits:
-    """The draft's largest passes: over the same prompts' chunks, and steps of all rows and branches."""
-    rows = limits.scheduling
-    num_rows = rows.num_slots + limits.num_branch_rows
+def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = True) -> PassLimits:
+    """The draft's largest passes: chunks of the same prompts, and steps of all sequences and branches."""
+    batch = limits.scheduling
+    num_seqs = batch.num_slots + limits.num_branch_rows
     is_random = sampling.next_distributions == "rejection"
-    steps = (1 + limits.works_ahead) * (rows.max_draft_tokens + 1)
-    num_kept = rows.num_slots * steps + limits.num_branch_rows * limits.max_branch_tokens
+    steps = (1 + limits.works_ahead) * (batch.max_draft_tokens + 1)
+    num_kept = batch.num_slots * steps + limits.num_branch_rows * limits.max_branch_tokens
     return PassLimits(
-        # A first step runs a token again, and the last one of a block that was accepted whole.
-        num_tokens=max(rows.max_num_batched_tokens, 2 * num_rows),
-        num_logits=num_rows,
-        num_rows=num_rows,
-        row_tokens=limits.max_seq_len,
+        # The first step of a round runs two tokens of a sequence whose last block was accepted whole.
+        num_tokens=max(batch.max_num_batched_tokens, 2 * num_seqs),
+        num_logits=num_seqs,
+        num_seqs=num_seqs,
+        max_seq_len=batch.max_seq_len,
         num_kept=num_kept if is_random or limits.num_branch_rows else 0,
-        num_drawn=rows.num_slots if is_random else 0,
+        num_drawn=batch.num_slots if is_random else 0,
         has_kernel=has_kernel,
     )
 
 
 def sampling_of(config: GenerateConfig) -> Sampling:
-    """As far as memory depends on it."""
+    """The run's sampling, as far as memory depends on it."""
     if config.temperature == 0:
         return Sampling(next_distributions="greedy")
-    return Sampling(
-        next_distributions="gumbel" if config.acceptance == "gumbel" else "rejection",
-        has_top_p=config.top_p < 1,
-    )
-
-
-def needs_of(
-    models: Sequence[HeldModel], sampling: Sampling, *, device_bytes: int, num_communicators: int
-) -> Reserve:
-    """Of one GPU with one model on it, or two that take turns."""
-    return functools.reduce(
-        Reserve.beside,
-        (
-            reserve(
-                held.size,
-                held.limits,
-                sampling,
-                device_bytes=device_bytes,
-                tp_size=held.tp_size,
-                num_communicators=num_communicators,
-            )
-            for held in models
-        ),
-    )
+    return Sampling(next_distributions=config.acceptance, has_top_p=config.top_p < 1)
 
 
 def room_on_gpu(
     models: Sequence[HeldModel],
-    limits: RowLimits,
+    limits: BatchLimits,
     sampling: Sampling,
     memory: DeviceMemory,
     *,
@@ -186,21 +162,30 @@ def room_on_gpu(
     given_bytes: int | None = None,
     name: str = "memory",
 ) -> CacheRoom:
-    """The pages of a GPU on which the models have been loaded. Pure arithmetic.
+    """The pages of a GPU on which the models have been loaded; pure arithmetic.
 
     Args:
-        num_communicators: of NCCL that this rank takes part in.
-        given_bytes: for the cache, instead of what is left.
+        models: the model on the GPU, or two that take turns.
+        num_communicators: NCCL communicators of this rank.
+        given_bytes: size of the cache; None takes the memory that is left.
     """
-    needs = needs_of(models, sampling, device_bytes=memory.total_bytes, num_communicators=num_communicators)
+    reserves = (
+        reserve(
+            held.size,
+            held.limits,
+            sampling,
+            device_bytes=memory.total_bytes,
+            tp_size=held.tp_size,
+            num_communicators=num_communicators,
+        )
+        for held in models
+    )
+    needs = functools.reduce(Reserve.beside, reserves)
     budget = max(0, memory.free_bytes - needs.total) if given_bytes is None else given_bytes
     page_bytes = sum(held.page_bytes for held in models)
-    # A part of what is left is for copies of the pages; what was asked for is the cache's alone.
+    # Passes may copy pages: these copies are a part of the memory that is left, but not of a given size.
     copied_bytes = max(held.copied_page_bytes for held in models) if given_bytes is None else 0
-    num_pages = min(
-        budget // (page_bytes + copied_bytes) - limits.num_branch_pages,
-        limits.num_row_pages,
-    )
+    num_pages = min(budget // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
     return CacheRoom(
         name=name,
         num_pages=num_pages,
@@ -215,28 +200,46 @@ def room_for_cache(
     config: GenerateConfig,
     models: ModelPlan,
     topology: Topology,
-    limits: RowLimits,
+    limits: BatchLimits,
     *,
     target: ModelRunner | None,
     draft: ModelRunner | None,
 ) -> CacheRoom:
-    """What this rank, with the models that it has loaded, has room for, on a log line."""
+    """The pages that fit into this rank's memory beside the models that it has loaded; also logged."""
     given, name = config.cache_bytes(), f"memory of {topology.device}"
     if topology.device.type == "cuda":
+        sampling, held = sampling_of(config), []
+        if target is not None:
+            decides, has_kernel = topology.rank == RANK_ZERO, target.has_kernel(PAGE_SIZE)
+            passes = target_limits(limits, sampling, decides=decides, has_kernel=has_kernel)
+            size = _size(models.target, target)
+            held.append(HeldModel(size=size, tp_size=topology.tp_size, limits=passes))
+        if draft is not None:
+            assert models.draft is not None
+            passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
+            held.append(HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes))
         room = room_on_gpu(
-            _held_models(config, models, topology, limits, target=target, draft=draft),
+            held,
             limits,
-            sampling_of(config),
+            sampling,
             device_memory(topology.device),
             num_communicators=_num_communicators(topology),
             given_bytes=given,
             name=name,
         )
-        _warn_of_too_much(config, room)
+        assert room.memory is not None and room.needs is not None
+        missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
+        if missing > 0 and given is not None:
+            logger.warning(
+                "--cache_memory %s leaves %s GiB less than passes may need: lower it if memory runs out",
+                config.cache_memory,
+                gib(missing),
+            )
     else:
-        budget = given if given is not None else available_memory_bytes(_num_local_ranks())
+        num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        budget = given if given is not None else available_memory_bytes(num_local_ranks)
         page_bytes = sum(runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft) if runner is not None)
-        num_pages = min(budget // page_bytes - limits.num_branch_pages, limits.num_row_pages)
+        num_pages = min(budget // page_bytes - limits.num_branch_pages, limits.num_seq_pages)
         room = CacheRoom(
             name=name,
             num_pages=num_pages,
@@ -247,11 +250,12 @@ def room_for_cache(
     return room
 
 
-def refusal(config: GenerateConfig, limits: RowLimits, room: CacheRoom) -> str:
-    """What to tell a user whose memory does not hold one row; ``room`` is that of the rank with the least."""
+def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str:
+    """The error message where memory does not hold one sequence; ``room`` is the rank's with the least."""
     num_tokens = max(0, room.num_pages) * PAGE_SIZE
     lower = f", or lower --max_seq_len to {num_tokens}" if num_tokens else ""
-    short = f"can hold {num_tokens} tokens, fewer than one sequence of --max_seq_len {limits.max_seq_len}"
+    longest = limits.scheduling.max_seq_len
+    short = f"can hold {num_tokens} tokens, fewer than one sequence of --max_seq_len {longest}"
     if config.cache_memory is not None:
         return f"--cache_memory {config.cache_memory} {short}: raise --cache_memory{lower}"
     if room.needs is None:
@@ -260,37 +264,11 @@ def refusal(config: GenerateConfig, limits: RowLimits, room: CacheRoom) -> str:
             f"--cache_memory{lower}"
         )
     return (
-        f"the GPU memory left for keys and values {short}. {room}. Use more ranks (--tp_size), which share "
-        "the weights; lower --max_num_batched_tokens and --max_num_seqs, with which the reserve "
-        f"grows{lower or ', or --max_seq_len'}; or give --cache_memory, which is not checked against the "
-        "reserve"
+        f"the GPU memory left for keys and values {short}. {room}. Share the weights among more ranks "
+        "(--tp_size); reduce the reserve with a lower --max_num_batched_tokens and "
+        f"--max_num_seqs{lower or ', or lower --max_seq_len'}; or give --cache_memory, which is not checked "
+        "against the reserve"
     )
-
-
-def _held_models(
-    config: GenerateConfig,
-    models: ModelPlan,
-    topology: Topology,
-    limits: RowLimits,
-    *,
-    target: ModelRunner | None,
-    draft: ModelRunner | None,
-) -> list[HeldModel]:
-    sampling = sampling_of(config)
-    held = []
-    if target is not None:
-        passes = target_limits(
-            limits,
-            sampling,
-            decides=topology.rank == RANK_ZERO,
-            has_kernel=target.has_kernel(PAGE_SIZE),
-        )
-        held.append(HeldModel(size=_size(models.target, target), tp_size=topology.tp_size, limits=passes))
-    if draft is not None:
-        assert models.draft is not None
-        passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
-        held.append(HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes))
-    return held
 
 
 def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
@@ -300,24 +278,9 @@ def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
 
 
 def _num_communicators(topology: Topology) -> int:
-    """Of the target's ranks, and of rank 0 with the draft's."""
+    """That of the target's ranks, and that of rank 0 with the draft's."""
     if topology.world_size == 1:
         return 0
     of_target = topology.tp_size > 1 and topology.holds_target
     of_draft = topology.uses_draft and topology.rank in (RANK_ZERO, topology.draft_rank)
     return int(of_target) + int(of_draft)
-
-
-def _num_local_ranks() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _warn_of_too_much(config: GenerateConfig, room: CacheRoom) -> None:
-    assert room.memory is not None and room.needs is not None
-    missing = room.cache_bytes + room.needs.total - room.memory.free_bytes
-    if missing > 0 and config.cache_memory is not None:
-        logger.warning(
-            "--cache_memory %s leaves %s GiB less than passes may need: lower it if memory runs out",
-            config.cache_memory,
-            gib(missing),
-        )

@@ -1,4 +1,4 @@
-"""What the ranks of a replica do next, as its rank 0 decides: work, wait for other replicas, or leave."""
+"""What the ranks of a replica do next, decided by rank 0: work, wait for other replicas, or end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Assignment(Enum):
-    """``WAIT``: all shards that are left are other replicas', one of which may end before its shard does."""
+    """``WAIT``: other replicas hold all unfinished shards, and one of them may end before its shard does."""
 
     WORK = "work"
     WAIT = "wait"
@@ -32,24 +32,22 @@ class Assignment(Enum):
 def assign_from_rank0(
     topology: Topology, run: RunPlan, recorder: Recorder, stop: StopRequest
 ) -> Iterator[Assignment]:
-    """Rank 0's turns, each of which the other ranks are told of; the last one says how it ended."""
-    is_waiting = False
+    """Rank 0's assignments, each broadcast to the other ranks; the last one says how the work ended."""
+    previous: Assignment | None = None
     while True:
         assignment = broadcast_from_rank0(topology, _next_assignment(recorder, stop))
         yield assignment
         if assignment.is_last:
             return
         if assignment is Assignment.WAIT:
-            if not is_waiting:
-                logger.info(
-                    "all remaining shards are held by other replicas: waiting for them to be completed"
-                )
+            if previous is not Assignment.WAIT:
+                logger.info("other replicas hold all remaining shards: waiting until these are completed")
             time.sleep(run.membership.poll_s)
-        is_waiting = assignment is Assignment.WAIT
+        previous = assignment
 
 
 def follow_assignments(topology: Topology, replica: Replica, stop: StopRequest) -> bool:
-    """What every rank but rank 0 does; returns whether the run is complete."""
+    """The work of all ranks except rank 0. Returns whether the run is complete."""
     stop.defer_signals()
     assignment = Assignment.WAIT
     while not assignment.is_last:
@@ -60,7 +58,7 @@ def follow_assignments(topology: Topology, replica: Replica, stop: StopRequest) 
 
 
 def _next_assignment(recorder: Recorder, stop: StopRequest) -> Assignment:
-    # Looked at first: with nothing left to do, being asked to stop changes nothing.
+    # Checked first: a request to stop changes nothing when there is nothing left to do.
     if recorder.is_run_complete:
         return Assignment.COMPLETE
     if stop.is_made:

@@ -1,8 +1,8 @@
-"""The dataset card of a complete run, ``README.md`` in its folder: what was made how, and how to read it.
+"""The dataset card of a complete run, ``README.md`` in its folder: its contents, its options, how to read it.
 
 With it ``datasets.load_dataset(FOLDER)`` finds the rows, and the folder can be pushed to a hub as it is. It
-follows from the manifest, the columns of the first shard and the counts of rows alone, so that every replica
-and every restart writes the same bytes.
+depends only on the manifest, the columns of the first shard and the counts of rows, so that every replica and
+every restart writes the same bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ rows = load_dataset("FOLDER", split="train")  # this folder, or the name of its 
 
 
 def write_card(folder: RunFolder) -> None:
-    """Of a complete run. One that is there stays: somebody may have written more into it."""
+    """Write the card of a complete run, unless there is one: it may have been edited."""
     if folder.card_path.exists():
         return
     schema = open_shard(folder.paths(0), verify=False).schema
@@ -84,10 +84,11 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
 
 
 def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
-    """How many rows of the data set are completions, and how many of these are whole."""
+    """How many rows are completions, and how many of these were cut."""
+    how = "by the target alone" if run["policy"] == "none" else "by speculative decoding"
     sentences = [
         f"{total.num_completions:,} completions of {run['num_rows']:,} prompts, generated with specdist "
-        f"{_by(run)}."
+        f"{how}."
     ]
     if num_errors := num_rows - total.num_completions:
         sentences.append(
@@ -102,13 +103,9 @@ def _made(run: Mapping[str, Any], total: Stats, num_rows: int) -> str:
     return " ".join(sentences)
 
 
-def _by(run: Mapping[str, Any]) -> str:
-    return "by the target alone" if run["policy"] == "none" else "by speculative decoding"
-
-
 def _title(info: Mapping[str, Any]) -> str:
     title = f"Completions by {_last_name(info['target'])} of {_last_name(info['prompts'])}"
-    # A line of its own could end the front matter.
+    # In one line: a line of the title could end the front matter.
     return " ".join(title.split())
 
 
@@ -133,7 +130,7 @@ def _files(pattern: str) -> dict[str, str]:
 
 
 def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
-    """By name; what does not apply is left out."""
+    """The options by name, without those that do not apply."""
     names = ("policy", *OPTION_NAMES, "verify", "acceptance", "overlap", "num_branches")
     of_draft = {name: run.get(name) for name in names} if run["policy"] != "none" else {"policy": "none"}
     values = {
@@ -155,7 +152,7 @@ def _references(run: Mapping[str, Any]) -> list[str]:
 
 
 def _last_name(name: str | None) -> str | None:
-    """Of a folder or file on somebody's machine the last part; a hub's name stays whole."""
+    """The last part of a local path; a hub's name stays whole."""
     if name is None:
         return None
     path = Path(name)

@@ -1,78 +1,109 @@
-"""The last lines of a run, for people: what is done, how it went, and what to do next."""
+"""What a run says of itself: whether it is exact, and at its end how it went and what to do next."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from specdist.config.generate import GenerateConfig
 from specdist.data import RunFolder
-from specdist.job.launcher import find_launcher
+from specdist.job.preflight import RunPlan
+from specdist.job.signals import find_launcher
+from specdist.models.loading_check import LoadingCheck
 from specdist.stats.shard import Stats
 
 SHOW, STATUS = "python jobs/show.py", "python jobs/status.py"
+CHECK = "loading_check"
+
+logger = logging.getLogger(__name__)
+
+
+def record_check(config: GenerateConfig, run: RunPlan, check: LoadingCheck) -> bool:
+    """Write the result of the check of the loaded target into the manifest, once per run; log whether the run
+    is exact, and return it.
+
+    Later replicas and restarts have passed a check of their own, and leave the manifest as it is.
+    """
+    folder = run.folder
+    with run.membership.setup():
+        if CHECK not in folder.manifest.info:
+            folder.freeze(CHECK, check.to_json())
+            folder.freeze("exact", config.is_exact and check.is_checked)
+    if check.is_checked:
+        logger.info("the loaded target matches its checkpoint: %s", check)
+    is_exact = bool(folder.manifest.info["exact"])
+    logger.log(
+        logging.INFO if is_exact else logging.WARNING,
+        "%s%s",
+        exactness(config, folder.manifest.info),
+        "" if config.is_exact else "; --verify all verifies every token",
+    )
+    return is_exact
+
+
+def exactness(config: GenerateConfig, info: Mapping[str, Any]) -> str:
+    """Whether the run is exact, in a few words. ``info``: the manifest's."""
+    if not config.is_exact:
+        return "NOT exact: --policy sprinter keeps tokens that the target has not verified"
+    if info["exact"]:
+        return "exact: the completions follow the target's own distribution"
+    reason = (info.get(CHECK) or {}).get("reason", "no target has been loaded yet")
+    return f"NOT known to be exact: the loaded target could not be compared with its files ({reason})"
 
 
 def closing_lines(folder: RunFolder, total: Stats, *, num_devices: int, exactness: str) -> list[str]:
-    """Five lines. ``exactness``: what the run may say of it, in a few words."""
+    """Five lines for people on what the finished shards add up to, and what to do next."""
     plan, num_samples = folder.plan()
     missing = folder.missing_shards()
     num_expected = plan.num_rows * num_samples
     bounds = [plan.bounds(shard) for shard in missing]
     num_finished = num_expected - num_samples * sum(end - first for first, end in bounds)
-    rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards - len(missing)} finished shards"
-    following = f"{SHOW} {shlex.quote(str(folder.path))}"
+    path = shlex.quote(str(folder.path))
     if missing:
-        num_kept = sum(
-            count_kept_rows(folder, shard) for shard in {*missing}.intersection(folder.begun_shards())
+        num_kept = sum(len(folder.part_rows(shard)) for shard in {*missing} & {*folder.begun_shards()})
+        rows = (
+            f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished shards, "
+            f"{num_kept:,} in unfinished shards"
         )
-        rows = f"{num_finished + num_kept:,} of {num_expected:,} are kept: {num_finished:,} in finished "
-        rows += f"shards, {num_kept:,} in unfinished shards"
-        following = f"to resume: {relaunch_command()}"
+        next_step = f"to resume: {relaunch_command()}"
+    else:
+        rows = f"{num_finished:,} of {num_expected:,}, in {plan.num_shards} finished shards"
+        next_step = f"{SHOW} {path}"
+    errors, speed, acceptance = "none", "nothing was generated", "nothing was drafted"
     figures = total.summary(num_devices)
+    if total.num_error_rows:
+        errors = (
+            f"{total.num_error_rows} of {total.num_rows} rows have an error instead of a completion; "
+            f"{STATUS} {path} says why"
+        )
+    if figures["tokens_per_s"] is not None:
+        speed = (
+            f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
+            f"{total.num_completion_tokens:,} tokens"
+        )
+    if figures["draft_acceptance_rate"] is not None:
+        acceptance = (
+            f"{figures['draft_acceptance_rate']:.1%} of the draft tokens, "
+            f"{figures['mean_acceptance_length']:.2f} tokens per speculative step"
+        )
     return [
         f"rows        {rows}",
-        f"errors      {_errors(folder, total)}",
-        f"speed       {_speed(figures['tokens_per_s'], figures['tokens_per_s_per_device'], total)}",
-        f"acceptance  {_acceptance(figures['draft_acceptance_rate'], figures['mean_acceptance_length'])}; "
-        f"{exactness}",
-        f"output      {folder.path}; {following}",
+        f"errors      {errors}",
+        f"speed       {speed}",
+        f"acceptance  {acceptance}; {exactness}",
+        f"output      {folder.path}; {next_step}",
     ]
 
 
-def _errors(folder: RunFolder, total: Stats) -> str:
-    if not total.num_error_rows:
-        return "none"
-    return (
-        f"{total.num_error_rows} of {total.num_rows} rows have an error instead of a completion; "
-        f"{STATUS} {shlex.quote(str(folder.path))} says why"
-    )
-
-
-def _speed(tokens_per_s: float | None, per_device: float | None, total: Stats) -> str:
-    if tokens_per_s is None or per_device is None:
-        return "nothing was generated"
-    return (
-        f"{tokens_per_s:,.1f} tokens/s, {per_device:,.1f} per device; {total.num_completion_tokens:,} tokens"
-    )
-
-
-def _acceptance(rate: float | None, length: float | None) -> str:
-    if rate is None or length is None:
-        return "nothing was drafted"
-    return f"{rate:.1%} of the draft tokens, {length:.2f} tokens per speculative step"
-
-
-def count_kept_rows(folder: RunFolder, shard: int) -> int:
-    """Finished rows of an unfinished shard."""
-    return len(folder.part_rows(shard))
-
-
 def relaunch_command() -> str:
-    """What was typed to start this job, as far as its processes can tell."""
+    """The command that started this job, as far as its processes can tell."""
     if "SLURM_JOB_ID" in os.environ:
         return "submit the same job again"
     words = list(sys.orig_argv)
@@ -82,7 +113,7 @@ def relaunch_command() -> str:
             launched = psutil.Process(launcher).cmdline()
         except psutil.Error:
             return "start the same command again"
-        # Whoever has its variables may have been started by something else.
+        # Something else may have set the launcher's variables and started this process.
         given = sys.argv[1:]
         if launched[len(launched) - len(given) :] == given:
             words = launched

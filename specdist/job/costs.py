@@ -1,7 +1,7 @@
-"""What passes cost on this replica, measured once and frozen into the manifest; and what follows from it.
+"""Measures the costs of passes, and derives from them how far the draft works ahead.
 
-How far the draft works ahead, and how many branches it prepares, follows from these times: a restart reads
-them from the manifest instead of measuring again, so that it repeats the same run.
+The costs are frozen into the manifest: a restart reads them instead of measuring again, so that it repeats
+the same run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from specdist.theory.formulas import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 9
-# What is assumed of a pair of which nothing is known yet.
+# Acceptance assumed of a pair before anything was generated.
 PRIOR_ACCEPTANCE = 0.8
 
 
 def plan_ahead(
     costs: CostModel, *, num_rows: int, max_draft_tokens: int, num_branches: int | None
 ) -> DraftAhead:
-    """The work ahead with the most expected tokens per second when ``num_rows`` rows are in flight.
+    """The work ahead with the most expected tokens per second when ``num_rows`` sequences run.
 
-    A round takes as long as the slower of the target's pass and the work beside it. The first token ahead
-    becomes a next token, the others candidates; the first step is the chain's own, the branches join it in
-    the others. ``num_branches`` None leaves them to the costs.
+    A round takes the time of the target's pass or of the draft's steps meanwhile, whichever is longer. The
+    first token ahead stands for a next token, the others are candidates. Branches take part in all steps but
+    the first. ``num_branches`` None chooses their number by the costs.
     """
     counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
     plans = [
@@ -57,9 +57,11 @@ def plan_ahead(
     return max(plans, key=tokens_per_ns)
 
 
-def middle_of_rows(lengths: Iterable[tuple[int, int]]) -> int:
-    """About how many tokens stand before a pass: a prompt, and half of the longest completion that it may
-    have. ``lengths`` are those two of each row; 0 without any row."""
+def typical_context(lengths: Iterable[tuple[int, int]]) -> int:
+    """Typical number of tokens before a pass: those of a prompt and of half a completion; 0 without prompts.
+
+    ``lengths``: of each prompt, its tokens and the most tokens of a completion.
+    """
     return int(statistics.median([prompt + longest // 2 for prompt, longest in lengths] or [0]))
 
 
@@ -71,21 +73,23 @@ def measure_curve(
     num_tokens_per_row: int,
     num_context_tokens: int = 0,
 ) -> Curve:
-    """Times of passes of up to so many tokens for each of up to so many rows, after so long a context.
+    """Times of passes over up to ``num_rows * num_tokens_per_row`` tokens, each row after a context.
 
-    Every rank of a sharded model must call it at the same time. It overwrites the cache.
+    All ranks of a sharded model must call it at the same time. It overwrites the cache.
 
     Args:
-        finish: what is done with a pass's logits, such as :func:`verify_logits`; it belongs to the pass.
+        finish: the work on a pass's logits, such as :func:`verify_logits`; its time counts.
     """
-    sizes = _doubling(num_rows * num_tokens_per_row)
+    # 1, 2, 4, ... and the largest.
+    largest = num_rows * num_tokens_per_row
+    sizes = [1 << power for power in range((largest - 1).bit_length())] + [largest]
     times: list[list[int]] = [[] for _ in sizes]
-    # Size after size, and again: what disturbs the machine for a while meets all of them.
+    # All sizes in turn, several times: a temporary disturbance of the machine affects all of them.
     for _ in range(NUM_WARMUPS + NUM_PASSES):
         for size, found in zip(sizes, times, strict=True):
             found.append(_pass_ns(runner, finish, min(size, num_rows), size, num_context_tokens))
     medians = [statistics.median(found[NUM_WARMUPS:]) for found in times]
-    # A pass of more tokens does all that one of fewer does, and more: a time above its is a disturbance.
+    # A pass over fewer tokens cannot take longer than one over more: then it was disturbed.
     bounded = np.minimum.accumulate(medians[::-1])[::-1]
     return Curve(sizes, bounded.astype(int).tolist())
 
@@ -104,7 +108,7 @@ def draft_curve(
 
 
 def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:
-    """What the target does with its logits, as far as it takes time."""
+    """The target's work on its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     distributions = next_token_distributions(logits_NV, settings, zeros_N, zeros_N)
@@ -114,7 +118,7 @@ def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: 
 def draw_from_logits(
     logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int, uses_features: bool
 ) -> Tensor:
-    """What the draft does with its logits, as far as it takes time."""
+    """The draft's work on its logits, as far as it takes time."""
     logits_NV = logits_NV[:, :vocab_size]
     zeros_N = torch.zeros(len(logits_NV), dtype=torch.int64)
     distributions, _, undecided = draft_distributions(logits_NV, settings, zeros_N, zeros_N)
@@ -125,11 +129,6 @@ def draw_from_logits(
     return drawn_N.cpu()
 
 
-def _doubling(largest: int) -> list[int]:
-    """1, 2, 4, ... and the largest."""
-    return [1 << power for power in range((largest - 1).bit_length())] + [largest]
-
-
 def _pass_ns(
     runner: ModelRunner,
     finish: Callable[[Tensor], object],
@@ -137,8 +136,8 @@ def _pass_ns(
     num_tokens: int,
     num_context_tokens: int,
 ) -> int:
-    """Time of a pass of so many tokens, spread over the rows, until the device has done it; what the cache
-    holds there does not matter."""
+    """Nanoseconds of a pass over so many tokens, spread over the rows, until the device has finished. The
+    contents of the cache do not matter."""
     lengths = [len(part) for part in np.array_split(np.arange(num_tokens), num_rows)]
     batch = FlatBatch(
         np.zeros(num_tokens, np.int64),

@@ -1,4 +1,4 @@
-"""What every job of ranks does around its work: the world, logs, and one error for all ranks."""
+"""The frame of every job that runs on ranks: their meeting, their logs, and one error for all of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from specdist.config.generate import GenerateConfig
 from specdist.data import Membership
 from specdist.engine.collectives import RANK_ZERO
 from specdist.job.activity import Activity, StackLog
-from specdist.job.launcher import find_launcher
 from specdist.job.logs import add_run_log
 from specdist.job.numa import bind_near_gpu
 from specdist.job.rank_store import Failure
 from specdist.job.restart import remember_replica, start_over
-from specdist.job.signals import StopRequest, end_process
+from specdist.job.signals import StopRequest, end_process, find_launcher
 from specdist.job.topology import (
     Topology,
     broadcast_from_rank0,
@@ -28,7 +27,7 @@ from specdist.job.topology import (
     rank_from_environment,
     topology_from_environment,
 )
-from specdist.job.watchdog import Watchdog, watch_over
+from specdist.job.watchdog import Watchdog
 from specdist.utils.errors import UserError
 
 Config = TypeVar("Config")
@@ -47,15 +46,15 @@ def run_rank(
 ) -> int:
     """Run one rank of a job; returns its exit code, ``USAGE_ERROR`` for a :class:`UserError`.
 
-    If another rank fails, this one ends too, and says why.
+    If another rank fails, this one ends too, and logs the reason.
 
     Args:
         config: the job's options, the same on every rank.
-        replica: those of the replica that they ask for.
-        run: the rank's work, once the ranks have met.
-        can_start_over: it goes on with a smaller batch if it is started again by :mod:`specdist.job.restart`.
+        replica: the options of its replica.
+        run: the rank's work after the ranks have met.
+        can_start_over: the job can continue with a smaller batch, see :mod:`specdist.job.restart`.
     """
-    # Every rank finds the same error, or is told of the others': it is shown once.
+    # All ranks get the same error: one of them shows it.
     shows_errors = rank_from_environment() == RANK_ZERO
     activity = Activity()
     stop = StopRequest(on_look=activity.step, launcher=find_launcher())
@@ -68,7 +67,7 @@ def run_rank(
         if topology.world_size > 1:
             stacks = activity.stacks = StackLog()
             activity.begin("meeting the other ranks")
-            watchdog = watch_over(
+            watchdog = Watchdog(
                 topology,
                 activity,
                 stacks,
@@ -80,7 +79,7 @@ def run_rank(
         code = run(config, topology, stop, activity)
         if watchdog is not None:
             activity.begin("leaving")
-            dist.barrier()  # nobody hangs up while another rank is still talking
+            dist.barrier()  # no connection is closed while another rank still uses it
             watchdog.leave()
             dist.destroy_process_group()
             watchdog.close()
@@ -100,7 +99,7 @@ def run_rank(
             if shows_errors:
                 _show(failure.reason)
         else:
-            # Where another rank has failed, where this one was waiting for it says nothing.
+            # The traceback of a rank that was waiting for the failing one does not help.
             is_own = failure.rank == topology.rank
             logger.error("this replica ends: %s", failure, exc_info=error if is_own else None)
         _leave(failure)
@@ -113,7 +112,7 @@ def _show(error: object) -> None:
 
 
 def _leave(failure: Failure) -> NoReturn:
-    """At once: what libraries would wait for at an ordinary end may be gone."""
+    """End at once: at an ordinary exit libraries may wait for ranks that have ended."""
     sys.stdout.flush()
     sys.stderr.flush()
     if failure.kind == "memory":
@@ -123,13 +122,13 @@ def _leave(failure: Failure) -> NoReturn:
 
 
 def rank0_first(topology: Topology, plan: Callable[[], Planned]) -> Planned:
-    """Run on rank 0 and then on the others: it may fetch files, and its error is everybody's."""
+    """Run on rank 0, which may download files, and then on the others; an error is raised on every rank."""
     planned = on_rank0(topology, plan)
     return plan() if planned is None else planned
 
 
 def on_rank0(topology: Topology, plan: Callable[[], Planned]) -> Planned | None:
-    """Run on rank 0 alone; its :class:`UserError` is raised on every rank."""
+    """Run on rank 0 alone; its :class:`UserError` is raised on every rank. None on the other ranks."""
     planned: Planned | None = None
     message: str | None = None
     if topology.is_rank0:
@@ -151,15 +150,15 @@ def _configure_logging(topology: Topology) -> None:
         datefmt="%H:%M:%S",
         force=True,
     )
-    # The last one has a line for every layer of every pass.
+    # The last of these logs a line for every layer of every pass.
     for noisy in ("httpx", "DeepSpeed", "torch.nn.attention.varlen"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # Which CPUs it is bound to every rank says for itself.
+    # Every rank logs the CPUs that it is bound to.
     logging.getLogger("specdist.job.numa").setLevel(logging.INFO)
 
 
 def log_to_file(folder: Path, topology: Topology, membership: Membership | None, activity: Activity) -> None:
-    """Every rank of every replica keeps a log of its own in the run folder, with its stacks if it hangs.
+    """Log into the run folder, in a file for each rank of each replica, with its stack traces if it hangs.
     ``membership``: rank 0's."""
     replica = broadcast_from_rank0(topology, "" if membership is None else membership.replica)
     remember_replica(replica)

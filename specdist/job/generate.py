@@ -14,10 +14,9 @@ from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.card import write_card
-from specdist.job.closing import closing_lines
-from specdist.job.costs import middle_of_rows
+from specdist.job.closing import closing_lines, exactness, record_check
+from specdist.job.costs import typical_context
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
-from specdist.job.exactness import exactness_words, log_exactness, record_check
 from specdist.job.preflight import (
     NUM_HALVINGS,
     ModelPlan,
@@ -38,7 +37,7 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
-from specdist.job.scalars import NoScalars, Scalars
+from specdist.job.scalars import Scalars
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
@@ -83,10 +82,13 @@ def _run_planned(
     stop: StopRequest,
     activity: Activity,
 ) -> int:
-    """``run`` is None on every rank but rank 0."""
+    """``run`` is None on all ranks except rank 0."""
     log_to_file(Path(config.output), topology, None if run is None else run.membership, activity)
-    for warning in _warnings(config, models) if run is not None else []:
-        logger.warning(warning)
+    if run is not None:
+        used = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+        unused = unused_settings(models.target, used if config.generation_config == "none" else None)
+        for warning in [*config.warnings(), *([unused] if unused else [])]:
+            logger.warning(warning)
     if not broadcast_from_rank0(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
@@ -96,15 +98,17 @@ def _run_planned(
     num_halvings = broadcast_from_rank0(
         topology, run.folder.manifest.info.get(NUM_HALVINGS, 0) if run is not None else 0
     )
-    measures_costs = config.needs_costs and frozen is None
-    middle = _middle_of_a_row(config, models, run) if run is not None and measures_costs else 0
+    num_context_tokens = 0
+    if run is not None and config.needs_costs and frozen is None:
+        lengths = prompt_encoder(config, models).sampled_lengths(run.prompts)
+        num_context_tokens = typical_context((length, config.max_new_tokens) for length in lengths)
     replica = Replica(
         config,
         models,
         topology,
         frozen,
         agree=lambda costs: costs if run is None else freeze_costs(run, costs),
-        num_context_tokens=broadcast_from_rank0(topology, middle),
+        num_context_tokens=broadcast_from_rank0(topology, num_context_tokens),
         num_halvings=num_halvings,
         activity=activity,
     )
@@ -126,17 +130,6 @@ def prompt_encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
     )
 
 
-def _warnings(config: GenerateConfig, models: ModelPlan) -> list[str]:
-    used = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
-    unused = unused_settings(models.target, used if config.generation_config == "none" else None)
-    return [*config.warnings(), *([] if unused is None else [unused])]
-
-
-def _middle_of_a_row(config: GenerateConfig, models: ModelPlan, run: RunPlan) -> int:
-    encoder = prompt_encoder(config, models)
-    return middle_of_rows((length, config.max_new_tokens) for length in encoder.sampled_lengths(run.prompts))
-
-
 def generate_rows(
     config: GenerateConfig,
     models: ModelPlan,
@@ -145,27 +138,26 @@ def generate_rows(
     topology: Topology,
     stop: StopRequest,
 ) -> bool:
-    """Rank 0's work: every row that is not finished, recorded as it is, while the other ranks follow its
-    turns. Returns whether the run is complete; otherwise it was stopped."""
+    """Generate and record every row that is not finished, on rank 0, while the other ranks follow its
+    assignments. Returns whether the run is complete; otherwise it was stopped."""
     encoder = prompt_encoder(config, models)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check)
-    log_exactness(config, run.folder.manifest.info)
     if replica.ahead.num_tokens:
         logger.info(
-            "the draft works ahead: %d tokens and %d branches per row",
+            "the draft works ahead: %d tokens and %d branches per sequence",
             replica.ahead.num_tokens,
             replica.ahead.num_branches,
         )
     logger.info(
-        "%d of %d shards to do, up to %d rows at a time, %d cache pages",
+        "%d of %d shards to do, at most %d sequences at a time, %d cache pages",
         len(run.pending_shards),
         run.shards.num_shards,
         replica.num_slots,
         replica.num_pages,
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, 0)
-    scalars = Scalars(run.folder.path, run.membership.replica) if config.tensorboard else NoScalars()
+    scalars = Scalars(run.folder.path, run.membership.replica) if config.tensorboard else None
     stats_recorder = StatsRecorder()
     recorder = Recorder(
         run,
@@ -180,29 +172,31 @@ def generate_rows(
     run.membership.heartbeat.begin()
     stop.defer_signals()
     try:
-        for turn in assign_from_rank0(topology, run, recorder, stop):
-            if turn is Assignment.WORK:
+        for assignment in assign_from_rank0(topology, run, recorder, stop):
+            if assignment is Assignment.WORK:
                 engine = replica.engine(recorder.requests(), stop_rules, stats_recorder)
                 for completion in engine.run(lambda: stop.is_made):
                     recorder.record(completion)
-                    scalars.tick(progress.counts, engine.load)
+                    if scalars is not None:
+                        scalars.tick(progress.counts, engine.load)
     finally:
         recorder.close()
         progress.close()
-        scalars.close()
+        if scalars is not None:
+            scalars.close()
     return recorder.is_run_complete
 
 
 def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
-    """Say what the finished shards add up to; a complete run gets its card."""
+    """Report the totals of the finished shards; write the card of a complete run."""
     folder = run.folder
     figures = run_figures(folder, total_stats(folder))
     total = figures.total
     if is_often_cut(total.num_cut_completions, total.num_completions):
         settings = folder.manifest.fingerprint
         logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
-    exactness = exactness_words(config, folder.manifest.info)
-    for line in closing_lines(folder, total, num_devices=topology.world_size, exactness=exactness):
+    words = exactness(config, folder.manifest.info)
+    for line in closing_lines(folder, total, num_devices=topology.world_size, exactness=words):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:

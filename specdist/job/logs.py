@@ -1,17 +1,22 @@
-"""The log that every rank keeps in the run folder; the run does not depend on it."""
+"""What is written besides the job's result: each rank's log in the run folder, and what libraries print."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging as transformers_logging
 
 logger = logging.getLogger(__name__)
 
 
 class RunLog(logging.FileHandler):
-    """A disk that takes no more lines is told once, where logging would show a traceback for every line."""
+    """A log file; if it cannot be written, that is reported once, without a traceback for every line."""
 
     _is_failing = False
 
@@ -27,13 +32,13 @@ class RunLog(logging.FileHandler):
                 )
 
     def close(self) -> None:
-        # The lines that found no room are tried once more, and still find none.
+        # Flushes lines that could not be written.
         with contextlib.suppress(OSError):
             super().close()
 
 
 def add_run_log(path: Path, prefix: str) -> bool:
-    """Log into this file, too; False if it cannot be written. ``prefix``: which rank says it."""
+    """Log into this file, too; False if it cannot be written. ``prefix``: the rank's role."""
     try:
         handler = RunLog(path)
     except OSError as error:
@@ -42,3 +47,29 @@ def add_run_log(path: Path, prefix: str) -> bool:
     handler.setFormatter(logging.Formatter(f"%(asctime)s [{prefix}] %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     return True
+
+
+@contextlib.contextmanager
+def quiet_libraries(on_item: Callable[[], None]) -> Iterator[None]:
+    """Keep what libraries print out of stdout, which is for the job's result; the debug log has it.
+
+    ``on_item`` is called for every item of a loop that transformers would draw a bar for, such as a model's
+    tensors.
+    """
+
+    def counted(items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            on_item()
+            yield item
+
+    def without_bar(factory: Callable[..., Any], arguments: tuple[Any, ...], settings: dict[str, Any]) -> Any:
+        return factory(*map(counted, arguments[:1]), *arguments[1:], **settings)
+
+    transformers_logging.disable_progress_bar()
+    hook = transformers_logging.set_tqdm_hook(without_bar)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            yield
+    finally:
+        transformers_logging.set_tqdm_hook(hook)
+    logger.debug("printed while loading: %s", printed.getvalue())

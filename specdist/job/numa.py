@@ -1,7 +1,7 @@
-"""Each rank on the CPUs next to its GPU, so that what it copies to the device comes from memory next to it.
+"""Binds each rank to the CPUs next to its GPU, so that copies to the device come from memory next to it.
 
-Memory follows the CPUs, since Linux takes a page from the node of the CPU that first writes to it. So a
-process is to be bound before it allocates: before CUDA starts, and before its weights are read.
+Linux takes a page of memory from the NUMA node of the CPU that first writes to it. So a process must be bound
+before it allocates memory: before CUDA starts, and before weights are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = Path("/sys")
-# A driver that does not answer must not keep the job from starting.
+# A driver that does not respond must not keep the job from starting.
 QUERY_TIMEOUT_S = 60.0
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Gpu:
-    """As ``nvidia-smi`` names it. ``bus_id``: such as ``00000000:07:00.0``."""
+    """A GPU as ``nvidia-smi`` names it. ``bus_id``: such as ``00000000:07:00.0``."""
 
     index: str
     uuid: str
@@ -34,14 +34,14 @@ class Gpu:
 def bind_near_gpu(
     local_rank: int, *, environment: Mapping[str, str] = os.environ, system: Path = SYSTEM
 ) -> None:
-    """Bind this process, with all its threads, to the CPUs of its GPU's NUMA node, as far as it may use them.
+    """Bind this process and all its threads to those of its CPUs that are on its GPU's NUMA node.
 
-    A mask that Slurm has set is narrowed, never widened. Where anything is unknown, all stays as it is.
+    The set of allowed CPUs, as Slurm sets it, only gets smaller. If anything is unknown, nothing is changed.
     """
     bus_id = _bus_id(_visible_name(local_rank, environment))
     near = None if bus_id is None else _cpus_near(bus_id, system)
     if near is None:
-        logger.info("the CPUs next to GPU %d are not known: the rank is not bound to any", local_rank)
+        logger.info("the CPUs next to GPU %d are unknown: the rank is not bound to CPUs", local_rank)
         return
     allowed = os.sched_getaffinity(0)
     if not near & allowed:
@@ -67,7 +67,7 @@ def ranges(cpus: set[int]) -> str:
 
 
 def _visible_name(local_rank: int, environment: Mapping[str, str]) -> str | None:
-    """What ``CUDA_VISIBLE_DEVICES`` calls the rank's GPU: its number, or the UUID of it or of a MIG slice."""
+    """The rank's GPU in ``CUDA_VISIBLE_DEVICES``: its index, its UUID, or the UUID of a MIG instance."""
     names = environment.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return str(local_rank)
@@ -82,7 +82,7 @@ def _bus_id(name: str | None) -> str | None:
     gpus = [Gpu(*map(str.strip, line.split(","))) for line in lines if line.count(",") == 2]
     if name.startswith("MIG-"):
         name = _gpu_of_slice(name) or name
-    # CUDA takes the beginning of a UUID, too.
+    # CUDA also takes the beginning of a UUID.
     found = [
         gpu for gpu in gpus if name == gpu.index or (name.startswith("GPU-") and gpu.uuid.startswith(name))
     ]
@@ -90,7 +90,7 @@ def _bus_id(name: str | None) -> str | None:
 
 
 def _gpu_of_slice(name: str) -> str | None:
-    """The UUID of the GPU that a MIG slice is part of."""
+    """The UUID of the GPU of a MIG instance."""
     uuid: str | None = None
     for line in _ask("-L"):
         if (found := re.search(r"UUID: ([^)\s]+)", line)) is None:
@@ -103,17 +103,18 @@ def _gpu_of_slice(name: str) -> str | None:
 
 
 def _ask(*arguments: str) -> list[str]:
-    """Lines of nvidia-smi's answer; none where there is no nvidia-smi."""
+    """Output lines of nvidia-smi; none if it fails or does not exist."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=QUERY_TIMEOUT_S
-        ).stdout.splitlines()
+        answer = subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=QUERY_TIMEOUT_S
+        )
+        return answer.splitlines()
     return []
 
 
 def _cpus_near(bus_id: str, system: Path) -> set[int] | None:
-    """None where the system does not say, as on machines of one node (-1)."""
+    """The CPUs of the device's NUMA node; None if unknown, as on machines with one node (-1)."""
     domain, _, rest = bus_id.lower().partition(":")
     device = f"{domain[-4:]}:{rest}"
     with contextlib.suppress(OSError, ValueError):
@@ -124,7 +125,7 @@ def _cpus_near(bus_id: str, system: Path) -> set[int] | None:
 
 
 def _parsed(cpus: str) -> set[int]:
-    """Of ``0-3,8``."""
+    """The set of ``0-3,8``."""
     found: set[int] = set()
     for part in cpus.strip().split(","):
         if part:

@@ -1,4 +1,4 @@
-"""Everything that can be refused before a model is loaded, and what the run is decided to be."""
+"""All checks that need no loaded model, and the plan of the run: models, prompts, folder and manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.engine.scheduler import SchedulerSettings
-from specdist.job.heads import DraftHead, open_draft_head
+from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.tokens import (
@@ -37,7 +37,7 @@ from specdist.models.sizes import model_size
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 
-# What the manifest says of rounds that memory did not suffice for: see specdist.job.restart.
+# Names in the manifest, for restarts with less memory: see specdist.job.restart.
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan:
-    """What every rank must know of the models."""
+    """The models, as every rank must know them."""
 
     target: Checkpoint
     draft: Checkpoint | None
@@ -57,7 +57,7 @@ class ModelPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """What rank 0 alone must know of the data."""
+    """The data, as only rank 0 must know it."""
 
     prompts: Prompts
     shards: ShardPlan
@@ -147,7 +147,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
 
 
 def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
-    """How many rows and tokens may run at a time."""
+    """How many sequences and tokens may run at a time."""
     limits = SchedulerSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -162,8 +162,8 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
 
 
 def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) -> None:
-    """Half the batch for all replicas that start from here on; where one row was alone, the batch as it was
-    at first, without that row."""
+    """Halve the batch of all replicas that start from now on; or, if one sequence ran alone, record its row
+    as too large and go back to the whole batch."""
     info = folder.manifest.info
     num_halvings = info.get(NUM_HALVINGS, 0)
     row = former_lone_row()
@@ -176,7 +176,7 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
     limits = batch_limits(config, models, num_halvings)
     logger.warning(
         "out of memory%s: continuing with at most %d %s and %d tokens at a time",
-        "" if row is None else f", with row {row[0]} alone, which is recorded as an error",
+        "" if row is None else f" while row {row[0]} ran alone, which is recorded as an error",
         limits.num_slots,
         "sequence" if limits.num_slots == 1 else "sequences",
         limits.max_num_batched_tokens,
@@ -194,22 +194,22 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
 
 
 def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, topology: Topology) -> Manifest:
-    """What decides a run's rows, and what is good to know of it."""
+    """The fingerprint, which decides a run's rows, and further information on the run."""
     return Manifest(fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology))
 
 
 def open_joined(
     membership: Membership, manifest: Manifest, config_yaml: str, *, overwrite: bool, is_shared: bool = True
 ) -> RunFolder:
-    """The folder, new or resumed, once this replica is a member. Raises :class:`UserError`, also if another
-    is at work and the folder is not for several."""
+    """Join the folder's replicas, and open it, new or resumed. Raises :class:`UserError`, also if another
+    replica is at work and the folder is not shared."""
     membership.join()
     try:
         with membership.setup():
             if not is_shared and (other := membership.find_another()) is not None:
                 raise UserError(
-                    f"--output {membership.output} is being written by {other}: wait until it has ended, or "
-                    "end it"
+                    f"--output {membership.output} is being written by {other}: wait until that process has "
+                    "ended, or end it"
                 )
             folder = RunFolder.open(
                 membership.output, manifest, config_yaml, overwrite, membership.find_another
@@ -222,8 +222,8 @@ def open_joined(
 
 
 def _check_overwrite(config: GenerateConfig) -> None:
-    """Slurm repeats a command line, for a requeued job or for the tasks of an array: what was deleted once
-    must not be deleted again."""
+    """Slurm repeats a command line for a requeued job and for the tasks of an array: with ``--overwrite`` a
+    later one would delete the results of the first."""
     is_repeated = int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
     is_one_of_many = "SLURM_ARRAY_TASK_ID" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1
     if config.overwrite and (is_repeated or is_one_of_many):
@@ -234,7 +234,7 @@ def _check_overwrite(config: GenerateConfig) -> None:
 
 
 def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
-    """Costs for all replicas and restarts of a run to decide by: those of the first that measured them."""
+    """The costs that all replicas and restarts of a run use: those of the first that measured them."""
     with run.membership.setup():
         frozen = frozen_costs(run.folder)
         if frozen is not None:
@@ -244,7 +244,7 @@ def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
 
 
 def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:
-    """Whatever decides a row's completion, or which file it is in."""
+    """Everything that decides a row's completion, or the file that it is in."""
     draft = models.draft
     return {
         "prompts": prompts.fingerprint,
@@ -270,17 +270,17 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "stop": config.stop,
         "num_samples": config.num_samples,
         "seed": config.seed,
-        # Another code may compute something else from the same weights.
+        # Other code may compute something else from the same weights.
         **({"trust_remote_code": True} if config.trust_remote_code else {}),
-        # Runs of before the option have not said so.
+        # Left out where it is off: older runs do not have the option.
         **({"split_special_tokens": True} if config.split_special_tokens else {}),
-        # Rows of an earlier run would have none.
+        # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }
 
 
 def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, Any]:
-    """Of the policies that read a head; a copy of it elsewhere is the same one."""
+    """For policies that read a head, identified by its weights, not by its folder."""
     if models.head is None:
         return {}
     found = {"head": models.head.info.weights_sha256}
@@ -314,7 +314,7 @@ def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
 
 def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict[str, Any]:
     return {
-        # Until what is loaded has been checked.
+        # Until the loaded target has been checked.
         "exact": False,
         "flops_per_token": _flops_per_token(models),
         "reproducibility": _reproducibility(config),

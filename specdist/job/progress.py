@@ -1,4 +1,4 @@
-"""How far the run is: a bar on a terminal, a line a minute in a log file."""
+"""The progress of the run: a bar on a terminal, a line a minute in a log file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Completions of the whole run that are done, and of those that this replica has finished now: how many,
-    those with an error, their tokens and their speculation."""
+    """``num_done`` counts the finished completions of the whole run; the others count those that this replica
+    has finished since it started."""
 
     num_done: int = 0
     num_new: int = 0
@@ -30,6 +30,7 @@ class Counts:
     num_accepted: int = 0
 
     def with_row(self, result: RowResult) -> Counts:
+        """With one more completion."""
         return Counts(
             num_done=self.num_done + 1,
             num_new=self.num_new + 1,
@@ -42,7 +43,7 @@ class Counts:
 
 
 class Progress:
-    """Counts completions. Those of an earlier run fill the bar but count for no rate."""
+    """Counts completions. Those of an earlier run fill the bar but are not part of rates."""
 
     def __init__(self, num_total: int, num_done: int) -> None:
         self._bar = tqdm(
@@ -58,12 +59,12 @@ class Progress:
         self._start = self._line_at = time.monotonic()
 
     def skip(self, num_rows: int) -> None:
-        """Rows that an earlier run, or another replica, has finished."""
+        """Count completions that an earlier run or another replica has finished."""
         self.counts = replace(self.counts, num_done=self.counts.num_done + num_rows)
         self._bar.update(num_rows)
 
     def add(self, result: RowResult) -> None:
-        """A row that has just been finished."""
+        """Count a completion that this replica has finished."""
         self.counts = self.counts.with_row(result)
         self._bar.set_postfix_str(self._rates(), refresh=False)
         self._bar.update(1)
@@ -72,13 +73,8 @@ class Progress:
             self._line_at = now
             num_done = self.counts.num_done
             left_s = (self._num_total - num_done) * (now - self._start) / self.counts.num_new
-            logger.info(
-                "%d of %d rows, %s, about %.0f min left",
-                num_done,
-                self._num_total,
-                self._rates(),
-                left_s / 60,
-            )
+            line = "%d of %d rows, %s, about %.0f min left"
+            logger.info(line, num_done, self._num_total, self._rates(), left_s / 60)
 
     def close(self) -> None:
         self._bar.close()

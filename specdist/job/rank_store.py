@@ -1,7 +1,6 @@
-"""What the ranks of a replica tell each other through the launcher's key-value store.
+"""States and failures that the ranks of a replica exchange through the launcher's key-value store.
 
-Each rank says how it fares, and whoever sees a failure first says which. That store may go before the ranks
-do: with the launcher, or with rank 0 where the launcher has none.
+The store may end before the ranks: with the launcher, or with rank 0 where the launcher has no store.
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a replica ends. ``usage``: an error for the user to read; ``memory``: with a smaller batch it would
-    go on; ``missing``: the rank has never come; ``silent``: its process is there, and does nothing;
-    ``stalled``: no rank gets on, and ``rank`` is the one that has noticed."""
+    """Why a replica ends.
+
+    ``usage``: an error of the user; ``memory``: memory ran out, and a smaller batch may help; ``missing``:
+    the rank never arrived; ``gone``: its process has ended; ``silent``: its process exists but its watchdog
+    does not run; ``stalled``: no rank makes progress, and ``rank`` is the one that noticed.
+    """
 
     kind: Literal["error", "usage", "memory", "missing", "gone", "silent", "stalled"]
     rank: int
@@ -40,7 +42,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank tells the others of itself. ``idle_s``: seconds since its last step."""
+    """A rank's state, for the other ranks. ``idle_s``: seconds since its last step."""
 
     process: Process
     num_beats: int
@@ -56,7 +58,7 @@ class RankState:
 
 
 class RankStore:
-    """The store as the watchdogs use it. It may not answer, which is never an error here."""
+    """The store as the watchdogs use it. It is not an error if the store does not answer."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -67,24 +69,24 @@ class RankStore:
         self._ask(lambda store: store.set(_state_key(rank), text))
 
     def read_state(self, rank: int) -> tuple[bool, RankState | None]:
-        """Whether the store answers, and what the rank has told last; None if it has told nothing yet."""
-        told = self._ask(lambda store: _value(store, _state_key(rank)))
-        return told is not None, RankState.from_json(told) if told else None
+        """Whether the store answers, and the rank's latest state; None if it has not written one yet."""
+        text = self._ask(lambda store: _value(store, _state_key(rank)))
+        return text is not None, RankState.from_json(text) if text else None
 
     def failure(self) -> Failure | None:
-        """The one that counts, if any was reported."""
-        told = self._ask(lambda store: _value(store, FAILURE_KEY))
-        return Failure(**json.loads(told)) if told else None
+        """The first failure that was reported, if any."""
+        text = self._ask(lambda store: _value(store, FAILURE_KEY))
+        return Failure(**json.loads(text)) if text else None
 
     def report(self, failure: Failure) -> Failure:
-        """The first failure counts; the one that does is the answer."""
+        """Report a failure; returns the first one that was reported, which counts."""
         text = json.dumps(dataclasses.asdict(failure))
-        told = self._ask(lambda store: store.compare_set(FAILURE_KEY, "", text))
-        return Failure(**json.loads(told)) if told else failure
+        first = self._ask(lambda store: store.compare_set(FAILURE_KEY, "", text))
+        return Failure(**json.loads(first)) if first else failure
 
     def _ask(self, use: Callable[[dist.Store], Answer]) -> Answer | None:
-        """None if the store does not answer. One that has gone with its process is not asked again: torch
-        prints a page for every try."""
+        """None if the store does not answer. After a broken connection it is not asked again: torch prints a
+        page for every attempt."""
         if self._is_gone:
             return None
         try:
@@ -92,7 +94,7 @@ class RankStore:
         except dist.DistNetworkError:
             self._is_gone = True
         except RuntimeError:
-            pass  # it is late
+            pass  # a timeout
         return None
 
 
@@ -101,5 +103,5 @@ def _state_key(rank: int) -> str:
 
 
 def _value(store: dist.Store, key: str) -> bytes:
-    """Empty for a key that nobody has set; :meth:`get` alone would wait for it."""
+    """Empty for a key that is not set, for which :meth:`get` alone would wait."""
     return store.get(key) if store.check([key]) else b""

@@ -1,8 +1,8 @@
-"""From completions to finished shards: part logs as rows finish, one Arrow file when all of a shard have.
+"""From completions to finished shards: a part log while rows finish, an Arrow file when a shard is complete.
 
-Shards are claimed one after the other, each when the requests of the last one have been handed out: rows of
-two shards may run side by side. One that another replica has taken over is dropped; its rows that still run
-are not written down.
+Shards are claimed one after the other, each when the engine has taken all requests of the one before, so rows
+of two shards may run at a time. A shard that another replica has taken over is dropped; completions of its
+rows that are still running are not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specdist.engine.sequence import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress
-from specdist.job.scalars import NoScalars
+from specdist.job.scalars import Scalars
 from specdist.job.tokens import PromptEncoder
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
@@ -40,7 +40,7 @@ class _OpenShard:
 
 
 class Recorder:
-    """Feeds the engine with requests and writes down what comes back; resumes what an earlier run left."""
+    """Gives the engine its requests and records their completions; resumes unfinished shards."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Recorder:
         *,
         num_samples: int,
         progress: Progress,
-        scalars: NoScalars,
+        scalars: Scalars | None = None,
         is_traced: bool = False,
         is_exact: bool = True,
     ) -> None:
@@ -76,16 +76,16 @@ class Recorder:
 
     @property
     def is_run_complete(self) -> bool:
-        """Whether every shard was seen complete, whoever has done it."""
+        """Whether every shard is complete, here or in another replica."""
         return self._queue.is_done
 
     def claim(self) -> bool:
-        """Claim the next shard, unless one is claimed already; False if there is none to be had now."""
+        """Claim the next shard, unless one is claimed already; False if none is available now."""
         self._next = self._next or self._queue.take()
         return self._next is not None
 
     def requests(self) -> Iterator[Request]:
-        """One request for every completion that nobody has finished, of shard after shard."""
+        """A request for every unfinished completion, shard after shard."""
         while self.claim():
             assert self._next is not None
             claimed, self._next = self._next, None
@@ -107,23 +107,23 @@ class Recorder:
                 yield from self._row_requests(shard, row_id, samples)
             if self._open.get(shard) is not mine:
                 return
-        # Every row may have been finished before, or refused.
+        # All rows may be finished already, or have errors.
         self._finish_if_complete(shard)
 
     def record(self, completion: Completion) -> None:
-        """Write down a finished completion; it survives the end of this process from here on."""
+        """Record a finished completion; from now on it survives the end of this process."""
         request = completion.request
-        # A row of a shard that was dropped, or of one that was claimed again and has not come to it yet.
+        # Its shard may have been dropped, and even claimed again without a request for this row so far.
         if request.shard not in self._open or request.row_id not in self._texts:
             return
         self._record(request.shard, _result(completion, self._texts[request.row_id]))
         self._finish_if_complete(request.shard)
 
     def close(self) -> None:
-        """Give back every shard that is not finished; what was written down of it stays."""
+        """Release all unfinished shards; their recorded rows are kept."""
         try:
             for shard, open_shard in self._open.items():
-                with open_shard.log as log, _telling_of_a_full_disk(shard):
+                with open_shard.log as log, _tolerating_a_full_disk(shard):
                     log.snapshot(self._stats_recorder.shard(shard).to_json())
                     log.sync()
         finally:
@@ -137,8 +137,7 @@ class Recorder:
     def _row_requests(self, shard: int, row_id: int, samples: list[int]) -> Iterator[Request]:
         text: str | None = None
         try:
-            prompt = self._plan.prompts.prompt(row_id)
-            rendered = self._encoder.rendered(prompt)
+            rendered = self._encoder.rendered(self._plan.prompts.prompt(row_id))
             text = rendered.text
             prompt_ids = self._encoder.token_ids(rendered)
         except RowError as error:
@@ -168,9 +167,9 @@ class Recorder:
         self._plan.membership.heartbeat.count(result.num_completion_tokens)
 
     def _drop(self, open_shard: _OpenShard) -> None:
-        """Somebody else does this shard: this replica was silent for too long."""
+        """Leave a shard to the replica that took it over because this one was silent for too long."""
         shard = open_shard.claimed.shard
-        logger.warning("shard %d has been taken over by another replica; no longer generated here", shard)
+        logger.warning("shard %d was taken over by another replica: it is no longer generated here", shard)
         del self._open[shard]
         open_shard.log.close()
         self._stats_recorder.close_shard(shard)
@@ -186,11 +185,7 @@ class Recorder:
         del self._open[shard]
         results = list(open_shard.log.results.values())
         table = shard_table(
-            inputs,
-            results,
-            first_row=first,
-            num_samples=self._num_samples,
-            is_exact=self._is_exact,
+            inputs, results, first_row=first, num_samples=self._num_samples, is_exact=self._is_exact
         )
         counted = self._stats_recorder.close_shard(shard)
         _extend_to_now(counted)
@@ -208,7 +203,8 @@ class Recorder:
             shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
         ):
             self._queue.finished(claimed)
-            self._scalars.shard_finished(self._progress.counts, shard, stats)
+            if self._scalars is not None:
+                self._scalars.shard_finished(self._progress.counts, shard, stats)
         else:
             logger.warning("shard %d was already completed by another replica; result discarded", shard)
             self._queue.lost(claimed)
@@ -220,8 +216,9 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def _telling_of_a_full_disk(shard: int) -> Iterator[None]:
-    """At the end, perhaps for that very reason: statistics are all that is lost, and the claims must go."""
+def _tolerating_a_full_disk(shard: int) -> Iterator[None]:
+    """Log an error on writing at the end, of which a full disk may be the reason: the claims must be released
+    all the same, and only statistics are lost."""
     try:
         yield
     except UserError as error:
@@ -229,14 +226,14 @@ def _telling_of_a_full_disk(shard: int) -> Iterator[None]:
 
 
 def _extend_to_now(stats: Stats) -> None:
-    """Work on the shard begins, or ends."""
+    """Extend the span of work on a shard; called when the work begins and when it ends."""
     now_ns = time.time_ns()
     stats.work_span.extend(now_ns, now_ns)
 
 
 def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
-    """A shard's statistics for its file. What rows say themselves is counted from them: a crash between a row
-    and the statistics' next snapshot loses time that was spent, but no row."""
+    """A shard's statistics for its file. Counts of rows and tokens are taken from the rows themselves, since
+    a crash may lose the statistics after the last snapshot, but no row."""
     errors = [result for result in results if result.finish_reason == "error"]
     stats.num_rows = len({result.row_id for result in results})
     stats.num_error_rows = len({result.row_id for result in errors})

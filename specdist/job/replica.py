@@ -1,9 +1,10 @@
-"""Models onto ranks: what this rank loads, how many pages all of them can hold, and the loop that it runs."""
+"""A rank's part of a replica: the models that it loads, its share of the cache, and its loop."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -25,10 +26,10 @@ from specdist.engine.stopping import StopRules
 from specdist.engine.target import LocalTarget, Target
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
-from specdist.job.allocation import RowLimits, refusal, room_for_cache
+from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import BRANCH_COUNTS, draft_curve, plan_ahead, target_curve
+from specdist.job.logs import quiet_libraries
 from specdist.job.preflight import ModelPlan, batch_limits
-from specdist.job.quiet import quiet_libraries
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, broadcast_from_rank0, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -62,14 +63,14 @@ class Replica:
     ) -> None:
         """
         Args:
-            frozen_costs: those of the run that is resumed, the same on every rank.
-            agree: on rank 0, from what was measured to the costs that the replica is to decide by; None takes
-                those measured.
-            num_context_tokens: how much of a row stands before a pass in the middle of it, on which the times
-                of passes depend; the same on every rank.
-            num_halvings: of the batch, since memory did not suffice before.
-            num_spare_branches: rows of one token after the draft's slots, for what is not a round's work.
-            activity: is told of every phase of the loading, and of its steps.
+            frozen_costs: costs of passes of a resumed run; the same on every rank.
+            agree: called on rank 0 with the measured costs; returns those that the replica uses. None uses
+                the measured ones.
+            num_context_tokens: tokens before a measured pass, on which its time depends; the same on every
+                rank.
+            num_halvings: how often the batch was halved because memory ran out.
+            num_spare_branches: branches of one token in the draft's cache, for use outside of rounds.
+            activity: gets the phases of the loading, and its steps.
         """
         self._activity = activity or Activity()
         self._models = models
@@ -80,7 +81,7 @@ class Replica:
         self._num_halvings = num_halvings
         self._group: dist.ProcessGroup | None = None
         self._set_sampling(config)
-        # Smaller ones, once memory did not suffice. Slots and their memory stay as they are.
+        # Smaller limits after memory ran out in a round. The slots and their memory stay as they are.
         self._limits: SchedulerSettings | None = None
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
@@ -101,9 +102,9 @@ class Replica:
         self._set_policy()
 
     def resample(self, config: GenerateConfig) -> None:
-        """From here on generate by these options, on the models and caches that there are.
+        """Generate with these options from now on, with the loaded models and their caches.
 
-        Only the sampling settings, the seed and the length of completions may differ from before.
+        Only the sampling settings, the seed and the length of completions may differ.
         """
         settings = self.settings
         self._set_sampling(config)
@@ -129,7 +130,7 @@ class Replica:
             assert self.costs is not None
             self.ahead = plan_ahead(
                 self.costs,
-                # Whatever the memory allows: block lengths follow from it.
+                # Not the halved batch: block lengths depend on it, and must not depend on the memory.
                 num_rows=batch_limits(config, self._models).num_slots,
                 max_draft_tokens=self._scheduling.max_draft_tokens,
                 num_branches=config.num_branches,
@@ -138,29 +139,29 @@ class Replica:
 
     @property
     def num_slots(self) -> int:
-        """Most rows in flight."""
+        """Most sequences that run at a time."""
         return self._scheduling.num_slots
 
     @property
     def runners(self) -> tuple[ModelRunner, ModelRunner]:
-        """Target and draft of the colocated placement, for what needs no engine."""
+        """Target and draft of the colocated placement, for use without an engine."""
         assert self._target is not None
         return self._target, self.draft_runner
 
     @property
     def draft_runner(self) -> ModelRunner:
-        """On the rank that holds the draft."""
+        """The draft, on the rank that holds it."""
         assert self._draft is not None
         return self._draft
 
     @property
     def loading_check(self) -> LoadingCheck:
-        """On rank 0: what a comparison of the loaded target with its files has found."""
+        """On rank 0: the result of comparing the loaded target with its files."""
         assert self._loading_check is not None
         return self._loading_check
 
     def serve(self) -> None:
-        """The loop of every rank but rank 0."""
+        """The loop of all ranks except rank 0."""
         if self._topology.holds_target:
             assert self._target is not None and self._group is not None
             target_worker_loop(
@@ -185,15 +186,12 @@ class Replica:
             proposer=self._proposer(),
             stats_recorder=stats_recorder,
             limits=self._limits,
-            on_resize=self._limit,
+            on_resize=partial(setattr, self, "_limits"),
             on_lone_row=remember_lone_row,
         )
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
-        """What this rank's models are put together by.
-
-        ``stop_rules``: by default the target's stop tokens.
-        """
+        """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
         return Assembly(
             settings=self.settings,
             vocab_size=self._models.vocab_size,
@@ -205,11 +203,8 @@ class Replica:
             trusts_draft=not self._config.is_exact,
         )
 
-    def _limit(self, limits: SchedulerSettings) -> None:
-        self._limits = limits
-
     def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
-        """An engine in which the draft writes alone, on the rank that holds it; no other takes part."""
+        """An engine that generates with the draft alone, on the rank that holds it."""
         scheduling = dataclasses.replace(
             self._scheduling, max_num_seqs=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0
         )
@@ -224,7 +219,7 @@ class Replica:
         )
 
     def _together(self, step: Callable[[], None]) -> None:
-        """What one rank alone cannot do is the error of all: none waits for it, and rank 0 shows it."""
+        """Run a step on every rank; raise the first :class:`UserError` of any rank on all of them."""
         message: str | None = None
         try:
             step()
@@ -254,17 +249,11 @@ class Replica:
         if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
             self._activity.begin("loading the draft")
             model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
-            head = self._models.head
-            self._draft = ModelRunner(
-                model,
-                topology.device,
-                head=head.network if head else None,
-                on_pass=self._activity.step,
-            )
+            head = self._models.head.network if self._models.head else None
+            self._draft = ModelRunner(model, topology.device, head=head, on_pass=self._activity.step)
 
     def _check_loading(self) -> None:
-        """Compare the target with its files. The draft needs no check: whatever it proposes, the target
-        verifies."""
+        """Compare the target with its files. The draft needs no check: the target verifies its tokens."""
         if self._target is None:
             return
         self._activity.begin("checking the loaded models")
@@ -294,11 +283,10 @@ class Replica:
         return checkpoint.torch_dtype(self._config.dtype)
 
     def _agree_on_pages(self) -> int:
-        """As many as the rank with the least memory has room for: one page table serves all ranks."""
+        """The number of pages that fit into the memory of every rank: all follow one page table."""
         num_branch_rows, max_branch_tokens = self._room_for_branches()
-        limits = RowLimits(
+        limits = BatchLimits(
             scheduling=self._scheduling,
-            max_seq_len=self._models.max_seq_len,
             num_branch_rows=num_branch_rows,
             max_branch_tokens=max_branch_tokens,
             works_ahead=self._config.drafts_ahead,
@@ -310,13 +298,13 @@ class Replica:
         if dist.is_initialized():
             dist.all_gather_object(rooms, room)
         room = min(rooms, key=lambda found: found.num_pages)
-        if room.num_pages < limits.pages_per_row:
+        if room.num_pages < limits.pages_per_seq:
             raise UserError(refusal(self._config, limits, room))
         return room.num_pages
 
     def _room_for_branches(self) -> tuple[int, int]:
-        """Rows after the slots in this rank's memory, and the most tokens of each: of a draft that works
-        ahead, whose costs are yet to be measured, or what was asked for."""
+        """Number of branches in this rank's cache, and the most tokens of each. For a draft that works ahead
+        it is the most that the costs, which are not measured yet, may ask for."""
         if self._draft is None:
             return 0, 0
         if not self._config.drafts_ahead:
@@ -326,10 +314,10 @@ class Replica:
         return self.num_slots * most, self._scheduling.max_draft_tokens + 1
 
     def _measure_costs(self) -> CostModel:
-        """Each side times itself, the target first, whose ranks run together, and rank 0's times count.
+        """Measured by target and draft, one after the other; of the target's ranks, rank 0's times count.
 
-        At the same time they would slow each other down where they share a memory, more than they do in a
-        run: the smallest passes are the ones that wait for it.
+        Measured at the same time they would slow each other down where they share a memory, more than in a
+        run.
         """
         self._activity.begin("measuring pass times")
         settings, vocab_size = self.settings, self._models.vocab_size
@@ -372,7 +360,7 @@ class Replica:
         return broadcast_from_rank0(self._topology, costs)
 
     def rank0_target(self) -> Target:
-        """On rank 0, for passes that the other target ranks follow in :meth:`serve`."""
+        """The target on rank 0; the other target ranks follow its passes in :meth:`serve`."""
         assert self._target is not None
         settings, vocab_size = self.settings, self._models.vocab_size
         if self._group is None:

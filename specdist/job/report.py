@@ -1,4 +1,4 @@
-"""What a run's finished shards add up to, and theory beside practice in lines for people."""
+"""The totals of a run's finished shards, and a comparison of theory and practice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPERATIONS = {
     "target_flops_per_token": ("operations of the target", "{:.3g}"),
     "flops_per_token": ("operations of all models", "{:.3g}"),
 }
-# Of a traced verifier's tokens, and about how many bytes of traces are read: more would change no figure.
+# Columns of a trace with a verifier; about as many bytes of traces are read: more would change no figure.
 VERIFIER_COLUMNS = ("acceptance_probability", "head_probability")
 MAX_TRACE_BYTES = 160_000_000
 VERIFIER = {
@@ -45,7 +45,7 @@ DRIFT = {
     "draft_step_s": ("seconds of a draft step", "{:.5f}"),
     "rounds_s": ("seconds of all rounds", "{:.2f}"),
 }
-# Above this share of completions that were cut, a run and its evaluation warn.
+# A run and its evaluation warn if more than this share of the completions was cut.
 CUT_SHARE = 0.1
 REGRESSIONS = {
     "measured": "timed",
@@ -56,7 +56,7 @@ REGRESSIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """What a run's finished shards add up to, beside what was predicted of them."""
+    """The totals of a run's finished shards, with predictions for them."""
 
     total: Stats
     predictions: Predictions
@@ -65,7 +65,7 @@ class RunFigures:
 
 
 def run_figures(folder: RunFolder, total: Stats) -> RunFigures:
-    """Beside the run's total. Raises :class:`UserError` for a manifest that is damaged."""
+    """All predictions for a run's total. Raises :class:`UserError` for a damaged manifest."""
     return RunFigures(
         total=total,
         predictions=run_predictions(folder, total),
@@ -83,13 +83,13 @@ def total_stats(folder: RunFolder) -> Stats:
 
 
 def is_often_cut(num_cut: int, num_completions: int) -> bool:
-    """Whether so many completions ended at a length limit that somebody should hear of it."""
+    """Whether so many completions ended at a length limit that a warning is due."""
     return num_cut > CUT_SHARE * num_completions
 
 
 def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) -> str:
-    """A sentence on completions that a length limit has cut. ``settings`` are the manifest's fingerprint, or
-    nothing where there is no manifest."""
+    """A sentence on completions that a length limit has cut. ``settings``: the manifest's fingerprint, or
+    empty."""
     limits = [f"--{name} {settings.get(name, '')}".rstrip() for name in ("max_new_tokens", "max_seq_len")]
     share = num_cut / max(1, num_completions)
     line = (
@@ -97,12 +97,12 @@ def cut_line(num_cut: int, num_completions: int, settings: Mapping[str, Any]) ->
         "(finish_reason length)"
     )
     if is_often_cut(num_cut, num_completions):
-        line += ": raise --max_new_tokens if they should come to their end"
+        line += ": raise --max_new_tokens for complete ones"
     return line
 
 
 def frozen_costs(folder: RunFolder) -> CostModel | None:
-    """Those of the manifest, if it has some. Raises :class:`UserError` for damaged ones."""
+    """The manifest's costs of passes, if it has any. Raises :class:`UserError` for damaged ones."""
     costs = folder.manifest.info.get("costs")
     try:
         return CostModel.from_json(costs) if costs is not None else None
@@ -113,7 +113,7 @@ def frozen_costs(folder: RunFolder) -> CostModel | None:
 def totals_document(
     folder: RunFolder, figures: RunFigures, *, num_devices: int, is_complete: bool
 ) -> dict[str, Any]:
-    """What a run prints in its last line: its total's figures, beside what was predicted of them."""
+    """The document in the last line that a run prints: its totals, and the predictions for them."""
     return {
         "output": str(folder.path),
         "exact": folder.manifest.info["exact"],
@@ -130,12 +130,12 @@ def _to_json(figures: Mapping[str, Comparison]) -> dict[str, Any]:
 
 
 def run_predictions(folder: RunFolder, total: Stats) -> Predictions:
-    """Beside the run's total, with the costs that the manifest has frozen."""
+    """Predictions for a run's total, by the costs that the manifest has frozen."""
     return predictions_of(total, frozen_costs(folder))
 
 
 def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
-    """Beside the run's total; nothing where its manifest is older and does not know the models' sizes."""
+    """Operations per token, predicted and measured; empty if the manifest lacks the models' sizes."""
     info = folder.manifest.info
     flops = info.get("flops_per_token")
     try:
@@ -146,7 +146,7 @@ def run_operations(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
 
 
 def run_verifier(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
-    """What a traced run's verifier makes of the run; nothing of runs without a verifier or a trace."""
+    """SPRINTER's figures for a traced run's verifier; empty for runs without a verifier or a trace."""
     settings, head = folder.manifest.fingerprint, folder.manifest.info.get("head")
     if settings.get("policy") != "sprinter" or not isinstance(head, Mapping) or not total.num_drafts:
         return {}
@@ -161,19 +161,14 @@ def run_verifier(folder: RunFolder, total: Stats) -> Mapping[str, Comparison]:
     )
     if rates is None:
         return {}
-    return verifier_figures(
-        rates,
-        total,
-        max_draft_tokens=settings["max_draft_tokens"],
-        is_exact=folder.manifest.info["exact"],
-    )
+    is_exact = folder.manifest.info["exact"]
+    return verifier_figures(rates, total, max_draft_tokens=settings["max_draft_tokens"], is_exact=is_exact)
 
 
 def check_results(folder: RunFolder) -> None:
-    """Raises :class:`UserError` if the totals could not be told in the end, for something that is damaged."""
-    total = total_stats(folder)
-    run_predictions(folder, total)
-    run_operations(folder, total)
+    """Raises :class:`UserError` for damage that would keep the run from reporting its totals at its end."""
+    frozen_costs(folder)
+    run_operations(folder, total_stats(folder))
 
 
 def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
@@ -184,7 +179,7 @@ def _damaged(folder: RunFolder, name: str, error: Exception) -> UserError:
 
 
 def comparison_lines(figures: RunFigures) -> list[str]:
-    """A table of what was predicted and measured; nothing where nothing was drafted."""
+    """Tables of what was predicted and measured; empty if nothing was drafted."""
     predictions, costs = figures.predictions, figures.total.costs()
     operations, verifier = figures.operations, figures.verifier
     lines = []
@@ -196,7 +191,7 @@ def comparison_lines(figures: RunFigures) -> list[str]:
     if predictions.drift:
         lines += _table("frozen costs beside this run", predictions.drift, DRIFT)
         share = _shown(predictions.target_share_in_curve, "{:.0%}")
-        lines.append(f"  target passes of measured sizes, {share} of the time of all")
+        lines.append(f"  (target passes of measured sizes only: {share} of the time of all)")
     if operations:
         lines += _table("work per token, as SPRINTER counts it", operations, OPERATIONS)
     if verifier:
@@ -217,7 +212,7 @@ def _table(title: str, figures: Mapping[str, Comparison], labels: Mapping[str, t
 
 def _regression(label: str, fit: Mapping[str, float] | None) -> str:
     if fit is None:
-        return f"{f'time per pass, {label}':<36} too few, or too much alike, to tell"
+        return f"{f'time per pass, {label}':<36} unknown: too few passes, or too similar ones"
     return (
         f"{f'time per pass, {label}':<36} draft {fit['t_draft_s']:.5f} s, target {fit['t_target_s']:.5f} s, "
         f"R2 {fit['r_squared']:.3f}"

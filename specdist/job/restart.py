@@ -1,9 +1,8 @@
-"""A replica that starts over in its own processes: for what only a smaller batch can help.
+"""A replica that starts over with a smaller batch, in the same processes, after a rank ran out of memory.
 
-Where the target is sharded, a rank that runs out of memory in the middle of a pass has left the others
-waiting in a sum that will never come. Every rank then replaces its program by the same one, which gives all
-memory back; the launcher sees the same processes. How much smaller the batch is to be is in the run's
-manifest.
+Where the target is sharded, a rank that runs out of memory within a pass leaves the others waiting in an
+all-reduce that never ends. So every rank replaces its program by the same one (``exec``), which releases all
+memory; the launcher sees the same processes. The size of the batch is in the run's manifest.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-# How often this replica has started over, under which name, and which row and sample was alone in the
-# smallest batch.
+# How often this replica has started over, its name, and the row and sample that ran alone in the smallest
+# batch.
 NUM_RESTARTS = "SPECDIST_NUM_RESTARTS"
 REPLICA = "SPECDIST_REPLICA"
 LONE_ROW = "SPECDIST_LONE_ROW"
@@ -25,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def num_restarts() -> int:
-    """Of this replica, for lack of memory each."""
+    """How often this replica has started over."""
     return int(os.environ.get(NUM_RESTARTS, "0"))
 
 
@@ -35,12 +34,12 @@ def former_replica() -> str | None:
 
 
 def remember_replica(name: str) -> None:
-    """What it will be called if it starts over."""
+    """Keep the replica's name in case it starts over."""
     os.environ[REPLICA] = name
 
 
 def remember_lone_row(row: tuple[int, int] | None) -> None:
-    """A row and its sample that run alone, and cannot be given less; None where a batch can be smaller."""
+    """Keep the row and sample that run alone, in the smallest batch; None if the batch can be smaller."""
     if row is None:
         os.environ.pop(LONE_ROW, None)
     else:
@@ -48,20 +47,20 @@ def remember_lone_row(row: tuple[int, int] | None) -> None:
 
 
 def former_lone_row() -> tuple[int, int] | None:
-    """What was remembered when this replica started over."""
+    """The row and sample that ran alone when this replica started over."""
     words = os.environ.get(LONE_ROW, "").split()
     return (int(words[0]), int(words[1])) if num_restarts() and words else None
 
 
 def start_over() -> None:
-    """Replace this program by itself, from any thread. Returns only if that cannot be done (OSError)."""
+    """Replace this program by itself, from any thread. Raises OSError if that is not possible."""
     os.environ[NUM_RESTARTS] = str(num_restarts() + 1)
     logger.warning("starting over with half the batch")
     for handler in logging.getLogger().handlers:
         handler.flush()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Libraries' connections would stay open, and the other ranks wait for them to close.
+    # Otherwise connections of libraries would stay open, and the other ranks wait until these are closed.
     for path in list(Path("/proc/self/fd").iterdir()):
         if int(path.name) >= FIRST_OWN_DESCRIPTOR:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Scalars for TensorBoard, which ``--tensorboard`` asks for: once a minute, and with every shard.
+"""Scalars for TensorBoard (``--tensorboard``), written once a minute and after every shard.
 
-Each replica writes into ``tensorboard/REPLICA`` of the run's folder. A restart is another replica; since
-steps count the run's rows, its curves go on where the last one's end.
+Each replica writes into ``tensorboard/REPLICA`` of the run folder. A restart is another replica; since steps
+count the run's rows, its curves continue those of the last one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,8 @@ TENSORBOARD_FOLDER = "tensorboard"
 INTERVAL_S = 60.0
 
 
-class NoScalars:
-    """Nobody has asked for any."""
-
-    def tick(self, counts: Counts, load: EngineLoad) -> None:
-        pass
-
-    def shard_finished(self, counts: Counts, shard: int, stats: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Scalars(NoScalars):
-    """Those of one replica."""
+class Scalars:
+    """The scalars of one replica."""
 
     def __init__(self, output: Path, replica: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         from tensorboardX import SummaryWriter
@@ -45,13 +32,13 @@ class Scalars(NoScalars):
         self._load = EngineLoad()
 
     def tick(self, counts: Counts, load: EngineLoad) -> None:
-        """What is known now; written if a minute has gone by."""
+        """Take the latest counts; write them if a minute has passed."""
         self._now, self._load = counts, load
         if self._clock() - self._written_at >= INTERVAL_S:
             self._write()
 
     def shard_finished(self, counts: Counts, shard: int, stats: Mapping[str, Any]) -> None:
-        """The statistics of a shard, of which several may be finished out of order."""
+        """Write the statistics of a shard; shards may finish out of order."""
         self._writer.add_scalar("shard/number", shard, counts.num_done)
         figures = Stats.from_json(stats).summary()
         for name in ("tokens_per_s", "draft_acceptance_rate", "mean_acceptance_length", "num_error_rows"):
@@ -60,13 +47,13 @@ class Scalars(NoScalars):
         self._writer.flush()
 
     def close(self) -> None:
-        """With the rest of the last minute."""
+        """Write the last minute's remaining counts and close the file."""
         if self._now.num_new > self._written.num_new:
             self._write()
         self._writer.close()
 
     def _write(self) -> None:
-        """Rates are those since the last time, over the rows of the run that are done."""
+        """Rates are over the time since the last write; the step is the run's number of finished rows."""
         now, before, seconds = self._now, self._written, self._clock() - self._written_at
         figures: dict[str, float] = {
             "rows_done": now.num_done,

@@ -1,7 +1,11 @@
-"""Being asked to stop: the first signal asks, and a second SIGINT does not ask.
+"""Requests to stop: signals, and the end of the launcher.
 
-The kernel's notice goes through a pipe to a thread, so that it arrives although the main thread is deep in a
-library that waits for another rank.
+A signal reaches a thread through a pipe, since the main thread may be waiting inside a library.
+
+A rank whose launcher has ended receives no more signals, and a relaunch would load a second copy of the
+models beside it. So the thread polls the id of its parent process. The kernel's signal on a parent's death
+(PR_SET_PDEATHSIG) is not used: it is sent when the parent's *thread* ends, and cannot be told from a signal
+of a user.
 """
 
 from __future__ import annotations
@@ -18,37 +22,37 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from specdist.job.launcher import is_gone
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # The exit code of a job that was stopped on request and has not finished (EX_TEMPFAIL: try again).
 EXIT_STOPPED = 75
-# A launcher kills what has not ended 30 s after it has passed a signal on.
+# A launcher kills processes that have not ended 30 s after it forwarded a signal.
 GRACE_S = 25.0
-# One whose launcher has gone may be relaunched at any time, and would share its GPU with its successor.
+# A rank without a launcher may be relaunched at any time, and would share its GPU with its successor.
 ORPHAN_GRACE_S = 5.0
 LAUNCHER_POLL_S = 0.5
-# Slurm and the launcher may both pass on one and the same signal.
+# Slurm and the launcher may both forward the same signal.
 ECHO_S = 1.0
+# Set by torchrun, and by accelerate for several processes; by accelerate for one.
+LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 
 logger = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """Whether the job has been asked to stop. To be made in the main thread, once per process.
+    """Whether the job has been asked to stop. Create it in the main thread, once per process.
 
-    Until :meth:`defer_signals` there is nothing to lose, and the first signal ends the process at once. From
-    then on it only sets :attr:`is_made`; a second SIGINT, a second later or more, ends the process, and so
-    does the time limit if the process has not ended by itself. What was written down stays.
+    Before :meth:`defer_signals` there is nothing to save, and the first signal ends the process at once.
+    After it a signal only sets :attr:`is_made`; a second SIGINT, at least a second later, ends the process,
+    and so does a time limit if the process has not ended by itself. Recorded rows are kept in every case.
 
-    The end of the process that has launched this one is a request to stop, too.
+    The end of the launcher is also a request to stop.
     """
 
     def __init__(self, on_look: Callable[[], None] | None = None, launcher: int | None = None) -> None:
         """
         Args:
-            on_look: called whenever :attr:`is_made` is asked for; loops look before every round.
-            launcher: its process id; see :mod:`specdist.job.launcher`.
+            on_look: called on every read of :attr:`is_made`; loops read it before every round.
+            launcher: its process id, see :func:`find_launcher`.
         """
         self._on_look = on_look
         self._launcher = launcher
@@ -69,15 +73,15 @@ class StopRequest:
 
     @property
     def defers_signals(self) -> bool:
-        """There are rows to save: rounds have begun."""
+        """Whether rounds have begun, so that there are rows to save."""
         return self._defers_signals
 
     def defer_signals(self) -> None:
-        """From here on there are rows to save."""
+        """From now on there are rows to save."""
         self._defers_signals = True
 
     def close(self) -> None:
-        """Put everything back as it was before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_fd)
@@ -91,14 +95,15 @@ class StopRequest:
         while True:
             if ends_at is not None and time.monotonic() >= ends_at:
                 logger.warning(
-                    "not ended within the time that it was given: ending now; finished rows are kept, "
-                    "and the same command goes on"
+                    "not ended in time: ending now; finished rows are kept; start the same command "
+                    "again to resume"
                 )
                 end_process(EXIT_STOPPED)
-            if self._launcher is not None and is_gone(self._launcher):
+            # A process whose parent has ended gets another parent.
+            if self._launcher is not None and os.getppid() != self._launcher:
                 logger.warning(
-                    "the launcher (process %d) is gone, killed or crashed: stopping, within %.0f s; start "
-                    "the same command again to go on",
+                    "the launcher (process %d) is gone, killed or crashed: stopping within %.0f s; start the "
+                    "same command again to resume",
                     self._launcher,
                     ORPHAN_GRACE_S,
                 )
@@ -116,26 +121,25 @@ class StopRequest:
             if number not in STOP_SIGNALS:
                 continue
             if not self._defers_signals:
-                logger.warning(
-                    "%s with nothing to save yet: ending; the same command starts again", number.name
-                )
+                logger.warning("%s with nothing to save yet: ending", number.name)
                 end_process(EXIT_STOPPED)
             if asked_at is None:
                 asked_at = time.monotonic()
                 ends_at = min(ends_at or math.inf, asked_at + GRACE_S)
                 self._is_made.set()
                 logger.warning(
-                    "%s: stopping after this round; finished rows are kept; a second SIGINT ends at once",
+                    "%s: stopping after this round; finished rows are kept; a second SIGINT stops at once",
                     number.name,
                 )
             elif number == signal.SIGINT and time.monotonic() - asked_at >= ECHO_S:
                 logger.warning(
-                    "SIGINT again: ending at once; finished rows are kept, and the same command goes on"
+                    "SIGINT again: ending at once; finished rows are kept; start the same command again to "
+                    "resume"
                 )
                 end_process(128 + number)
 
     def _wait(self, ends_at: float | None) -> bytes | None:
-        """The next signal's number; empty when there will be none, None when it is time to look around."""
+        """The next signal's number; empty once the pipe is closed, None when something else is due."""
         times = [] if ends_at is None else [max(0.0, ends_at - time.monotonic())]
         if self._launcher is not None:
             times.append(LAUNCHER_POLL_S)
@@ -145,12 +149,17 @@ class StopRequest:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Python calls it when the main thread comes to it; the pipe is quicker."""
-    del number, frame
+    """Python calls it in the main thread, perhaps late: the thread reads the pipe instead."""
+
+
+def find_launcher() -> int | None:
+    """The process id of the launcher, this process's parent; None for a process that was started by hand,
+    which may outlive its shell."""
+    return os.getppid() if any(name in os.environ for name in LAUNCHER_VARIABLES) else None
 
 
 def end_process(code: int) -> NoReturn:
-    """At once, with all that was logged."""
+    """End this process at once, after flushing the logs."""
     for handler in logging.getLogger().handlers:
         with contextlib.suppress(Exception):
             handler.flush()

@@ -1,10 +1,10 @@
 """Special tokens in the text of prompts, encoded as the text that they are.
 
-A tokenizer takes ``<|eot_id|>`` for the control token wherever it stands, also in what a user has written.
-With ``--split_special_tokens`` (named as in transformers' tokenizers) it is split into ordinary tokens there.
-What a chat template writes stays special: before the template is applied, special tokens in the messages are
-replaced by stand-ins, and after it those of the template by aliases, which are added to a copy of the
-tokenizer that splits all special tokens. So the text is encoded in one piece, as without the option.
+A tokenizer encodes ``<|eot_id|>`` as the control token wherever it stands, also in a user's text. With
+``--split_special_tokens`` (as in transformers' tokenizers) it becomes ordinary tokens there. The special
+tokens of a chat template stay special: before the template is applied, those in the messages are replaced by
+stand-ins, and after it those of the template by aliases, which are tokens of a copy of the tokenizer that
+splits all special tokens. So the text is encoded in one piece, as without the option.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_STAND_IN, FIRST_ALIAS = 0x100000, 0x108000
 
 
 class SpecialTokenSplitter:
-    """Encodes texts with a copy of a fast tokenizer that knows no special tokens but a template's."""
+    """Encodes texts with a copy of a fast tokenizer, where only a template's special tokens are special."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         special = {
@@ -33,7 +33,7 @@ class SpecialTokenSplitter:
         contents = [token.content for token in special.values()]
         self._stand_ins = {content: chr(FIRST_STAND_IN + index) for index, content in enumerate(contents)}
         self._aliases = {content: chr(FIRST_ALIAS + index) for index, content in enumerate(contents)}
-        # The longest first, as a tokenizer takes them.
+        # The longest first, as a tokenizer matches them.
         self._special = _any_of(sorted(contents, key=len, reverse=True))
         self._reserved = _any_of([*self._stand_ins.values(), *self._aliases.values()])
         self._backend = copy.deepcopy(tokenizer.backend_tokenizer)
@@ -59,7 +59,7 @@ class SpecialTokenSplitter:
         }
 
     def check(self, prompt: str | list[dict[str, Any]]) -> None:
-        """Raises :class:`RowError` for text with characters that stand for special tokens here."""
+        """Raises :class:`RowError` for a text with the characters of stand-ins or aliases."""
 
         def check_text(text: str) -> str:
             found = self._reserved.search(text)
@@ -80,17 +80,17 @@ class SpecialTokenSplitter:
         return replaced
 
     def shown(self, text: str) -> str:
-        """A template's text with the special tokens in place of their stand-ins."""
+        """The text with the special tokens in place of their stand-ins."""
         for content, stand_in in self._stand_ins.items():
             text = text.replace(stand_in, content)
         return text
 
     def text_ids(self, text: str) -> list[int]:
-        """Of a plain prompt: the tokenizer adds its own special tokens, and sees none in the text."""
+        """Tokens of a plain prompt: the tokenizer adds its special tokens, and finds none in the text."""
         return list(self._backend.encode(text, add_special_tokens=True).ids)
 
     def chat_ids(self, text: str) -> list[int]:
-        """Of a template's text with stand-ins: special are the template's tokens alone."""
+        """Tokens of a template's text with stand-ins: only the template's own tokens are special."""
         aliased = self._special.sub(lambda found: self._aliases[found[0]], text)
         ids = self._backend.encode(self.shown(aliased), add_special_tokens=False).ids
         return [self._id_of_alias.get(token_id, token_id) for token_id in ids]

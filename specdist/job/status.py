@@ -1,4 +1,4 @@
-"""How far a run is and who works on it, from its folder alone. Imports no torch, and changes nothing."""
+"""The progress of a run and its replicas, read from its folder. Imports no torch, and changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_SHOWN = 20
 
 @dataclass(frozen=True)
 class HeldShard:
-    """A claimed shard: by whom, and since when (as that replica's clock says)."""
+    """A claimed shard, with its replica, and the time of the claim by that replica's clock."""
 
     shard: int
     replica: str
@@ -34,10 +34,10 @@ class HeldShard:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Shards are done, running, failed (their replica is gone, and none has taken them over yet) or waiting.
+    """Shards are done, running, failed (their replica has ended, none has taken them over) or waiting.
 
-    ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are those of
-    the replicas that are at work; None where there is none, or none has finished a row.
+    ``num_rows`` counts completions, of ``num_expected_rows``. ``tokens_per_s`` and ``left_s`` are estimated
+    from the replicas at work; None if there are none, or none has finished a row.
     """
 
     num_shards: int
@@ -69,7 +69,8 @@ class RunStatus:
         ]
         if not self.is_complete:
             rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.1f}"
-            lines.append(f"speed     {rate} tokens/s by {self.num_replicas} replicas")
+            replicas = "1 replica" if self.num_replicas == 1 else f"{self.num_replicas} replicas"
+            lines.append(f"speed     {rate} tokens/s by {replicas}")
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
         for label, shards in (("running", self.running), ("failed", self.failed)):
@@ -84,10 +85,11 @@ class RunStatus:
 
 
 class StatusReader:
-    """Looks at a run again and again; what it knows of complete shards is not read twice.
+    """Reads the status of a run repeatedly; complete shards are read only once.
 
-    At the first look a replica on another machine counts as gone by the age of its heartbeat's file, which is
-    as right as the clocks of this machine and the file server agree; later by what changes between looks.
+    At the first read a replica on another machine counts as ended by the age of its heartbeat's file, which
+    assumes that the clocks of this machine and the file server agree; later, if its heartbeat does not
+    change.
     """
 
     def __init__(self, output: Path) -> None:
@@ -169,5 +171,5 @@ class StatusReader:
 
 
 def error_kind(reason: str) -> str:
-    """The same for all rows that differ in numbers alone."""
+    """An error's text without its numbers, so that errors of one kind are counted together."""
     return re.sub(r"\d+", "N", reason)

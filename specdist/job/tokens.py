@@ -1,4 +1,4 @@
-"""Text to token ids and back, and whether target and draft mean the same by an id."""
+"""Text to token ids and back, and the check that target and draft have the same tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdist.models.damage import reading
 from specdist.utils.errors import UserError
 
 TRIAL_TEXT = "A text."
-# Prompts whose length is looked at to tell what is typical.
+# Number of prompts whose lengths stand for those of all.
 NUM_SAMPLED = 32
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             checkpoint.folder, trust_remote_code=checkpoint.trusts_code
         )
-        # Some of what is damaged shows only when it is used.
+        # Some damage shows only in use.
         ids = tokenizer(TRIAL_TEXT)["input_ids"]
         tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         max(tokenizer.get_vocab().values())
@@ -38,7 +38,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
-    """Target and draft must give the same ids to the same tokens, special ones included."""
+    """Raises :class:`UserError` unless the same tokens, special ones included, have the same ids in both."""
     target_tokenizer, draft_tokenizer = load_tokenizer(target), load_tokenizer(draft)
     target_ids, draft_ids = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     if target_ids != draft_ids:
@@ -64,9 +64,9 @@ def check_same_tokenizer(target: Checkpoint, draft: Checkpoint) -> None:
 
 
 def common_vocab_size(target: Checkpoint, draft: Checkpoint | None) -> int:
-    """Width on which distributions are compared: logits may be padded to different widths.
+    """Number of ids with logits in both models, whose logits may be padded to different widths.
 
-    Raises :class:`UserError` if a real token lies outside.
+    Raises :class:`UserError` if a token of the tokenizer is not among them.
     """
     width = min(checkpoint.vocab_width for checkpoint in (target, draft) if checkpoint is not None)
     last = max(load_tokenizer(target).get_vocab().values())
@@ -83,10 +83,10 @@ class RenderedPrompt:
     """A prompt as one text.
 
     Attributes:
-        text: what the model is given.
-        is_chat: a chat template has written it, special tokens included.
-        hidden: of a chat with ``--split_special_tokens``: the text with stand-ins for the messages' special
-            tokens.
+        text: the model's input.
+        is_chat: a chat template has written it, including its special tokens.
+        hidden: for a chat with ``--split_special_tokens``, the text with stand-ins for the special tokens of
+            the messages.
     """
 
     text: str
@@ -162,7 +162,7 @@ class PromptEncoder:
         return token_ids
 
     def sampled_lengths(self, prompts: Prompts) -> Iterator[int]:
-        """Tokens of a few prompts spread over all, but for those that cannot be used."""
+        """Numbers of tokens of a few prompts spread over all, without those that cannot be used."""
         step = max(1, prompts.num_rows // NUM_SAMPLED)
         for row in range(0, prompts.num_rows, step):
             with contextlib.suppress(RowError):
@@ -171,8 +171,8 @@ class PromptEncoder:
     def usable_prompts(
         self, prompts: Prompts, rows: Sequence[int], num_wanted: int
     ) -> Iterator[tuple[int, list[int]]]:
-        """Row and tokens of as many prompts, spread evenly over the rows; instead of one that cannot be used
-        a later one, as far as the next."""
+        """Row and tokens of ``num_wanted`` prompts, spread evenly over the rows. One that cannot be used is
+        replaced by the next that can, up to the next one of the spread."""
         num_wanted = min(num_wanted, len(rows))
         bounds = [index * len(rows) // num_wanted for index in range(num_wanted + 1)]
         for first, end in pairwise(bounds):
@@ -193,7 +193,7 @@ class PromptEncoder:
 
 
 def check_chat_template(checkpoint: Checkpoint, messages_column: str | None) -> None:
-    """Chat messages need a template; without one every row would fail alike."""
+    """Raises :class:`UserError` for chat messages without a chat template: every row would fail."""
     if messages_column is not None and not load_tokenizer(checkpoint).chat_template:
         raise UserError(
             f"--messages_column {messages_column} needs a chat template, and the tokenizer of --target "
@@ -202,7 +202,7 @@ def check_chat_template(checkpoint: Checkpoint, messages_column: str | None) -> 
 
 
 def check_split_special_tokens(checkpoint: Checkpoint, split_special_tokens: bool) -> None:
-    """Only a fast tokenizer can leave special tokens in a text alone."""
+    """Raises :class:`UserError` for a slow tokenizer, which cannot split special tokens."""
     if split_special_tokens and not load_tokenizer(checkpoint).is_fast:
         raise UserError(
             f"--split_special_tokens needs a fast tokenizer (tokenizer.json), and that of --target "

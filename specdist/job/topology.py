@@ -1,4 +1,4 @@
-"""Which rank does what: 0 .. tp_size - 1 hold the target, the last one the draft; a lone one holds both."""
+"""The roles of ranks: 0 .. tp_size - 1 hold the target, the last the draft; a single rank holds both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from specdist.engine.collectives import RANK_ZERO
 from specdist.job.restart import num_restarts
 from specdist.utils.errors import UserError
 
-# A rank may rightly wait for hours for one that reads its weights from slow storage. That no rank gets on is
-# noticed by the watchdog, after --rank_timeout; a collective gives up long after it, where nothing watches.
+# A rank may have to wait for hours for another that reads its weights from slow storage. The watchdog notices
+# after --rank_timeout that no rank makes progress; collectives give up long after that.
 COLLECTIVE_MARGIN = timedelta(days=1)
 UNWATCHED_TIMEOUT = timedelta(minutes=30)
 LONGEST_TIMEOUT_S = timedelta(days=30).total_seconds()
-# An agent's store is there before its ranks are: where it is not found, the launcher has gone.
+# The launcher's store exists before its ranks start: if it is not found, the launcher has ended.
 AGENT_STORE_TIMEOUT_S = 30.0
 
 
@@ -34,7 +34,7 @@ class Topology:
     tp_size: int
     uses_draft: bool
     device: torch.device
-    # So long no rank may get on; see --rank_timeout.
+    # See --rank_timeout.
     rank_timeout_s: float = 600.0
 
     @property
@@ -56,7 +56,7 @@ class Topology:
 
     @property
     def collective_timeout(self) -> timedelta:
-        """Of every group of the replica's ranks."""
+        """Timeout of all process groups of the replica."""
         return COLLECTIVE_MARGIN + timedelta(seconds=min(self.rank_timeout_s, LONGEST_TIMEOUT_S))
 
     @property
@@ -65,19 +65,19 @@ class Topology:
         return self.role_of(self.rank)
 
     def role_of(self, rank: int) -> str:
-        """What that rank of the replica does."""
+        """The role of a rank of the replica."""
         if self.world_size == 1:
             return "target+draft" if self.uses_draft else "target"
         return f"target {rank + 1}/{self.tp_size}" if rank < self.tp_size else "draft"
 
 
 def rank_from_environment() -> int:
-    """This process's rank, as the launcher set it."""
+    """This process's rank, set by the launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
 def topology_from_environment(config: GenerateConfig) -> Topology:
-    """Read what the launcher set. Raises :class:`UserError` for a number of ranks that does not fit."""
+    """From the launcher's variables. Raises :class:`UserError` for a number of ranks that does not fit."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     config.check_world(world_size)
     return Topology(
@@ -91,7 +91,7 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
 
 
 def local_device(name: str, local_rank: int = 0) -> torch.device:
-    """``--device`` for one process of this node. Raises :class:`UserError` for a GPU that is not there."""
+    """``--device`` for one process of this node. Raises :class:`UserError` for a GPU that does not exist."""
     num_gpus = torch.cuda.device_count()
     if name == "cuda" and not num_gpus:
         raise UserError(
@@ -109,10 +109,10 @@ def local_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def join_world(topology: Topology, init_method: str | None = None) -> None:
-    """Meet the other ranks: integers go over gloo, tensors over the devices' own backend.
+    """Meet the other ranks. CPU tensors are sent with gloo, those of GPUs with NCCL.
 
-    ``init_method``: where they meet, if not at the store of :func:`meeting_store`; no watchdog is there then,
-    and a collective itself gives up early.
+    ``init_method``: where they meet, instead of the store of :func:`meeting_store`; then there is no
+    watchdog, and collectives give up earlier.
     """
     if topology.world_size == 1:
         return
@@ -132,15 +132,15 @@ def join_world(topology: Topology, init_method: str | None = None) -> None:
 
 
 def hosts_store(topology: Topology) -> bool:
-    """Whether the ranks' key-value store ends with this rank: it is rank 0's, unless the launcher has one."""
+    """Whether this rank hosts the ranks' key-value store: rank 0 does, unless the launcher does."""
     return topology.is_rank0 and not _launcher_has_store()
 
 
 def meeting_store(topology: Topology, purpose: str) -> dist.Store:
-    """A connection of its own to the key-value store through which the ranks of a launch meet.
+    """A new connection to the key-value store through which the ranks of a launch meet.
 
-    What the ranks have told each other before they started over is not found again. Raises RuntimeError if
-    the store cannot be reached.
+    Its keys are separate from those of other purposes, and from those before the replica started over. Raises
+    RuntimeError if the store cannot be reached.
     """
     wait_s = AGENT_STORE_TIMEOUT_S if _launcher_has_store() else math.inf
     wait_s = min(wait_s, topology.rank_timeout_s, LONGEST_TIMEOUT_S)
@@ -169,7 +169,7 @@ def _launcher_has_store() -> bool:
 
 
 def broadcast_from_rank0(topology: Topology, value: Any) -> Any:
-    """Rank 0's value, on every rank; those of the others are not looked at."""
+    """Rank 0's value, on every rank; the values of the other ranks are ignored."""
     if topology.world_size == 1:
         return value
     box = [value]
@@ -178,7 +178,7 @@ def broadcast_from_rank0(topology: Topology, value: Any) -> Any:
 
 
 def init_deepspeed(topology: Topology) -> None:
-    """Make DeepSpeed use the process group that exists. To be called on every rank, the draft's too."""
+    """Make DeepSpeed use the existing process group. All ranks must call it, also the draft's."""
     import deepspeed
 
     if topology.device.type == "cpu":

@@ -1,13 +1,13 @@
-"""No rank waits for one that is gone: every rank watches the others, and all of them say who has failed.
+"""Every rank watches the others: none waits for a rank that has failed, and all report the same failure.
 
-A failure is written once, into the launcher's key-value store, by whoever sees it first: the rank itself,
-which knows why, or one that finds it dead. Ranks that only notice that a connection has broken look there for
-the reason. The store is asked from a thread, since the main thread may be deep in a library that waits.
+The first failure counts. It is written into the launcher's key-value store by the failing rank, which knows
+the reason, or by a rank that finds it dead. A rank that only sees a broken connection looks there for the
+reason. A thread does this, since the main thread may be waiting inside a library.
 
-What is watched, from before the ranks meet until the last one leaves: that all ranks come; that their
-processes are there (of those on the same machine); that their own watchdogs count on, which a stopped process
-does not; and that some rank gets on, see :class:`specdist.job.activity.Activity`. A rank that waits for
-another one that works is not at fault.
+From before the ranks meet until the last one leaves, the watchdogs check that all ranks arrive; that their
+processes exist (on the same machine); that their watchdogs keep counting, which a stopped process does not;
+and that some rank makes progress (:class:`specdist.job.activity.Activity`). A rank may wait for another rank
+that works.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meet
 from specdist.utils.errors import UserError
 
 POLL_S = 0.5
-# How long a rank whose connection has broken waits for the reason: others need two polls to find a dead one.
+# How long a rank with a broken connection waits for the reason: others need two polls to find a dead rank.
 PATIENCE_S = 4.0
-# How long the main thread may take to give its shards back when it is told that the replica has failed.
+# How long the main thread may take to release its shards after a failure.
 LEAVE_S = 5.0
-# How long the rank with the store stays, for the others to find the reason there.
+# How long the rank that hosts the store stays, so that the others can read the reason.
 LINGER_S = 3 * POLL_S
-# A watchdog that has not looked for so long was stopped, and the others may have been, too.
+# A watchdog that has not run for so long was stopped, and perhaps all processes were.
 PAUSE_S = 5.0
-# A rank whose interpreter is held ends itself so much later than the others would end it.
+# A rank whose interpreter's lock is held ends itself so much later than the others would end it.
 HELD_MARGIN_S = 15.0
 STORE_TIMEOUT = timedelta(seconds=5)
-# Of a broken connection: not the reason but its effect.
+# In errors of a broken connection, which is an effect and not the reason.
 CONNECTION_WORDS = ("gloo", "NCCL", "onnection")
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Peer:
-    """Another rank, as it is known here. ``state``: None until it has come."""
+    """Another rank. ``state``: its latest state; None until it has arrived."""
 
     rank: int
     state: RankState | None = None
@@ -57,12 +57,11 @@ class _Peer:
 
 
 class Watchdog:
-    """Of one rank of several, from before they meet until they part."""
+    """The watchdog of one rank of several, from before they meet until they part."""
 
     def __init__(
         self,
         topology: Topology,
-        store: RankStore,
         activity: Activity,
         stacks: StackLog,
         *,
@@ -71,12 +70,17 @@ class Watchdog:
     ) -> None:
         """
         Args:
-            activity: of this rank.
-            can_start_over: whether a lack of memory, now, is a reason to go on with a smaller batch.
+            activity: this rank's.
             end: ends the process, if the main thread has not done so in time.
+            can_start_over: whether, if memory runs out now, the replica starts over with a smaller batch.
+
+        Raises RuntimeError if the launcher's store cannot be reached.
         """
         self._topology = topology
-        self._store = store
+        # Not the process group's connection, on which the main thread may wait.
+        store = meeting_store(topology, "watchdog")
+        store.set_timeout(STORE_TIMEOUT)
+        self._store = RankStore(store)
         self._activity = activity
         self._stacks = stacks
         self._timeout_s = topology.rank_timeout_s
@@ -90,7 +94,7 @@ class Watchdog:
         self._began_at = self._looked_at = self._moved_at = time.monotonic()
         self._num_steps = 0
         self._failure: Failure | None = None
-        # Without a launcher that has a store of its own it ends with rank 0.
+        # Where the launcher has no store, the store ends with rank 0.
         self._hosts_store = hosts_store(topology)
         self._is_closed = threading.Event()
         self._set_timer()
@@ -100,8 +104,8 @@ class Watchdog:
         self._thread.start()
 
     def leave(self) -> None:
-        """This rank has nothing more to do with the others: its process may end. Until :meth:`close` its own
-        end is watched."""
+        """Tell the other ranks that this one is done and its process may end. Until :meth:`close` it must
+        still end in time."""
         self._has_left = True
         self._tell()
         deadline = time.monotonic() + LEAVE_S
@@ -109,15 +113,15 @@ class Watchdog:
             time.sleep(POLL_S / 5)
 
     def close(self) -> None:
-        """Nothing is watched from here on."""
+        """Stop watching."""
         self._is_closed.set()
         self._activity.on_phase = None
         self._stacks.close()
 
     def explain(self, error: BaseException) -> Failure:
-        """Why the replica has failed, of which this rank's error may be but an effect; told to the others.
+        """The replica's failure, of which this rank's error may be only an effect; the others get it, too.
 
-        Nothing is watched from here on, but the process ends if it does not come to its end by itself.
+        Stops watching, but the process is ended if it does not end by itself.
         """
         self._is_closed.set()
         failure = self._failure or self._explained(error)
@@ -152,17 +156,17 @@ class Watchdog:
             return self._stall(now)
         self._tell()
         failure = self._store.failure() or self._dead_peer()
-        # The store may have gone with the launcher; processes are seen without it.
+        # Without the store, as after the launcher's end, only processes can be checked.
         if failure is not None or not all(self._ask(peer) for peer in self._watched()):
             return failure
         return self._missing_peers(now) or self._silent_peer(now) or self._stall(now)
 
     def _set_timer(self) -> None:
-        """For an interpreter that is held, in which no thread looks any more."""
+        """For the case that a library holds the interpreter's lock, so that no thread runs."""
         self._stacks.expect_a_call(min(self._timeout_s, LONGEST_TIMEOUT_S) + HELD_MARGIN_S)
 
     def _forgive_a_pause(self, now: float) -> None:
-        """Of all processes, such as a suspended job: nobody has been silent for as long as this one was."""
+        """After a pause of all processes, as of a suspended job, do not count that time against any rank."""
         pause_s = now - self._looked_at - POLL_S
         self._looked_at = now
         if pause_s > PAUSE_S:
@@ -185,7 +189,7 @@ class Watchdog:
             self._store.write_state(self._topology.rank, state)
 
     def _ask(self, peer: _Peer) -> bool:
-        """Read what the peer has told last; False if the store does not answer."""
+        """Read the peer's latest state; False if the store does not answer."""
         answers, state = self._store.read_state(peer.rank)
         if state is not None:
             if peer.state is None or state.num_beats != peer.state.num_beats:
@@ -204,7 +208,7 @@ class Watchdog:
     def _dead_peer(self) -> Failure | None:
         for peer in self._watched():
             if peer.state is not None and peer.state.process.is_alive() is False:
-                # It may have had the time to say why, or that it has come to its end.
+                # It may have written its failure, or that it has left.
                 time.sleep(POLL_S / 5)
                 self._ask(peer)
                 if peer.state.has_left:
@@ -239,7 +243,7 @@ class Watchdog:
         return None
 
     def _stall(self, now: float) -> Failure | None:
-        """Steps of peers that have left count on; whether all have come is another question."""
+        """Whether no rank takes steps any more. Ranks that have left still count, with their last steps."""
         states = {peer.rank: peer.state for peer in self._peers if peer.state is not None}
         num_steps = self._activity.num_steps() + sum(state.num_steps for state in states.values())
         if num_steps != self._num_steps:
@@ -259,7 +263,7 @@ class Watchdog:
         return self._report("stalled", self._topology.rank, reason)
 
     def _report(self, kind: str, rank: int, reason: str) -> Failure:
-        """The failure that counts: this one, or another that was reported before."""
+        """Report a failure; returns the one that counts, which may be an earlier one."""
         failure = Failure(kind, rank, self._topology.role_of(rank), reason)  # type: ignore[arg-type]
         return self._store.report(failure)
 
@@ -271,30 +275,16 @@ class Watchdog:
             self._stacks.write()
         if failure.kind == "silent":
             self._kill(failure.rank)
-        # A broken connection wakes the main thread, which then gives the shards back and ends.
+        # A broken connection wakes the main thread, which then releases its shards and ends.
         if not self._is_closed.wait(LEAVE_S):
             self._end(failure)
 
     def _kill(self, rank: int) -> None:
-        """A process that hangs would keep its GPU, and the launcher waiting. First it may say where it is."""
+        """End a process that hangs, which would keep its GPU and the launcher waiting; first it writes its
+        stack traces."""
         for peer in self._peers:
             if peer.rank == rank and peer.state is not None and peer.state.process.is_alive():
                 with contextlib.suppress(OSError):
                     os.kill(peer.state.process.pid, STACKS_SIGNAL)
                     time.sleep(POLL_S)
                     os.kill(peer.state.process.pid, signal.SIGKILL)
-
-
-def watch_over(
-    topology: Topology,
-    activity: Activity,
-    stacks: StackLog,
-    *,
-    end: Callable[[Failure], None],
-    can_start_over: Callable[[], bool],
-) -> Watchdog:
-    """The watchdog of a rank that is one of several. Raises RuntimeError if the launcher is out of reach."""
-    # On the process group's own connection the main thread may wait.
-    store = meeting_store(topology, "watchdog")
-    store.set_timeout(STORE_TIMEOUT)
-    return Watchdog(topology, RankStore(store), activity, stacks, end=end, can_start_over=can_start_over)

@@ -24,7 +24,7 @@ def can_page_attention(model_class: type[PreTrainedModel], family: str) -> bool:
 
 
 def use_paged_attention(model: PreTrainedModel) -> None:
-    """Let the model's calls run over the pages that their ``paged_attention`` reads."""
+    """Switch the model to attention over pages, which its calls get as ``paged_attention``."""
     _use_attention(model, ATTENTION_NAME)
 
 
@@ -39,7 +39,7 @@ def _use_attention(model: PreTrainedModel, name: str) -> None:
         model.set_attn_implementation(name)
     else:
         adapt(model)
-        # As for the families of the registry, this decides, and under our name no mask is built.
+        # As for families of the registry, this name selects the attention, and no mask is built for it.
         model.config._attn_implementation = name
 
 
@@ -76,13 +76,13 @@ def _adapt_gpt_neo(model: PreTrainedModel) -> None:
             if isinstance(module.attention, PagedGPTNeoAttention):
                 return
             module.attention = PagedGPTNeoAttention(module.attention)
-    model.register_forward_pre_hook(_put_in_the_caches_place, with_kwargs=True)
+    model.register_forward_pre_hook(_pass_as_cache, with_kwargs=True)
 
 
-def _put_in_the_caches_place(
+def _pass_as_cache(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of a call's own arguments the blocks hand on the cache alone."""
+    """The blocks hand on no other argument than the cache."""
     if "paged_attention" in kwargs:
         kwargs["past_key_values"] = kwargs.pop("paged_attention")
     return args, kwargs

@@ -1,4 +1,4 @@
-"""What a model's folder says before any weight is read: files, family, heads, tokens."""
+"""A model's files, and what its configuration says before any weight is read."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from specdist.utils.json_values import parse_object
 CONFIG_NAME, TOKENIZER_CONFIG_NAME = "config.json", "tokenizer_config.json"
 GENERATION_CONFIG_NAME = "generation_config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
-# Configurations, tokenizers and chat templates: all that decides a completion beside the weights.
+# Configurations, tokenizers and chat templates, which decide completions beside the weights.
 SMALL_FILE_SUFFIXES = (".json", ".model", ".txt", ".jinja")
 HUB_PATTERNS = ["*.safetensors", *(f"*{suffix}" for suffix in SMALL_FILE_SUFFIXES)]
 FINGERPRINT_BYTES = 2**20
-# DeepSpeed's automatic tensor parallelism refuses these families with an assertion, once all is loaded.
+# DeepSpeed's automatic tensor parallelism fails for these families, after loading, with an assertion.
 UNSHARDABLE_FAMILIES = ("gpt2", "gpt_neo")
 # Other kinds (chunked, linear, ...) would be run as full attention without an error.
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -39,7 +39,7 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
-    ``trusts_code``: the code that the folder brings along may be run."""
+    ``trusts_code``: custom code in the folder may be run."""
 
     option: str
     name: str
@@ -72,7 +72,7 @@ class Checkpoint:
     def stop_token_ids(self) -> frozenset[int]:
         """The tokens that end a generation, from generation_config.json, else config.json.
 
-        Raises :class:`UserError` for a file that is damaged: without its end token a model would go on.
+        Raises :class:`UserError` for a damaged file: without its end token a model would not stop.
         """
         path, found = self.folder / GENERATION_CONFIG_NAME, None
         if path.is_file():
@@ -114,8 +114,8 @@ def open_checkpoint(
     """Find the model's files, from the hub if need be. Raises :class:`UserError` for anything unusable.
 
     Args:
-        trust_remote_code: run the code that the model's folder brings along, if it does.
-        allow_pickle: read pickled weights where there are no safetensors.
+        trust_remote_code: run custom code in the model's folder.
+        allow_pickle: read pickled weights if there are no safetensors.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -147,7 +147,7 @@ def open_checkpoint(
 
 
 def causal_model_class(checkpoint: Checkpoint) -> type[PreTrainedModel] | None:
-    """What transformers would build; None for a family that is not a causal language model."""
+    """The class that transformers would build; None for a family that is not a causal language model."""
     config = checkpoint.config
     reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     if checkpoint.trusts_code and reference:
@@ -186,7 +186,7 @@ def check_family(checkpoint: Checkpoint, tp_size: int) -> None:
 
 
 def _ids(found: Any) -> frozenset[int] | None:
-    """Token ids, one or several, as configurations name them."""
+    """Token ids from a configuration, which names one or several."""
     ids = [found] if isinstance(found, int) else found
     if ids is None:
         return None
@@ -196,16 +196,16 @@ def _ids(found: Any) -> frozenset[int] | None:
 
 
 def _refuse_code(option: str, name: str, path: Path) -> None:
-    """Whatever the model's folder brings along beside data is run with the user's word alone."""
+    """Raises :class:`UserError` for a folder with custom code, which is run only if the user allows it."""
     if not path.is_file():
         return
     with reading(f"{option} {name}: {path.name}"):
         code = parse_object(path.read_bytes()).get("auto_map")
     if code:
         raise UserError(
-            f"{option} {name} brings code of its own along ({path.name} names it under auto_map), which is "
-            "not run unasked: read it, and pass --trust_remote_code to run it; or remove auto_map, if "
-            "transformers knows the family by itself"
+            f"{option} {name} has custom code ({path.name} names it under auto_map), which is not run by "
+            "default: read it, and pass --trust_remote_code to run it; or remove auto_map, if transformers "
+            "supports the family itself"
         )
 
 

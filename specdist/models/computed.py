@@ -1,7 +1,7 @@
 """The tensors that a model computes when it is built, such as the frequencies of rotary embeddings.
 
-No checkpoint stores them. A conversion of the model to another dtype, or to another device without its
-contents, spoils them: they are remembered before and put back after.
+Checkpoints do not store them. Converting the model to another dtype, or moving it to another device without
+its contents, damages them: they are saved before and restored after.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from specdist.models.checkpoint import Checkpoint
 def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device, and with every buffer as transformers computes it.
 
-    A device context would leave those buffers on the meta device, too, that are made by ``torch.ones`` and
-    the like: their values would be lost without an error.
+    With ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
     """
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -31,7 +30,7 @@ def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrai
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a module holds a tensor: in a buffer, or in a plain attribute that is the same tensor."""
+    """Where a module holds a tensor: in a buffer, or in a plain attribute."""
 
     module: str
     name: str
@@ -60,7 +59,7 @@ class ComputedTensors:
                     self._places[id(value)].append(_Place(module_name, name, False))
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Assign them anew on the device. Copying into the buffers that are there would keep their dtype."""
+        """Assign new tensors on the device. Copying into the existing buffers would keep their dtype."""
         for key, tensor in self._tensors.items():
             placed = tensor.to(device)
             for place in self._places[key]:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's configuration and weight files are of one model, seen before weights are read."""
+"""Checks before any weight is read that a checkpoint's configuration and weight files fit together."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ NUM_SHOWN = 3
 
 
 def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
-    """Compare what the configuration asks for with what is in the files, which takes their headers.
+    """Compare the model of the configuration with the headers of the weight files.
 
-    Raises :class:`UserError` for a configuration of which no model can be built, or one of other shapes, and
-    for whatever would be left out or taken for something else: quantised weights, and tensors that nothing in
-    the model takes. What the files lack is found when they are read: some families store parameters that are
-    split or joined then.
+    Raises :class:`UserError` for a configuration from which no model, or one of other shapes, can be built,
+    and for tensors that would be ignored or misread: quantised weights, and tensors that nothing in the model
+    takes. Missing tensors are found when the files are read: some families store parameters split or joined.
     """
     what = f"{checkpoint.option} {checkpoint.name}"
     check_scheme(checkpoint, tp_size)
@@ -38,7 +37,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
                 shapes |= {name: file.shape(name) for name in file.names}
                 kinds |= {name: file.kind(name) for name in file.names}
     num_layers = checkpoint.config.get_text_config().num_hidden_layers
-    # Every layer has a tensor of its own at least; a damaged number would build layers for hours.
+    # Every layer has at least one tensor; with a damaged number, building layers could take hours.
     if not isinstance(num_layers, int) or not 0 < num_layers <= len(shapes):
         raise UserError(
             f"{what}: config.json names {num_layers} layers, but the files hold {len(shapes)} tensors: fetch "
@@ -79,14 +78,14 @@ def _refuse_leftovers(
     if converted and tp_size > 1:
         raise UserError(
             f"{what}: {_shown(converted)} is stored in another layout than {type(model).__name__} has it, "
-            "which is not read in slices: use --tp_size 1"
+            "which cannot be sharded: use --tp_size 1"
         )
     left = [name for name in left if not names.is_converted(name)]
     quantised = [name for name in left if looks_quantised(name)]
     if quantised:
         raise UserError(
             f"{what}: {_shown(quantised)} looks like a part of quantised weights, and no file declares how "
-            f"to read it; without it the weights mean something else: {UNQUANTISED}"
+            f"to read it; without it the weights would be wrong: {UNQUANTISED}"
         )
     if left:
         raise UserError(

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class WarmUpError(Exception):
-    """The function itself has failed, before anything was recorded; its error is the cause."""
+    """The function itself failed before anything was recorded; its error is the cause."""
 
 
 class Capturer(Protocol):
@@ -85,7 +85,7 @@ class CudaGraphs:
         key = (result.dtype, width)
         held = self._outputs.get(key)
         if held is None or len(held) < num_rows:
-            # A graph that was recorded earlier keeps the smaller buffer alive and goes on using it.
+            # Graphs that were recorded earlier keep using the smaller buffer.
             held = self._outputs[key] = torch.empty_like(result)
         return held[:num_rows]
 
@@ -127,20 +127,20 @@ class CheckedGraphs:
         try:
             replay = capturer.capture(function)
         except WarmUpError as failure:
-            # Other ranks are in the middle of this run: it has failed like a pass, and is not made up for.
+            # Other ranks are in the middle of this run: the pass has failed.
             assert failure.__cause__ is not None
             raise failure.__cause__ from None
         except Exception as failure:
             self._give_up(f"{key} cannot be recorded: {type(failure).__name__}: {failure}")
-            # Where the others replay: the failure was past the warm-up, in what no other rank takes part in.
+            # The other ranks replay now: the failure was after the warm-up, in work of this rank alone.
             function()
             return
         found = replay()
-        # A row with a damaged weight or token is not finite; then the replay of it must be the same.
+        # Results that are not finite, as with a damaged weight, must be the same.
         is_same = (found == expected) | (found.isnan() & expected.isnan())
         error = float((found - expected).masked_fill_(is_same, 0.0).abs().max())
         largest = max(1.0, float(expected.masked_fill(~expected.isfinite(), 0.0).abs().max()))
-        # Not "error > tolerance": a NaN is wrong, too.
+        # Not "error > tolerance": NaN is also wrong.
         if error <= TOLERANCES[expected.dtype] * largest:
             self._replays[key] = replay
         else:

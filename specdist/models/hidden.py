@@ -1,8 +1,7 @@
-"""A model's last hidden states: the inputs of its output head, caught by a hook, and the head that reads
-them.
+"""A model's last hidden states, and trained heads that read them.
 
-They are what transformers calls the last hidden state, after the final norm, at the tokens whose logits are
-wanted. Catching them at the output head works for every family, without model code.
+They are the inputs of the output head, after the final norm, at the tokens whose logits are wanted. A hook at
+the output head gets them for every family, without model code.
 
 N tokens whose logits are wanted, H hidden size.
 """
@@ -18,8 +17,8 @@ from transformers import PreTrainedModel
 
 
 class HiddenStateHead(nn.Module):
-    """What a runner may carry through its passes: called with last hidden states [N, H] and, where it
-    ``uses_features``, three features [3, N] of the same tokens; gives a logit for each [N]."""
+    """A trained head that a runner runs with its passes: from last hidden states [N, H] and, if it
+    ``uses_features``, three features [3, N] of the same tokens, to a logit for each [N]."""
 
     @property
     def uses_features(self) -> bool:
@@ -29,7 +28,7 @@ class HiddenStateHead(nn.Module):
 def with_head_logits(
     logits_NV: Tensor, head: HiddenStateHead, hidden_NH: Tensor, features_3N: Tensor | None
 ) -> Tensor:
-    """[N, V + 1]: one tensor, so that a recorded pass has the head in it."""
+    """[N, V + 1]: one tensor, so that a recorded pass includes the head."""
     own_N = head(hidden_NH, features_3N)
     return torch.cat([logits_NV, own_N.to(logits_NV.dtype)[:, None]], dim=1)
 

@@ -1,14 +1,13 @@
-"""Linear layers on a CPU in float32 through oneDNN, which torch uses by itself for lower precisions only.
+"""Linear layers on a CPU in float32 with oneDNN, which torch itself uses for lower precisions only.
 
-With a handful of tokens a pass is bound by reading the weights, and the BLAS that torch takes for float32
-reads them at a fraction of the memory's speed. On a 2-core AMD EPYC with torch 2.13, milliseconds for a
-32000 × 1024 matrix:
+With few tokens a pass is bound by reading the weights, and torch's BLAS for float32 reads them at a fraction
+of the memory's speed. On a 2-core AMD EPYC with torch 2.13, milliseconds for a 32000 × 1024 matrix:
 
     tokens      1     2     4     6     8    16    48   128   512
     torch     7.6  15.9  21.5  21.8  21.5  24.9  39.1  69.3   219
     oneDNN    2.8   5.7   6.4   6.9   7.7   9.9  19.5  42.8   177
 
-A small matrix that stays in the processor's cache gains nothing, and pays for the call.
+A small matrix, which stays in the processor's cache, gets slower by the cost of the call.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ MIN_WEIGHTS = 2**18
 
 
 class OneDnnLinears:
-    """Switches a model's large linear layers to oneDNN, inside :meth:`active` alone: the model may be shared
-    with code that expects its own."""
+    """Switches a model's large linear layers to oneDNN, only inside :meth:`active`: other code may share the
+    model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._is_active = False

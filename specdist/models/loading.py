@@ -1,4 +1,4 @@
-"""Weights onto devices: a whole model, or this rank's slice of one that DeepSpeed shards."""
+"""Loads weights onto devices: a whole model, or this rank's shard of one that DeepSpeed shards."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
 
 
-def _nothing() -> None:
-    """Nobody asks how far the loading is."""
-
-
 def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """All of the model on one device. Raises :class:`UserError` if the files do not hold every parameter."""
     try:
@@ -44,7 +40,7 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
     except ImportError as error:
         raise UserError(
             f"{checkpoint.option} {checkpoint.name} needs a package that is not installed here ({error}): "
-            "install it, or choose a model that does without"
+            "install it, or choose another model"
         ) from error
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
@@ -60,22 +56,19 @@ def load_sharded(
     device: torch.device,
     group: dist.ProcessGroup,
     vocab_size: int,
-    on_tensor: Callable[[], None] = _nothing,
+    on_tensor: Callable[[], None] | None = None,
 ) -> PreTrainedModel:
-    """This rank's slice. DeepSpeed shards the model while it has no memory; then each weight is read from its
-    file, cut as DeepSpeed's layer cuts it, and kept: a rank holds its slice and at most one file.
+    """This rank's shard. DeepSpeed shards the model on the meta device; then each weight is read from its
+    file and cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file.
 
-    The model's logits are those of this rank's slice of the first ``vocab_size`` ids, see
-    :func:`specdist.sampling.vocab_parallel.vocab_ranges`.
-
-    Every rank of the world that is not in the group must call :func:`join_sharding` at the same time.
-    ``on_tensor`` is called whenever a tensor has been read: that distinguishes slow storage from storage that
-    hangs.
+    The logits are those of this rank's part of the first ``vocab_size`` ids, see
+    :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
+    call :func:`join_sharding` at the same time. ``on_tensor`` is called after every tensor that was read.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
-    list (Gemma's) without weights, and fails where a layer's weight and bias are in different files.
+    list (Gemma's) without weights, and fails if a layer's weight and bias are in different files.
     """
-    import deepspeed  # takes seconds, and a replica of one process does without it
+    import deepspeed  # takes seconds, and a replica of one process does not need it
     from deepspeed.accelerator import get_accelerator
 
     model = build_without_weights(checkpoint, dtype)
@@ -92,25 +85,25 @@ def load_sharded(
             "mpu": ModelParallelUnit(group),
             "tp_group": group,
         },
-        # On a CPU it refuses float16 for the sake of its training.
+        # On a CPU it refuses float16, which its training does not support.
         dtype=dtype if dtype in get_accelerator().supported_dtypes() else torch.float32,
         replace_with_kernel_inject=False,
     )
-    # What is refused is refused after DeepSpeed's broadcast, in which ranks outside the group wait.
+    # After DeepSpeed's broadcast, in which ranks outside the group wait: this may raise.
     shard_head(engine.module, head_name, head, ids)
-    sliced: PreTrainedModel = engine.module.to(dtype=dtype).to_empty(device=device)
-    # DeepSpeed has converted them to the model's dtype: rotary frequencies in bfloat16 are wrong by radians
-    # after a thousand tokens.
-    computed.restore(sliced, device)
-    _read_weights(sliced, checkpoint, names, dtype, on_tensor)
-    return sliced.eval()
+    shard: PreTrainedModel = engine.module.to(dtype=dtype).to_empty(device=device)
+    # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
+    # by radians after a thousand tokens.
+    computed.restore(shard, device)
+    _read_weights(shard, checkpoint, names, dtype, on_tensor)
+    return shard.eval()
 
 
 def join_sharding() -> None:
     """DeepSpeed broadcasts rank 0's random state over the whole world while it shards: receive it.
 
-    It is the accelerator's state, on the accelerator: a tensor on another device would go to another backend,
-    and all ranks would wait for ever.
+    It is the accelerator's state, on the accelerator: a tensor on another device would use another backend,
+    and all ranks would wait forever.
     """
     import deepspeed.comm
     from deepspeed.accelerator import get_accelerator
@@ -135,14 +128,13 @@ def _read_weights(
     checkpoint: Checkpoint,
     names: WeightNames,
     dtype: torch.dtype,
-    on_tensor: Callable[[], None],
+    on_tensor: Callable[[], None] | None,
 ) -> None:
-    """Fill every parameter and every buffer that is stored in files. Raises :class:`UserError` if the files
-    do not hold them all."""
+    """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     wanted |= {name: buffer for name, buffer in model.named_buffers() if name in names.known}
     missing = set(wanted)
-    num_sliced = 0
+    num_cut = 0
     takers = names.takers(_stored_names(checkpoint))
     for path in checkpoint.weight_files:
         with _open(checkpoint, path) as file:
@@ -152,12 +144,13 @@ def _read_weights(
                     layer = model.get_submodule(name.rpartition(".")[0])
                     local = _cut(layer, wanted[name], whole, dtype)
                     wanted[name].copy_(local)
-                    # The head is cut here, and would be if DeepSpeed had cut nothing.
-                    num_sliced += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
+                    # The head does not count: it is cut by this package, not by DeepSpeed.
+                    num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
                     missing.discard(name)
-                on_tensor()
+                if on_tensor is not None:
+                    on_tensor()
     _refuse_missing(checkpoint, missing)
-    if not num_sliced:
+    if not num_cut:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
 
@@ -179,7 +172,7 @@ def _open(checkpoint: Checkpoint, path: Path) -> Iterator[StoredTensors]:
 
 
 def _vanished(checkpoint: Checkpoint, error: Exception) -> UserError:
-    """It was whole when the job began."""
+    """For a file that was complete when the job began."""
     return UserError(
         f"{checkpoint.option} {checkpoint.name} has changed since the job began, or cannot be read any more "
         f"({error}): put it back, and start the same command again"
@@ -202,6 +195,6 @@ def _cut(layer: nn.Module, parameter: Tensor, whole: Tensor, dtype: torch.dtype)
     layer._tp_partition([holder] if whole.dim() == 1 else [holder, None])  # type: ignore[operator]
     if holder.shape != parameter.shape:
         raise RuntimeError(
-            f"a slice of {tuple(whole.shape)} is {tuple(holder.shape)}, not {tuple(parameter.shape)}"
+            f"a shard of {tuple(whole.shape)} is {tuple(holder.shape)}, not {tuple(parameter.shape)}"
         )
     return holder

@@ -1,17 +1,16 @@
-"""Whether what was loaded is the model that the files hold: a few layers, computed a second time.
+"""Checks that the loaded target is the model of the files: computes a few layers a second time.
 
-A slice cut wrongly, a scale left out or rotary frequencies in a short format make another model, which
-answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first and its
-last layer (and one of every kind of layer) and its output head; rank 0 computes the same with a model that
-transformers builds and fills by itself, unsharded and in float32, from those layers and a few rows of the
-vocabulary alone.
+A tensor that is cut wrongly, a missing scale or rotary frequencies in low precision make another model, which
+still answers fluently. So at every start the loaded target runs a few tokens, far apart, through its first
+and last layer (and one of every kind of layer) and its output head. Rank 0 computes the same with a model
+that transformers builds and loads itself, unsharded and in float32, from those layers and a few rows of the
+vocabulary.
 
-What is compared: of each of these layers the queries, keys and values that reach attention, after the rotary
-embedding, so that a wrong position shows however flat the attention is; and the logits.
+Compared are the queries, keys and values of each of these layers after the rotary embedding, so that a wrong
+position shows even where attention is flat, and the logits.
 
-The tolerance is measured: the same small model in the run's dtype, unsharded, has an error of its own against
-float32. Sharding adds up the same numbers in another order and rounds the partial sums; faults of loading are
-of the order of the numbers themselves.
+The tolerance is measured: the error of the same small model, unsharded, in the run's dtype. Sharding sums in
+another order and rounds partial sums; errors of loading are as large as the numbers themselves.
 
 T tokens, N numbers of each.
 """
@@ -41,9 +40,9 @@ from specdist.models.reference import (
 from specdist.models.vocab_parallel_head import VocabParallelHead
 from specdist.utils.errors import UserError
 
-# Several ranks' partial sums, each rounded, against one rank's: a few times the error that one rank has.
+# Rounded partial sums of several ranks have a few times the error of one rank.
 TOLERANCE_FACTOR = 8.0
-# Below it lie float32 sums in another order, of which a CPU's yardstick may know nothing.
+# For float32, where the measured error may be 0, but sums in another order differ.
 LEAST_TOLERANCE = 2.0**-10
 MAX_REASON_CHARACTERS = 200
 
@@ -52,11 +51,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingCheck:
-    """What the check has found, for the manifest.
+    """The result of the check, for the manifest.
 
     Attributes:
         reason: why nothing could be compared; None if it was.
-        quantity: whose ``difference`` (of one token, relative to its size) is nearest to its ``tolerance``.
+        quantity: the quantity whose ``difference`` (of one token, relative to its size) is nearest to its
+            ``tolerance``.
     """
 
     reason: str | None = None
@@ -95,12 +95,12 @@ def check_loading(
     vocab_size: int,
     group: dist.ProcessGroup | None = None,
 ) -> LoadingCheck:
-    """Compare a loaded target with its files. All ranks of the group call it; rank 0 of it gives the result,
-    the others give one that says nothing.
+    """Compare a loaded target with its files. All ranks of the group call it; only the result of its rank 0
+    counts.
 
     Args:
-        group: the ranks that share the model; None for a whole one.
-        vocab_size: of the ids that the model's logits are for.
+        group: the ranks that share the model; None for a whole model.
+        vocab_size: number of ids with logits.
 
     Raises:
         UserError: on rank 0, if they differ.
@@ -113,7 +113,7 @@ def check_loading(
         return LoadingCheck(reason=str(error))
     parts = _of_all_ranks(_own_part(model, found, sample), group)
     if group is not None and dist.get_rank(group):
-        return LoadingCheck(reason="rank 0 knows")
+        return LoadingCheck(reason="see rank 0")
     loaded = {name: torch.cat([part[name] for part in parts], dim=1) for name in found}
     try:
         tensors = read_sample(checkpoint, model, sample)
@@ -121,7 +121,7 @@ def check_loading(
             run_reference(type(model), checkpoint, sample, tensors, *where)
             for where in ((torch.float32, torch.device("cpu")), (dtype, device))
         )
-    except Exception as error:  # a family that cannot be cut to a few layers is not wrong for that
+    except Exception as error:  # a family that cannot be cut to a few layers may still be loaded correctly
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         logger.debug("the reference cannot be computed", exc_info=True)
         return LoadingCheck(reason=textwrap.shorten(reason, MAX_REASON_CHARACTERS))
@@ -129,7 +129,7 @@ def check_loading(
 
 
 def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) -> dict[str, Tensor]:
-    """With the sample's ids of this rank's logits."""
+    """``found`` with only the sample's ids of this rank's logits."""
     head = model.get_output_embeddings()
     own = head.ids if isinstance(head, VocabParallelHead) else range(found["logits"].shape[1])
     columns = [token_id - own.start for token_id in sample.vocab_ids if token_id in own]
@@ -137,7 +137,7 @@ def _own_part(model: PreTrainedModel, found: dict[str, Tensor], sample: Sample) 
 
 
 def _of_all_ranks(part: dict[str, Tensor], group: dist.ProcessGroup | None) -> list[dict[str, Tensor]]:
-    """In the order of the ranks, which is that of the heads and of the vocabulary."""
+    """Parts in the order of the ranks, and so of the heads and of the vocabulary."""
     parts = [part]
     if group is not None:
         parts *= dist.get_world_size(group)
@@ -165,11 +165,11 @@ def _compared(
                 tolerance=float(f"{max(LEAST_TOLERANCE, TOLERANCE_FACTOR * own_error):.3g}"),
             )
         )
-    # Not "difference > tolerance": a NaN is wrong, too.
+    # Not "difference > tolerance": NaN is also wrong.
     failed = [check for check in checks if not check.difference <= check.tolerance]
     if failed:
         raise UserError(
-            f"{checkpoint.option} {checkpoint.name} was not loaded as its files have it: "
+            f"{checkpoint.option} {checkpoint.name} was not loaded as it is in its files: "
             f"{failed[0].quantity} differ by {failed[0].difference:.3g} of their size from an unsharded "
             f"computation in float32, where {failed[0].tolerance:.3g} is the most that rounding explains. "
             "Nothing was generated: try --tp_size 1, and report it with the model's name and the versions in "
@@ -177,14 +177,13 @@ def _compared(
         )
     worst = max(checks, key=lambda check: check.difference / check.tolerance)
     if worst.tolerance >= 1:
-        return LoadingCheck(
-            reason=f"{worst.quantity} have no digit that is right in {checkpoint.name}'s dtype"
-        )
+        return LoadingCheck(reason=f"{worst.quantity} have no correct digit in {checkpoint.name}'s dtype")
     return worst
 
 
 def relative_difference(found: Tensor, wanted: Tensor) -> float:
-    """The largest of any token, [T, N] against [T, N]. Each row less its mean, which shifts logits alike."""
+    """The largest of any token, [T, N] against [T, N], after subtracting the mean over N, since logits may be
+    shifted by a constant."""
     found, wanted = (tensor - tensor.mean(dim=1, keepdim=True) for tensor in (found, wanted))
     sizes_T = wanted.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
     return float(((found - wanted).norm(dim=1) / sizes_T).max())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-# Of a host's memory, for what passes need beside weights and cache, and for other processes.
+# Of a host's memory, for passes and for other processes.
 RESERVED_FRACTION = 0.15
 KIBIBYTE = 1024
 
@@ -23,19 +23,19 @@ class DeviceMemory:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """Of a GPU, after what its allocator keeps without using it is given back: loading leaves gigabytes."""
+    """A GPU's memory after releasing what its allocator caches, which is gigabytes after loading."""
     release_memory(device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return DeviceMemory(total_bytes=total_bytes, free_bytes=free_bytes)
 
 
 def available_memory_bytes(num_sharers: int) -> int:
-    """A host's memory that the cache may take; it is shared with the other ranks there."""
+    """A host's memory that one rank's cache may take; the ranks there share it."""
     return int((1 - RESERVED_FRACTION) * psutil.virtual_memory().available / num_sharers)
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back memory that the allocator keeps unused, so that tensors of other sizes can have it."""
+    """Release memory that the allocator caches, so that tensors of other sizes can use it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

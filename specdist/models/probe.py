@@ -1,7 +1,7 @@
-"""Tries attention kernels on this device, on random pages, before any of them may be used.
+"""Tests attention kernels on this device, with random pages, before they are used.
 
-Whether a kernel takes a dtype, a head width, a page size or a window depends on the device and on versions of
-three libraries; its output is compared with plain attention in float32.
+Whether a kernel supports a dtype, a head width, a page size or a window depends on the device and on versions
+of three libraries; its output is compared with plain attention in float32.
 
 T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width.
 """
@@ -23,8 +23,8 @@ from specdist.models.kernel import PagedKernel
 from specdist.models.segments import PagedSegments, ragged_segments
 from specdist.utils.ranges import arange_segments
 
-# (new tokens, keys) of every segment: decoding steps, of which one is long enough for a kernel to split its
-# keys; verification blocks, padded in front where a row has fewer keys; a prefill mixed with both.
+# (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
+# verification blocks, padded in front if a sequence has fewer keys; a prefill mixed with both.
 PROBES = (
     ((1, 1), (1, 38), (1, 2100)),
     ((5, 2), (5, 44), (5, 2105)),
@@ -47,7 +47,7 @@ def choose_kernel(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PagedKernel | None:
-    """The first kernel that is right for every kind of attention; a log line says why others are not used."""
+    """The first kernel that is correct for every kind of attention; logged with why others are not used."""
     reasons = []
     chosen: PagedKernel | None = None
     for kernel in candidates:
@@ -92,7 +92,7 @@ def probe_kernel(
             except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as failure:
                 first_line = (str(failure) or repr(failure)).splitlines()[0]
                 return f"{textwrap.shorten(first_line, MAX_REASON_CHARACTERS)} ({about})"
-            # Not "error > tolerance": a NaN is wrong, too.
+            # Not "error > tolerance": NaN is also wrong.
             if not error <= TOLERANCES[dtype]:
                 return f"differs from plain attention by {error:.3g} ({about})"
     return None
@@ -129,7 +129,7 @@ def plain_attention(
         )
         window = num_keys if rules.window is None else rules.window
         scores_HQL.masked_fill_((ages_QL < 0) | (ages_QL >= window), -torch.inf)
-        # A query before the first key attends to nothing; its output is zero.
+        # A query before the first key has no key to attend to: its output is zero.
         probabilities_HQL = F.softmax(scores_HQL, dim=-1).nan_to_num(0.0)
         outputs.append((probabilities_HQL @ values_HLD).transpose(0, 1))
     return torch.cat(outputs)

@@ -1,9 +1,9 @@
 """Quantised checkpoints: which are read, and which are refused by name before anything is loaded.
 
-A quantised weight is a matrix of narrow numbers with scales beside it. Read without its scales it is another
-matrix, and the model still answers. One scheme is read, in one process: transformers' block-wise FP8
-(``quant_method: fp8``, as DeepSeek's models have it), whose weights transformers multiplies with their scales
-while it loads. Everything runs in ``--dtype`` then.
+A quantised weight is a matrix of narrow numbers with scales. Read without its scales it is another matrix,
+and the model still answers. One scheme is supported, in one process: transformers' block-wise FP8
+(``quant_method: fp8``, as in DeepSeek's models). transformers multiplies its weights with their scales during
+loading, and passes run in ``--dtype``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 CONFIG_KEY = "quantization_config"
-# Where other tools declare what they have done: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.
+# Where other tools declare their quantisation: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.
 SCHEME_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 BLOCK_FP8 = "fp8"
 FP8_KINDS = {"F8_E4M3", "F8_E5M2"}
 PLAIN_KINDS = {"F64", "F32", "F16", "BF16"}
-# Beside a weight of block-wise FP8: its scales, and those of activations, which are not quantised here.
+# Stored with a weight of block-wise FP8: its scales, and those of activations, which are not quantised here.
 WEIGHT_SCALES, ACTIVATION_SCALES = ("_scale_inv",), ("activation_scale", "input_scale")
 QUANTISED_NAMES = ("scale", "zero_point", "zeros", "qweight", "g_idx", "absmax", "quant_state", "packed")
 UNQUANTISED = "name the unquantised checkpoint that it was made from"
@@ -42,7 +42,7 @@ class Scheme:
 
 
 def declared_scheme(checkpoint: Checkpoint) -> Scheme | None:
-    """What the folder says of itself."""
+    """The quantisation that the folder declares, if any."""
     declared = _declared_config(checkpoint)
     if declared is not None:
         return Scheme(str(declared.get("quant_method", "unnamed")), "config.json")
@@ -55,13 +55,13 @@ def declared_scheme(checkpoint: Checkpoint) -> Scheme | None:
             named = {**values, **(nested if isinstance(nested, dict) else {})}
             method = next((named[key] for key in ("quant_method", "quant_algo") if named.get(key)), None)
             if method is None and "bits" not in named and "w_bit" not in named:
-                continue  # ModelOpt writes its file for models that it has left as they were, too
+                continue  # ModelOpt also writes its file for models that it has not quantised
             return Scheme(str(method or "unnamed"), name)
     return None
 
 
 def check_scheme(checkpoint: Checkpoint, tp_size: int) -> None:
-    """Refuse a declared quantisation that is not read. Raises :class:`UserError`."""
+    """Raises :class:`UserError` for a declared quantisation that is not supported."""
     scheme = declared_scheme(checkpoint)
     if scheme is None:
         return
@@ -82,11 +82,11 @@ def check_scheme(checkpoint: Checkpoint, tp_size: int) -> None:
 
 
 def check_stored_kinds(checkpoint: Checkpoint, kinds: Mapping[str, str], weights: set[str]) -> set[str]:
-    """Refuse numbers that would be taken for what they are not. Raises :class:`UserError`.
+    """Raises :class:`UserError` for stored numbers that would be misread.
 
     Args:
-        kinds: stored tensor -> kind of number, as a safetensors header names it.
-        weights: those of them that a floating-point parameter takes.
+        kinds: kind of number of each stored tensor, as a safetensors header names it.
+        weights: the tensors that floating-point parameters take.
 
     Returns:
         The tensors that belong to quantised weights and are read with them.
@@ -115,14 +115,14 @@ def check_stored_kinds(checkpoint: Checkpoint, kinds: Mapping[str, str], weights
 
 
 def looks_quantised(stored_name: str) -> bool:
-    """Whether a tensor's last word is one that quantised checkpoints use."""
+    """Whether the last part of a tensor's name is typical of quantised checkpoints."""
     leaf = stored_name.rpartition(".")[2]
     return any(word in leaf for word in QUANTISED_NAMES)
 
 
 def dequantized_config(checkpoint: Checkpoint) -> Any:
-    """The model's configuration, with which transformers multiplies quantised weights with their scales as it
-    reads them, whether or not the device has kernels for quantised ones."""
+    """The configuration with which transformers multiplies quantised weights with their scales during
+    loading, even if the device has kernels for quantised ones."""
     if _declared_config(checkpoint) is None:
         return checkpoint.config
     config = copy.deepcopy(checkpoint.config)
@@ -132,8 +132,8 @@ def dequantized_config(checkpoint: Checkpoint) -> Any:
 
 @torch.no_grad()
 def cast_dequantized(model: PreTrainedModel, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """Give every weight of a quantised checkpoint the run's dtype: transformers has left those that are not
-    quantised as they are stored. What the model computes keeps its own."""
+    """Cast all parameters of a quantised checkpoint to the run's dtype: transformers leaves unquantised ones
+    as they are stored. Buffers keep their dtype."""
     if _declared_config(checkpoint) is not None:
         for weight in model.parameters():
             weight.data = weight.data.to(dtype)

@@ -1,5 +1,4 @@
-"""A few layers of a checkpoint and a few rows of its vocabulary: as a model of their own, and in the loaded
-one.
+"""A few layers of a checkpoint and a few rows of its vocabulary, as a small model and in the loaded one.
 
 T tokens, V ids of the vocabulary, H heads, G key/value heads, D head width.
 """
@@ -26,13 +25,13 @@ from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
 
 NUM_TOKENS, NUM_IDS = 32, 256
-# Rotary frequencies in bfloat16 are wrong by radians well before; farther on the check would cost no more.
+# Far enough: with rotary frequencies in bfloat16 angles are wrong by radians well before.
 MOST_POSITIONS = 8192
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is run: tokens of a few ids of the vocabulary, at positions up to thousands, through a few
+    """The tokens that are run: a few ids of the vocabulary, at positions up to thousands, through a few
     layers."""
 
     layers: tuple[int, ...]
@@ -41,18 +40,18 @@ class Sample:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Which of the ids each token is: [T]."""
-        # A step without a common factor with the number of ids visits them all over the vocabulary.
+        """Index of each token in ``vocab_ids``: [T]."""
+        # A step without a common factor with the number of ids spreads the tokens over the vocabulary.
         return np.arange(len(self.positions)) * 101 % len(self.vocab_ids)
 
     @property
     def token_ids(self) -> np.ndarray:
-        """The same tokens by their ids in the whole vocabulary: [T]."""
+        """The tokens' ids in the whole vocabulary: [T]."""
         return np.array(self.vocab_ids)[self.tokens]
 
 
 def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
-    """The same on every rank."""
+    """A sample of the model; the same on every rank."""
     config = checkpoint.config.get_text_config()
     num_layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
@@ -68,8 +67,8 @@ def choose_sample(checkpoint: Checkpoint, vocab_size: int) -> Sample:
 
 @contextlib.contextmanager
 def only_layers(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[None]:
-    """The model as if it had these layers alone. Raises NotImplementedError if its layers are not in one
-    list."""
+    """A context in which the model has only these layers. Raises NotImplementedError if its layers are not in
+    one list."""
     config = model.config.get_text_config()
     owner, leaf, stack = _find_layers(model, config.num_hidden_layers)
     changed = _layered(config, layers)
@@ -89,7 +88,8 @@ def only_layers(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[None]
 def run_sample(
     model: PreTrainedModel, sample: Sample, *, token_ids: np.ndarray, device: torch.device
 ) -> dict[str, Tensor]:
-    """By quantity, float32 on the CPU: [T, H * D] and [T, G * D] of every layer, and logits [T, V]."""
+    """By name, float32 on the CPU: queries [T, H * D], keys and values [T, G * D] of every layer, and logits
+    [T, V]."""
     positions_T = torch.tensor(sample.positions, device=device)
     attention = RecordingAttention(positions_T, sample.layers)
     output = model(
@@ -103,8 +103,8 @@ def run_sample(
 
 
 class RecordingAttention:
-    """Stands in for the paged cache: remembers what each layer hands over, and attends to these tokens
-    alone."""
+    """Replaces the paged cache: records the inputs of each layer's attention, and attends to these tokens
+    only."""
 
     def __init__(self, positions_T: Tensor, layers: Sequence[int]) -> None:
         self.found: dict[str, Tensor] = {}
@@ -119,7 +119,7 @@ class RecordingAttention:
         values_TGD: Tensor,
         rules: AttentionRules,
     ) -> Tensor:
-        # A cut model counts its layers anew, or has kept their numbers: they come in order.
+        # Not by ``layer``: a cut model may number its layers anew. They are called in order.
         number = self._layers[len(self.found) // 3]
         for name, tensor in (("queries", queries_THD), ("keys", keys_TGD), ("values", values_TGD)):
             self.found[f"layer {number} {name}"] = tensor.flatten(1).float().cpu()
@@ -140,8 +140,8 @@ class RecordingAttention:
 
 
 def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> dict[str, Tensor]:
-    """The stored tensors of the sample's layers, numbered anew, and of all that is outside the layers; of the
-    vocabulary the sample's rows."""
+    """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
+    over the vocabulary only the sample's rows."""
     _, leaf, _ = _find_layers(model, model.config.get_text_config().num_hidden_layers)
     in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
     names = WeightNames(model)
@@ -175,7 +175,7 @@ def run_reference(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The sample through a model of its layers and ids alone, which transformers builds and fills."""
+    """Run the sample through a model of its layers and ids only, which transformers builds and loads."""
     config = copy.deepcopy(dequantized_config(checkpoint))
     text = config.get_text_config()
     for name, value in _layered(text, sample.layers).items():
@@ -208,7 +208,7 @@ def _find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, st
 
 
 def _layered(config: Any, layers: Sequence[int]) -> dict[str, Any]:
-    """What a configuration says of its layers, cut to these."""
+    """The values of a configuration that depend on its layers, cut to these layers."""
     num_layers = config.num_hidden_layers
     found = {
         name: [value[layer] for layer in layers]

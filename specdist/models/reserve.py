@@ -1,9 +1,8 @@
-"""GPU memory of a rank besides weights and cache: named terms, from a model's size and the run's limits.
+"""GPU memory that a rank needs besides weights and cache, computed from a model's size and the run's limits.
 
-The job reserves this memory before it sizes the cache, and the planner leaves it free, by the same formula.
-The terms for tensors are upper bounds of what a pass holds at a time, and tests compare them with passes. The
-constants below stand for the libraries' own memory; they were not measured on a GPU, and are named so that
-measurements can replace them.
+The job reserves this memory before it sizes the cache; the planner uses the same formula. The terms for
+tensors are upper bounds of the memory that a pass holds at a time, and tests compare them with passes. The
+constants for the libraries' memory below were not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -24,18 +23,17 @@ FLOAT_BYTES = 4
 # is float64.
 DECISION_BYTES = {"greedy": 12, "rejection": 12, "gumbel": 32}
 TOP_P_BYTES = 40
-# Bytes per entry of a distribution that a next token is sampled from: the target's, the draft's, their
-# residual, and float64 sums.
+# Bytes per entry where a next token is sampled: target's and draft's distribution, residual, float64 sums.
 RESIDUAL_BYTES = 32
-# cuBLAS has 32 MiB for each of the two streams (of passes and of captures) on recent GPUs, and cuBLASLt as
-# much; the rest is for reductions and for attention.
+# cuBLAS takes 32 MiB for each of the two streams (passes and captures) on recent GPUs, and cuBLASLt as much;
+# the rest is for reductions and attention.
 WORKSPACE_BYTES = 192 * MIB
-# Channels of a communicator: some MiB for each of a few dozen, which NCCL takes when they are first used.
+# A few dozen channels of a communicator with some MiB each, which NCCL allocates at their first use.
 COMMUNICATOR_BYTES = 512 * MIB
-# A recorded kernel's node with its arguments; and how many there are in a Llama layer, and beside the layers.
+# A recorded kernel's node with its arguments; number of kernels in a Llama layer, and outside of layers.
 GRAPH_NODE_BYTES = 1024
 KERNELS_PER_LAYER, OTHER_KERNELS = 43, 25
-# Of the whole GPU: what the allocator cannot use since it lies between other blocks.
+# Of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
 
 Decisions = Literal["greedy", "rejection", "gumbel"]
@@ -62,18 +60,18 @@ class PassLimits:
     Attributes:
         num_tokens: of a pass.
         num_logits: tokens whose logits are wanted.
-        num_rows: sequences that take part, and with a draft their branches.
-        row_tokens: of the longest sequence.
-        num_kept: vectors of float32 scores over the vocabulary that are kept from pass to pass.
+        num_seqs: sequences that take part, and with a draft their branches.
+        max_seq_len: tokens of the longest sequence.
+        num_kept: vectors of float32 scores over the vocabulary that are kept between passes.
         num_drawn: sequences whose recovered or bonus token is sampled here.
-        decides: this rank gets logits of the whole vocabulary; else only its slice.
+        decides: this rank gets logits of the whole vocabulary, others only of their part.
         has_kernel: attention reads pages without a mask of its own; float32 and a soft cap cannot.
     """
 
     num_tokens: int
     num_logits: int
-    num_rows: int
-    row_tokens: int
+    num_seqs: int
+    max_seq_len: int
     num_kept: int = 0
     num_drawn: int = 0
     decides: bool = True
@@ -85,14 +83,14 @@ class Reserve:
     """Bytes, by what needs them.
 
     Attributes:
-        activations: of the largest pass: hidden states, and the widest products of a layer.
-        attention: masks and scores where no kernel does without; pages are a part of ``page_overhead``.
+        activations: hidden states and the widest products of a layer, in the largest pass.
+        attention: masks and scores where there is no kernel; copies of pages are in :func:`page_overhead`.
         logits: logits, and the distributions computed from them.
         kept_scores: the distributions of drafted tokens until they are verified, and the target's
             distributions for next tokens.
-        graphs: CUDA graphs: the memory of the largest recorded pass, and every graph's own.
+        graphs: memory of the largest recorded pass, and of each CUDA graph itself.
         libraries: workspaces of cuBLAS and others.
-        nccl: buffers of communicators that are not allocated yet.
+        nccl: buffers of communicators, which are not allocated yet.
         margin: lost by fragmentation.
     """
 
@@ -110,7 +108,7 @@ class Reserve:
         return sum(dataclasses.astuple(self))
 
     def beside(self, other: Reserve) -> Reserve:
-        """Two models on one device, whose passes take turns: only lasting memory is added up."""
+        """The sum for two models on one device that take turns: only lasting memory is added."""
         return Reserve(
             activations=max(self.activations, other.activations),
             attention=max(self.attention, other.attention),
@@ -130,7 +128,7 @@ class Reserve:
 
 
 def gib(num_bytes: int) -> str:
-    """In GiB, with two decimals."""
+    """Bytes as GiB with two decimals."""
     return f"{num_bytes / GIB:.2f}"
 
 
@@ -143,11 +141,8 @@ def reserve(
     tp_size: int = 1,
     num_communicators: int = 0,
 ) -> Reserve:
-    """For one model on one GPU of ``device_bytes``.
-
-    Args:
-        num_communicators: of NCCL that this rank takes part in.
-    """
+    """The reserve of one model on one GPU of ``device_bytes``. ``num_communicators``: of NCCL, on this
+    rank."""
     return Reserve(
         activations=activation_bytes(model, limits.num_tokens, tp_size),
         attention=0 if limits.has_kernel else mask_bytes(model, limits, tp_size),
@@ -161,9 +156,9 @@ def reserve(
 
 
 def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
-    """The most that a layer holds at a time: the residual and its norm, and in addition either the norm's
-    float32 copies, or the widest products (the gate's, its activation, the other half's and their product),
-    or queries, keys and values with their rotated copies."""
+    """The most that a layer holds at a time: the residual and its norm, and either the norm's float32 copies,
+    or the widest products (gate, its activation, the other half and their product), or queries, keys and
+    values with their rotated copies."""
     number = model.bytes_per_number
     widest_kv = max((layer.num_heads * layer.width for layer in model.layers), default=0)
     query = max((model.num_query_heads * layer.width for layer in model.layers), default=0)
@@ -176,46 +171,46 @@ def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
 
 
 def logit_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:
-    """Logits as the model gives them and as a copy of a recorded pass, and the distributions: with a sliced
-    vocabulary of the slice, and for top-p of the whole vocabulary on rank 0."""
+    """Logits, their copy in a recorded pass, and the distributions: on a sharded target of the rank's part of
+    the vocabulary, and for top-p of the whole vocabulary on rank 0."""
     number = model.bytes_per_number
     width = -(-model.vocab_size // tp_size)
     own = limits.num_logits * width * (2 * number + sampling.bytes_per_logit)
     own = max(own, limits.num_drawn * model.vocab_size * RESIDUAL_BYTES)
     if tp_size == 1 or not limits.decides:
         return own
-    # Slices of other ranks are gathered and joined: for top-p of all logits, else of one token per sequence.
-    num_whole = limits.num_logits if sampling.has_top_p else min(limits.num_logits, limits.num_rows)
+    # Parts of other ranks are gathered and joined: for top-p of all logits, else of one token per sequence.
+    num_whole = limits.num_logits if sampling.has_top_p else min(limits.num_logits, limits.num_seqs)
     whole = num_whole * model.vocab_size * (3 * number + sampling.bytes_per_logit)
     return max(own, limits.num_logits * width * 2 * number + whole)
 
 
 def page_overhead(model: ModelSize, tp_size: int) -> int:
-    """Bytes per token of the cache that a pass may copy: the pages of one layer, gathered side by side for a
-    kernel that cannot read them in place. Sequences that share pages may copy them more than once; if
-    memory runs out, the batch is halved."""
+    """Bytes per token of the cache that a pass may copy: the pages of one layer, for a kernel that cannot
+    read them in place. Sequences that share pages may copy them several times; if memory runs out, the batch
+    is halved."""
     widest = max((2 * (layer.num_heads // tp_size) * layer.width for layer in model.layers), default=0)
     return widest * model.bytes_per_number
 
 
 def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     """A number per query head of a group, query and key, and a flag per query and key; with a soft cap, which
-    is computed in plain operations, also scores of every head, twice, and their softmax in float32."""
+    is computed in plain operations, also two copies of all heads' scores, and their softmax in float32."""
     num_kv_heads = max((layer.num_heads for layer in model.layers), default=1)
     repeats = model.num_query_heads // num_kv_heads
     number = model.bytes_per_number
     per_pair = repeats * number + number + 1
     if model.has_softcap:
         per_pair += model.num_query_heads // tp_size * (2 * number + FLOAT_BYTES)
-    return limits.num_tokens * limits.row_tokens * per_pair
+    return limits.num_tokens * limits.max_seq_len * per_pair
 
 
 def _graph_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
-    """Recorded passes run one at a time in one pool, as large as the largest of them needs; their results go
-    to one buffer outside. Every graph has its nodes."""
+    """Recorded passes share a pool, as large as the largest of them needs, and a buffer for results outside
+    of it. Every graph has its nodes."""
     num_tokens = min(MAX_TOKENS, max(FREE_TOKENS, 2 * limits.num_logits))
     logits = 2 * num_tokens * -(-model.vocab_size // tp_size) * model.bytes_per_number
-    num_keys = min(MAX_KEYS, 2 * limits.num_rows * limits.row_tokens)
+    num_keys = min(MAX_KEYS, 2 * limits.num_seqs * limits.max_seq_len)
     gathered = num_keys * page_overhead(model, tp_size)
     nodes = MAX_GRAPHS * (KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS) * GRAPH_NODE_BYTES
     return activation_bytes(model, num_tokens, tp_size) + logits + gathered + nodes

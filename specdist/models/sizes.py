@@ -1,9 +1,9 @@
-"""The size of a model: parameters, weights on each rank, keys and values of a token. No weights needed.
+"""The size of a model: parameters, weights on each rank, keys and values per token; from its configuration.
 
-The model is built from its configuration without memory, so that every family counts as transformers builds
-it. Which of its tensors DeepSpeed cuts follows :mod:`specdist.models.loading`: the linear layers inside the
-blocks, in parts that are equal where 64 times the number of ranks divides their width; the head along the
-vocabulary. Embeddings, norms and the biases that follow a sum are whole on every rank.
+The model is built without memory, so that every family is counted as transformers builds it. As in
+:mod:`specdist.models.loading`, DeepSpeed shards the linear layers inside the blocks, in equal parts if 64
+times the number of ranks divides their width, and the head is sharded along the vocabulary. Embeddings, norms
+and biases after an all-reduce are whole on every rank.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from transformers.pytorch_utils import Conv1D
 
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
 
-# GPT-Neo has its own name for this.
+# The second is GPT-Neo's name.
 SLIDING = ("sliding_attention", "local")
-# A sum over ranks ends attention, and another one the feed-forward part.
+# One after attention, one after the feed-forward part.
 ALL_REDUCES_PER_LAYER = 2
-# The matrices whose output is such a sum: every rank adds the whole bias once.
+# The matrices before an all-reduce, whose bias is whole on every rank.
 SUMMED = ("o_proj", "down_proj", "dense_4h_to_h", "attention.dense", "self_attn.dense", "fc2")
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What a token leaves in one layer: ``num_heads`` key/value heads of ``width`` numbers; a sliding
-    ``window`` bounds how far back they are read."""
+    """Keys and values of a token in one layer: ``num_heads`` heads of ``width`` numbers; attention reads back
+    at most over a sliding ``window``."""
 
     num_heads: int
     width: int
@@ -45,15 +45,14 @@ class ModelSize:
     """Counts of numbers, each ``bytes_per_number`` wide.
 
     Attributes:
-        num_parameters: of the model, tied ones once.
-        num_cut: in matrices that tensor parallelism cuts; ``num_whole``: in tensors that every rank keeps and
-            reads (norms, some biases); ``num_embedding``: in tables of which a pass reads single rows.
-        num_head: in the output head, cut along the vocabulary. A head tied to the embedding is the same
-            memory on one rank, and memory of its own on several.
-        num_query_heads: for the arithmetic of attention.
-        widest_product: most numbers of a token that a cut matrix gives, the head aside.
-        has_softcap: attention squeezes its scores, which no kernel here does.
-        is_shardable: whether DeepSpeed can shard its family.
+        num_parameters: of the model; tied parameters count once.
+        num_cut: in matrices that tensor parallelism shards; ``num_whole``: in tensors that are whole on every
+            rank (norms, some biases); ``num_embedding``: in tables of which a pass reads single rows.
+        num_head: in the output head, sharded along the vocabulary. A head that is tied to the embedding takes
+            memory of its own on several ranks, and none on one.
+        widest_product: largest output width of a sharded matrix other than the head.
+        has_softcap: attention caps its scores, which no kernel here supports.
+        is_shardable: whether DeepSpeed can shard the family.
     """
 
     name: str
@@ -74,31 +73,31 @@ class ModelSize:
     max_positions: int
 
     def weight_bytes(self, tp_size: int) -> int:
-        """Weights on one rank."""
+        """Bytes of weights on one rank."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
         return (self.num_cut // tp_size + self.num_whole + self.num_embedding + head) * self.bytes_per_number
 
     def streamed_bytes(self, tp_size: int) -> int:
-        """Weights that a pass reads on one rank, whatever the number of its tokens."""
+        """Bytes of weights that a pass of any size reads on one rank."""
         cut = (self.num_cut + self.num_head) // tp_size
         return (cut + self.num_whole) * self.bytes_per_number
 
     def flops_per_token(self, tp_size: int) -> float:
-        """Operations of one token on one rank, attention aside: a product and a sum per weight."""
+        """Operations per token on one rank without attention: a multiplication and an addition per weight."""
         return 2 * (self.num_cut + self.num_head) / tp_size
 
     def attention_flops(self, tp_size: int, context_tokens: float) -> float:
-        """Operations of one token's attention on one rank: scores, and the sum of values."""
+        """Operations of a token's attention on one rank: scores, and the sum of values."""
         read = sum(layer.width * layer.tokens_read(context_tokens) for layer in self.layers)
         return 4 * self.num_query_heads / tp_size * read
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
-        """Keys and values of one token on one rank."""
+        """Bytes of keys and values per token on one rank."""
         numbers = sum(2 * (layer.num_heads // tp_size) * layer.width for layer in self.layers)
         return numbers * self.bytes_per_number
 
     def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
-        """Keys and values that attention reads on one rank for one row."""
+        """Bytes of keys and values that a token's attention reads on one rank."""
         read = sum(
             2 * (layer.num_heads / tp_size) * layer.width * layer.tokens_read(context_tokens)
             for layer in self.layers
@@ -106,7 +105,7 @@ class ModelSize:
         return read * self.bytes_per_number
 
     def tp_sizes(self, most: int) -> list[int]:
-        """Numbers of ranks up to ``most`` that can share it, dividing its heads and its key/value heads."""
+        """Numbers of ranks up to ``most`` that can shard it: they divide its heads and key/value heads."""
         heads = (self.num_query_heads, *(layer.num_heads for layer in self.layers))
         most = most if self.is_shardable else min(most, 1)
         return [size for size in range(1, most + 1) if not any(count % size for count in heads)]
@@ -115,10 +114,8 @@ class ModelSize:
 def model_size(
     name: str, config: PretrainedConfig, bytes_per_number: int, *, trusts_code: bool = False
 ) -> ModelSize:
-    """Count a model from its configuration; numbers of weights and cache have ``bytes_per_number`` each.
-
-    ``trusts_code``: the code that its folder brings along may be run to build it.
-    """
+    """Count a model from its configuration. ``trusts_code``: custom code in its folder may be run to build
+    it."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code)
     text = config.get_text_config()
@@ -127,7 +124,7 @@ def model_size(
     num_head = sum(weight.numel() for weight in head.parameters()) if head is not None else 0
     parameters = {id(weight): weight.numel() for weight in model.parameters()}
     num_cut = num_embedding = 0
-    # Where the configuration has one: experts are no linear layers.
+    # From the configuration, since experts are not linear layers.
     widest = getattr(text, "intermediate_size", None) or 0
     for module_name, module in model.named_modules():
         if module is head:
@@ -167,7 +164,7 @@ def _layers(text: Any) -> tuple[LayerCache, ...]:
     window = getattr(text, "sliding_window", None) or getattr(text, "window_size", None)
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if kinds is None:
-        # Without a list every layer slides, if there is a window; Qwen2 names one that it may not use.
+        # Without a list all layers use the window, if there is one; Qwen2 may name one without using it.
         slides = window is not None and getattr(text, "use_sliding_window", True)
         kinds = [SLIDING[0] if slides else ""] * text.num_hidden_layers
     return tuple(LayerCache(num_kv_heads, width, window if kind in SLIDING else None) for kind in kinds)

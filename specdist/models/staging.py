@@ -1,4 +1,4 @@
-"""Sends a pass's inputs to the device: packed into one host buffer, with one copy."""
+"""Sends a pass's inputs to the device with one copy, packed into one host buffer."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ class Event(Protocol):
 
 
 class NothingInFlight:
-    """For the host, where copies are done when the call returns."""
+    """For the host, where a copy is complete when its call returns."""
 
     def record(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing."""
 
 
 class InputStaging:
     """A ring of pinned host buffers for one int32 buffer on the device.
 
-    A buffer is handed out again only after its last copy is done: overwriting it earlier would change what
-    the device reads.
+    A buffer is reused only after its last copy is complete, since the device reads from it until then.
     """
 
     def __init__(self, size: int, device: torch.device, new_event: Callable[[], Event] | None = None) -> None:

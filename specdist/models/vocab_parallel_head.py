@@ -1,8 +1,8 @@
-"""The output head of a sharded target: every rank computes the logits of its own slice of the vocabulary.
+"""The output head of a sharded target: every rank computes the logits of its part of the vocabulary.
 
-DeepSpeed's own head splits the sum over the hidden units and adds up logits of the whole vocabulary on every
-rank. Its vocabulary-parallel one is for training: the inference configuration refuses
-``vocab_parallel_lm_head``, and a head without memory would be tied to the embedding, whether it is or not.
+DeepSpeed's own head splits the sum over the hidden units, and all-reduces logits of the whole vocabulary. Its
+vocabulary-parallel head is for training: the inference configuration refuses ``vocab_parallel_lm_head``, and
+on the meta device it would always be tied to the embedding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdist.utils.errors import UserError
 
 
 class VocabParallelHead(nn.Linear):
-    """The rows ``ids`` of a head, weight and bias; padding ids after the vocabulary are nobody's."""
+    """The rows ``ids`` of a head, weight and bias. Padding ids after the vocabulary are on no rank."""
 
     def __init__(self, whole: nn.Linear, ids: range) -> None:
         super().__init__(
@@ -42,9 +42,9 @@ def find_head(model: PreTrainedModel) -> tuple[str, nn.Module | None]:
 
 
 def shard_head(model: PreTrainedModel, name: str, whole: nn.Module | None, ids: range) -> None:
-    """Put this rank's slice of the head, without memory yet, into the model that DeepSpeed has sharded.
+    """Put this rank's part of the head, on the meta device, into the model that DeepSpeed has sharded.
 
-    Raises :class:`UserError` where the whole head was not a plain linear layer.
+    Raises :class:`UserError` if the whole head is not a plain linear layer.
     """
     if type(whole) is not nn.Linear:
         raise UserError(

@@ -21,9 +21,9 @@ KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch
 
 
 def find_weight_files(option: str, name: str, folder: Path, *, allows_pickle: bool) -> tuple[Path, ...]:
-    """The files that hold the weights, each of them whole. Raises :class:`UserError`.
+    """The files that hold the weights. Raises :class:`UserError` if any is missing or damaged.
 
-    Pickled ones are taken where there are no others and it is allowed; their code is not run all the same.
+    Pickled files are used only if there are no others and it is allowed; even then no code in them is run.
     """
     what = f"{option} {name}"
     files = _named_files(what, folder, SAFETENSORS_INDEX, "*.safetensors")
@@ -62,8 +62,8 @@ def open_weights(path: Path) -> Iterator[StoredTensors]:
 
 
 class StoredTensors:
-    """By name: :meth:`shape` and :meth:`kind` of number (``BF16``, ``F8_E4M3``, as safetensors headers name
-    it) without reading the tensor, :meth:`read` with; :meth:`rows` reads a few of its rows alone."""
+    """Tensors by name: :meth:`shape` and :meth:`kind` of number (``BF16``, ``F8_E4M3``, as in safetensors
+    headers) without reading the tensor; :meth:`read` reads it, :meth:`rows` a few of its rows."""
 
     def __init__(
         self,
@@ -85,16 +85,16 @@ def _kind(path: Path) -> str:
 
 
 def _named_files(what: str, folder: Path, index_name: str, pattern: str) -> tuple[Path, ...]:
-    """Those that the index names, or, without one, all that look like it."""
+    """The files that the index names, or without an index those that match the pattern."""
     index = folder / index_name
     if not index.is_file():
         return tuple(sorted(folder.glob(pattern)))
     with reading(f"{what}: {index_name}"):
         values = parse_object(index.read_bytes())
         names = sorted(set(values["weight_map"].values()))
-        # transformers asks for it.
+        # transformers needs it.
         if not isinstance(values["metadata"], dict):
-            raise ValueError("its metadata are no object")
+            raise ValueError("its metadata is not an object")
         if not names:
             raise ValueError("its weight_map is empty")
         outside = [name for name in names if Path(name).name != name]
@@ -114,6 +114,6 @@ def _pickled_files(what: str, folder: Path, *, allows_pickle: bool) -> tuple[Pat
         raise UserError(
             f"{what} has no *.safetensors, only pickled *{PICKLE_SUFFIX} weights, a format that can carry "
             "code: load it once with transformers and save it with save_pretrained, which writes "
-            "safetensors, or pass --allow_pickle to read its tensors, and nothing but tensors, as they are"
+            "safetensors, or pass --allow_pickle to read its tensors, and only tensors"
         )
     return _named_files(what, folder, PICKLE_INDEX, f"pytorch_model*{PICKLE_SUFFIX}")

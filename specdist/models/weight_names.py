@@ -1,4 +1,4 @@
-"""What in a model takes which stored tensor; transformers knows what was renamed or is stored otherwise."""
+"""Which stored tensor each parameter of a model takes, with the renamings that transformers knows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-# Left by earlier versions of transformers in many published files: computed anew, or no longer used.
+# Stored by earlier versions of transformers in many published files: now computed, or unused.
 HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
 
 
@@ -27,7 +27,7 @@ class WeightNames:
         self._ignored = [re.compile(pattern) for pattern in ignored]
         self._tied: dict[str, str] = {}
         if model.config.get_text_config().tie_word_embeddings:
-            # Files hold such a pair once as a rule; sharded, they are two parameters.
+            # Files usually hold such a pair once; in a sharded model they are two parameters.
             names = {id(module): name for name, module in model.named_modules()}
             head, embedding = (
                 f"{names[id(module)]}.weight"
@@ -36,9 +36,9 @@ class WeightNames:
             self._tied = {embedding: head, head: embedding}
 
     def takers(self, stored_names: Iterable[str]) -> dict[str, set[str]]:
-        """The parameters and buffers that each stored tensor is for, none if it is for nobody.
+        """The parameters and buffers that take each stored tensor, perhaps none.
 
-        As transformers has it: of a tied pair of which both are stored each takes its own.
+        As in transformers, if both tensors of a tied pair are stored, each takes its own.
         """
         direct = {stored: self._renamed(stored)[0] for stored in stored_names}
         stored = set(direct.values()) & set(self.known)
@@ -46,11 +46,11 @@ class WeightNames:
         return {stored: {name, tied.get(name, name)} & set(self.known) for stored, name in direct.items()}
 
     def is_converted(self, stored_name: str) -> bool:
-        """Whether transformers makes parameters of other names out of it, as of single experts."""
+        """Whether transformers converts it into other parameters, as it does with single experts."""
         return self._renamed(stored_name)[1] is not None
 
     def is_harmless(self, stored_name: str) -> bool:
-        """Whether a tensor that nobody takes is known to be of no use, to transformers or by its name."""
+        """Whether a tensor that no parameter takes is known to be unused, by transformers or by its name."""
         name = self._renamed(stored_name)[0]
         return (
             name in self._computed

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from specdist.engine.scheduler import SchedulerSettings
 from specdist.job.allocation import (
+    BatchLimits,
     HeldModel,
-    RowLimits,
     draft_limits,
     room_on_gpu,
     target_limits,
@@ -66,10 +66,10 @@ class _Work:
     num_branches: int = 0
     works_ahead: bool = False
 
-    def limits(self, num_rows: int) -> RowLimits:
+    def limits(self, num_rows: int) -> BatchLimits:
         """The limits of a job with this many running sequences."""
         block_tokens = self.num_draft_tokens + 1
-        return RowLimits(
+        return BatchLimits(
             scheduling=SchedulerSettings(
                 max_num_seqs=num_rows,
                 max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, num_rows * block_tokens),
@@ -78,7 +78,6 @@ class _Work:
                 max_seq_len=self.row_tokens,
                 seed=0,
             ),
-            max_seq_len=self.row_tokens,
             num_branch_rows=num_rows * self.num_branches,
             max_branch_tokens=block_tokens if self.num_branches else 0,
             works_ahead=self.works_ahead,
@@ -128,7 +127,7 @@ def _share(
 ) -> Share:
     """The GPU of the rank that needs the most: the target's rank 0, or the draft."""
 
-    def held(limits: RowLimits) -> list[HeldModel]:
+    def held(limits: BatchLimits) -> list[HeldModel]:
         models = []
         if target is not None:
             passes = target_limits(limits, SAMPLING, has_kernel=_has_kernel(target))
@@ -157,11 +156,11 @@ def _share(
         limits = work.limits(num_rows)
         models = held(limits)
         if gpu.is_host:
-            num_pages = limits.num_row_pages + limits.num_branch_pages
+            num_pages = limits.num_seq_pages + limits.num_branch_pages
             cache_bytes = num_pages * sum(model.page_bytes for model in models)
             return cache_bytes <= memory.free_bytes - reserved_bytes(num_rows)
         room = room_on_gpu(models, limits, SAMPLING, memory, num_communicators=num_communicators)
-        return room.num_pages >= limits.num_row_pages
+        return room.num_pages >= limits.num_seq_pages
 
     most_rows = _largest(fits)
     reserved = reserved_bytes(max(1, most_rows))
@@ -169,7 +168,7 @@ def _share(
     page_bytes = sum(model.page_bytes for model in one)
     return Share(
         weight_bytes=weight_bytes,
-        cache_bytes_per_row=limits.num_row_pages * page_bytes,
+        cache_bytes_per_row=limits.num_seq_pages * page_bytes,
         branch_bytes_per_row=limits.num_branch_pages * page_bytes,
         reserved_bytes=reserved,
         usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,

@@ -61,11 +61,11 @@ class AdaEdl(RegisteredPolicy):
     acceptance_momentum: float = policy_option(
         0.5, SHARE, symbol="β1", help="EMA factor of the acceptance rate"
     )
-    name: ClassVar[str] = "adaedl"
-    drafts: ClassVar[str] = "until 1 - sqrt(γ entropy) falls below λ, which follows the sequence's acceptance"
-    papers: ClassVar[tuple[Reference, ...]] = (AGRAWAL_2024,)
+    name = "adaedl"
+    drafts = "until 1 - sqrt(γ entropy) falls below λ, which follows the sequence's acceptance"
+    papers = (AGRAWAL_2024,)
     grid: ClassVar[Grid] = {"stop_bound": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
-    uses_features: ClassVar[bool] = True
+    uses_features = True
 
     @property
     def initial_history(self) -> tuple[float, ...]:

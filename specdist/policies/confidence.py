@@ -36,11 +36,11 @@ class ConfidenceThreshold(WithoutHistory, RegisteredPolicy):
     stop_probability: float = policy_option(
         0.4, SHARE, help="stop after a token that the draft gave less than this probability"
     )
-    name: ClassVar[str] = "confidence"
-    drafts: ClassVar[str] = "until the draft gives the drawn token less than this probability (transformers)"
-    papers: ClassVar[tuple[Reference, ...]] = (MAMOU_2024,)
+    name = "confidence"
+    drafts = "until the draft gives the drawn token less than this probability (transformers)"
+    papers = (MAMOU_2024,)
     grid: ClassVar[Grid] = {"stop_probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
-    uses_features: ClassVar[bool] = True
+    uses_features = True
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)

@@ -15,7 +15,7 @@ import numpy as np
 
 from specdist.utils.json_values import from_fields
 
-# The numbers of branches per row among which the costs decide.
+# Numbers of branches per sequence among which the costs decide.
 BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
 
 

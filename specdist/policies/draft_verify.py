@@ -44,13 +44,11 @@ class DraftVerify(RegisteredPolicy):
         0.6, SHARE, symbol="first γ", help="first threshold: stop after a token that the draft gave less"
     )
     target_acceptance: float = policy_option(0.9, SHARE, symbol="α", help="acceptance rate to keep")
-    name: ClassVar[str] = "draft_verify"
-    drafts: ClassVar[str] = (
-        "until the draft gives the drawn token less than γ, which follows the sequence's acceptance"
-    )
-    papers: ClassVar[tuple[Reference, ...]] = (ZHANG_2023,)
+    name = "draft_verify"
+    drafts = "until the draft gives the drawn token less than γ, which follows the sequence's acceptance"
+    papers = (ZHANG_2023,)
     grid: ClassVar[Grid] = {"stop_probability": (0.2, 0.4, 0.6, 0.8), "target_acceptance": (0.7, 0.9)}
-    uses_features: ClassVar[bool] = True
+    uses_features = True
 
     @property
     def initial_history(self) -> tuple[float, ...]:

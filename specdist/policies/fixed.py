@@ -9,7 +9,7 @@ import numpy as np
 
 from specdist.policies.base import DraftedRows, WithoutHistory
 from specdist.policies.options import COUNT, Grid, RegisteredPolicy, policy_option
-from specdist.policies.references import LEVIATHAN_2023, Reference
+from specdist.policies.references import LEVIATHAN_2023
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class FixedLength(WithoutHistory, RegisteredPolicy):
     """Always ``num_draft_tokens``; 0 never drafts."""
 
     num_draft_tokens: int = policy_option(5, COUNT, symbol="K", help="draft tokens of every block")
-    name: ClassVar[str] = "fixed"
-    drafts: ClassVar[str] = "always K tokens"
-    papers: ClassVar[tuple[Reference, ...]] = (LEVIATHAN_2023,)
+    name = "fixed"
+    drafts = "always K tokens"
+    papers = (LEVIATHAN_2023,)
     grid: ClassVar[Grid] = {"num_draft_tokens": (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20)}
-    uses_features: ClassVar[bool] = False
+    uses_features = False
 
     @property
     def max_draft_tokens(self) -> int:

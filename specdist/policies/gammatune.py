@@ -1,13 +1,13 @@
 """GammaTune (Gautam, Shrestha, Reddy 2025): the length follows a moving average of what was accepted.
 
-Algorithm 1, with A accepted of the row's last block:
+Algorithm 1, with A accepted tokens of the sequence's last block:
 
     A <- A + δ                                       if all of the block was accepted
     w <- min(γ_max, max(γ_min, (1 - η) w + η A))
     γ <- ceil(w)
 
-A block may be shorter than γ, where γ would reach beyond the row's end or further ahead than the draft works.
-"All of it" then means what was drafted, as in transformers' heuristic.
+A block may be shorter than γ, at a sequence's end or where the draft does not work so far ahead. Then "all of
+the block" means the drafted tokens, as in transformers' heuristic.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GAUTAM_2025 = Reference(
 
 @dataclass(frozen=True, kw_only=True)
 class GammaTune(RegisteredPolicy):
-    """A row's history is its window w, which begins at ``num_draft_tokens``."""
+    """A sequence's history is its window w, which begins at ``num_draft_tokens``."""
 
     num_draft_tokens: int = shared_option(FIRST_DRAFT_TOKENS)
     min_draft_tokens: int = policy_option(1, COUNT, symbol="γ_min", help="fewest draft tokens of a block")
@@ -51,15 +51,15 @@ class GammaTune(RegisteredPolicy):
         2.0, AMOUNT, symbol="δ", help="added to the accepted tokens of a block that was accepted whole"
     )
     length_rate: float = policy_option(0.5, SHARE, symbol="η", help="weight of the last block in the average")
-    name: ClassVar[str] = "gammatune"
-    drafts: ClassVar[str] = "a moving average of what was accepted, δ more for a block accepted whole"
-    papers: ClassVar[tuple[Reference, ...]] = (GAUTAM_2025,)
+    name = "gammatune"
+    drafts = "a moving average of what was accepted, δ more for a block accepted whole"
+    papers = (GAUTAM_2025,)
     grid: ClassVar[Grid] = {
         "num_draft_tokens": FIRST_LENGTHS,
         "length_bonus": (0.5, 1.0, 2.0, 4.0),
         "length_rate": (0.25, 0.5, 0.75),
     }
-    uses_features: ClassVar[bool] = False
+    uses_features = False
 
     @property
     def initial_history(self) -> tuple[float, ...]:

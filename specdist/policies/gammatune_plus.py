@@ -20,14 +20,14 @@ class GammaTunePlus(GammaTune):
     stop_probability: float = policy_option(
         0.4, SHARE, symbol="τ", help="stop after a token whose distribution gives its likeliest token less"
     )
-    name: ClassVar[str] = "gammatune_plus"
-    drafts: ClassVar[str] = "the same, and ends a block where the likeliest token falls below τ"
+    name = "gammatune_plus"
+    drafts = "the same, and ends a block where the likeliest token falls below τ"
     grid: ClassVar[Grid] = {
         "length_bonus": (1.0, 2.0, 4.0),
         "length_rate": (0.25, 0.5, 0.75),
         "stop_probability": (0.2, 0.4, 0.6, 0.8),
     }
-    uses_features: ClassVar[bool] = True
+    uses_features = True
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         wants_R = super().wants_more(rows)

@@ -37,7 +37,7 @@ from specdist.policies.references import Reference
 # Acceptance assumed before any token was verified, and the half-life of the running estimate, in tokens.
 PRIOR_ACCEPTANCE = 0.7
 FORECAST_MEMORY = 256
-# Half-life in rounds without drafts, which observe nothing: in time, drafting is tried again.
+# Half-life in rounds without drafts, which observe nothing, so that drafting is tried again.
 IDLE_MEMORY = 2048
 # Weight of the batch's estimate for a sequence, in tokens of its own; and the half-life of those, in tokens.
 ROW_PRIOR_TOKENS = 32
@@ -61,16 +61,16 @@ class Goodput(RegisteredPolicy):
     A sequence's history is its numbers of accepted and of verified tokens, both decaying exponentially.
     """
 
-    name: ClassVar[str] = "goodput"
-    drafts: ClassVar[str] = (
+    name = "goodput"
+    drafts = (
         "what pays for the whole batch: measured costs of passes against learned chances of acceptance; "
         "nothing where nothing pays"
     )
-    papers: ClassVar[tuple[Reference, ...]] = (LIU_2024,)
+    papers = (LIU_2024,)
     own_options: ClassVar[Mapping[str, OptionInfo]] = {"max_draft_tokens": MAX_DRAFT_TOKENS}
-    needs_costs: ClassVar[bool] = True
+    needs_costs = True
     optional_head: ClassVar[HeadKind | None] = "acceptance"
-    uses_features: ClassVar[bool] = True
+    uses_features = True
 
     def __init__(
         self, *, max_draft_tokens: int, costs: CostModel, is_coupled: bool, reads_head: bool = False
@@ -90,7 +90,7 @@ class Goodput(RegisteredPolicy):
         self._forecast = PRIOR_ACCEPTANCE
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
-        # Of plans of r sequences with d further steps each: their tokens, and the time of the steps.
+        # For r sequences with d further steps each: their tokens, and the time of the steps.
         self._steps_D = np.arange(1, max_draft_tokens + 1)
         self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
         self._drafting_RD = np.zeros((0, max_draft_tokens))
@@ -177,7 +177,7 @@ class Goodput(RegisteredPolicy):
         self._num_tokens = 0
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
-            # The step for the tokens in the next tokens' places is over.
+            # The step that drafts in place of the next tokens is done.
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
         num_rows = len(rows.draft_rows_R)

@@ -27,10 +27,10 @@ class HfHeuristic(RegisteredPolicy):
 
     num_draft_tokens: int = shared_option(FIRST_DRAFT_TOKENS)
     max_draft_tokens: int = shared_option(MAX_DRAFT_TOKENS)
-    name: ClassVar[str] = "hf_heuristic"
-    drafts: ClassVar[str] = "2 more after a block that was accepted whole, else 1 less (transformers)"
+    name = "hf_heuristic"
+    drafts = "2 more after a block that was accepted whole, else 1 less (transformers)"
     grid: ClassVar[Grid] = {"num_draft_tokens": FIRST_LENGTHS}
-    uses_features: ClassVar[bool] = False
+    uses_features = False
 
     @property
     def initial_history(self) -> tuple[float, ...]:

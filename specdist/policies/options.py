@@ -51,9 +51,9 @@ def policy_option(default: float, rule: Rule, *, help: str, symbol: str = "") ->
     return shared_option(OptionInfo(default=default, rule=rule, help=help, symbol=symbol))
 
 
-# Of every policy with blocks of different lengths.
+# For policies whose blocks differ in length.
 MAX_DRAFT_TOKENS = OptionInfo(default=20, rule=COUNT, help="most draft tokens of a block")
-# Of policies that adapt a first length.
+# For policies that adapt a first length.
 FIRST_DRAFT_TOKENS = OptionInfo(default=5, rule=COUNT, help="draft tokens of a sequence's first block")
 
 
@@ -83,6 +83,7 @@ class RegisteredPolicy:
     needs_costs: ClassVar[bool] = False
     own_options: ClassVar[Mapping[str, OptionInfo]] = {}
     optional_head: ClassVar[HeadKind | None] = None
+    uses_features: ClassVar[bool]
 
 
 def options_of(policy_class: Any) -> dict[str, OptionInfo]:

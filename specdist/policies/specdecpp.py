@@ -5,8 +5,8 @@ every token the chance that it is accepted after those before it (section 4.1), 
 
     1 - prod_i sigmoid(f(e_i)) > h
 
-with e_i the draft's last hidden state of token i as *input*. It is known one pass after the token was drawn
-and before the next one is, so that the next token looks at no token that it leaves out.
+with e_i the draft's last hidden state of token i as *input*. It is known one pass after the token was drawn,
+before the next token is drawn, so that no drawn token is dropped.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
     stop_threshold: float = policy_option(
         0.7, SHARE, symbol="h", help="stop where a rejection in the block is likelier than this"
     )
-    name: ClassVar[str] = "specdecpp"
-    drafts: ClassVar[str] = (
+    name = "specdecpp"
+    drafts = (
         "until some token of the block is likelier than h to be rejected, by the acceptance head's estimates"
     )
-    papers: ClassVar[tuple[Reference, ...]] = (HUANG_2024,)
+    papers = (HUANG_2024,)
     grid: ClassVar[Grid] = {"stop_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
-    uses_features: ClassVar[bool] = False
+    uses_features = False
     head_kind: ClassVar[HeadKind] = "acceptance"
     # By chain: that all of its block is accepted.
     _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)

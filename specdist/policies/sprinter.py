@@ -45,13 +45,11 @@ class Sprinter(WithoutHistory, RegisteredPolicy):
     verifier_threshold: float = policy_option(
         0.5, SHARE, symbol="τ", help="stop after a token of which the verifier is less sure than this"
     )
-    name: ClassVar[str] = "sprinter"
-    drafts: ClassVar[str] = (
-        "until the verifier is less sure than τ of a token; **not exact** unless `--verify all`"
-    )
-    papers: ClassVar[tuple[Reference, ...]] = (ZHONG_2025,)
+    name = "sprinter"
+    drafts = "until the verifier is less sure than τ of a token; **not exact** unless `--verify all`"
+    papers = (ZHONG_2025,)
     grid: ClassVar[Grid] = {"verifier_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
-    uses_features: ClassVar[bool] = False
+    uses_features = False
     head_kind: ClassVar[HeadKind] = "verifier"
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:

@@ -39,11 +39,11 @@ class Svip(WithoutHistory, RegisteredPolicy):
     stop_root_entropy: float = policy_option(
         0.3, AMOUNT, symbol="h", help="stop after a token whose sqrt(entropy in nats) exceeds this"
     )
-    name: ClassVar[str] = "svip"
-    drafts: ClassVar[str] = "until the square root of the draft's entropy (nats) exceeds h"
-    papers: ClassVar[tuple[Reference, ...]] = (ZHANG_2024,)
+    name = "svip"
+    drafts = "until the square root of the draft's entropy (nats) exceeds h"
+    papers = (ZHANG_2024,)
     grid: ClassVar[Grid] = {"stop_root_entropy": (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)}
-    uses_features: ClassVar[bool] = True
+    uses_features = True
 
     def wants_more(self, rows: DraftedRows) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)

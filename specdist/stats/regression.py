@@ -11,7 +11,7 @@ INDEPENDENT = 1e-3
 
 @dataclass
 class CostSums:
-    """Sums over observations of a time T and of both models' passes in it, N_draft and N_target."""
+    """Sums over observations of a time T with N_draft and N_target passes; d and v stand for the latter."""
 
     num: int = 0
     t: int = 0
@@ -33,8 +33,7 @@ class CostSums:
         self.vt += num_target_passes * time_ns
 
     def fit(self) -> dict[str, float] | None:
-        """``t_draft_s``, ``t_target_s`` and R²; None where the passes do not tell the two apart, or what they
-        say explains nothing.
+        """``t_draft_s``, ``t_target_s`` and R²; None if the passes do not determine both, or explain nothing.
 
         With a fixed draft length N_draft is almost a multiple of N_target, and the solution is arbitrary.
         """

@@ -1,7 +1,7 @@
-"""Where the tokens and the time went. Integers only, so that shards add up exactly and survive JSON.
+"""Statistics of a shard: counts of tokens, and times. Integers only, so that sums are exact and survive JSON.
 
-Names follow vLLM's speculative decoding metrics. Times are nanoseconds of wall clock: each role's own add up
-to the wall time of the rounds that it served. :mod:`specdist.data.schema` says what each count means.
+Names follow vLLM's speculative decoding metrics. Times are nanoseconds; those of each role add up to the wall
+time of its rounds. :mod:`specdist.data.schema` describes each count.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from specdist.stats.regression import NS_PER_S, CostSums
 from specdist.utils.json_values import from_fields
 
 Key = TypeVar("Key", bound=Hashable)
+SUMMARY_COUNTS = (
+    "num_rows", "num_completions", "num_error_rows", "num_cut_completions", "num_out_of_memory",
+    "num_completion_tokens",
+)  # fmt: skip
 
 
 @dataclass
 class TargetTimes:
-    """Nanoseconds of the target's side: waiting for the draft is idle, everything on the host is ``host``."""
+    """Nanoseconds of the target's side. ``idle``: waiting for the draft; ``host``: work on the CPU."""
 
     prefill: int = 0
     verify: int = 0
@@ -29,12 +33,12 @@ class TargetTimes:
 
     @property
     def total(self) -> int:
-        return self.prefill + self.verify + self.transfer + self.idle + self.host
+        return sum(dataclasses.astuple(self))
 
 
 @dataclass
 class DraftTimes:
-    """Nanoseconds of the draft's side: waiting for the target is idle."""
+    """Nanoseconds of the draft's side. ``idle``: waiting for the target."""
 
     prefill: int = 0
     draft: int = 0
@@ -43,12 +47,12 @@ class DraftTimes:
 
     @property
     def total(self) -> int:
-        return self.prefill + self.draft + self.transfer + self.idle
+        return sum(dataclasses.astuple(self))
 
 
 @dataclass
 class PeakMemory:
-    """Most bytes held by one rank of a role; merges as a maximum."""
+    """Peak memory of one rank of each role, in bytes; merges as a maximum."""
 
     target: int = 0
     draft: int = 0
@@ -56,16 +60,14 @@ class PeakMemory:
 
 @dataclass
 class WorkSpan:
-    """When a shard was worked on, in nanoseconds of Unix time by the clock of the replica; both 0 if unknown.
-
-    The only field that says when and not how long; it merges to the span of all.
-    """
+    """Begin and end of the work on a shard, in nanoseconds of Unix time by the replica's clock; both 0 if
+    unknown. Merges to the span of both."""
 
     begin_unix_ns: int = 0
     end_unix_ns: int = 0
 
     def extend(self, begin_unix_ns: int, end_unix_ns: int) -> None:
-        """Include this span too; one that is unknown changes nothing."""
+        """Include another span; an unknown one changes nothing."""
         if not end_unix_ns:
             return
         self.begin_unix_ns = min(self.begin_unix_ns or begin_unix_ns, begin_unix_ns)
@@ -74,13 +76,14 @@ class WorkSpan:
 
 @dataclass(frozen=True)
 class AheadOutcome:
-    """What a row had prepared for a next token, and what became of it.
+    """How the tokens that a sequence had drafted ahead, and its branches, met the next token.
 
     Attributes:
-        num_tokens: drafted ahead; ``is_hit``: the first was the next token, and the others are candidates.
-        num_branches: prepared for a miss; ``branch_rank``: the rank of the alternative, from 1, whose branch
-            has become the candidates, or 0.
-        num_lost_branch_tokens: drafted in the other branches.
+        num_tokens: tokens drafted ahead.
+        is_hit: the first of them was the next token; the others are the next candidates.
+        num_branches: branches prepared for a miss.
+        branch_rank: rank, from 1, of the alternative whose branch became the candidates; 0 if none did.
+        num_lost_branch_tokens: tokens of the other branches.
     """
 
     num_tokens: int
@@ -94,24 +97,28 @@ class AheadOutcome:
 class Stats:
     """Statistics of a shard, or the sum of several.
 
-    ``num_drafts`` counts target passes of a row with at least one candidate; lists are indexed by draft
+    ``num_drafts`` counts target passes of a sequence with at least one candidate; lists are indexed by draft
     position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
-    accepted ones were committed without the target's verification. ``num_head_tokens`` is how many tokens a
-    trained head has estimated. With draft-ahead, chains are row-rounds with tokens drafted ahead of the
-    candidates, verified those whose candidates were all accepted, hits those whose first token ahead was the
-    decision; ``num_ahead_tokens`` counts that token, or a lost chain as a whole.
-    Misses are next tokens that dropped a chain; ``num_branch_hits_per_rank`` of them found a branch prepared,
-    by the rank of its first token among the alternatives there; ``num_branch_tokens`` counts the lost ones.
-    ``num_out_of_memory`` rounds have not gone through, and were repeated with a smaller batch.
-    Messages travel between the target's lead and the draft, target messages among the target's ranks.
+    accepted tokens were committed without the target's verification. ``num_head_tokens`` counts estimates of
+    a trained head.
 
-    Passes and their times are also counted by size: the tokens that they run, prompts' too. A draft step has
-    a token per row, and those that the cache lacks before it.
+    With draft-ahead, ``num_ahead_chains`` counts the rounds in which a sequence had tokens drafted ahead of
+    its candidates; ``num_ahead_verified`` those whose candidates were all accepted; ``num_ahead_hits`` those
+    whose first token ahead was the next token. ``num_ahead_tokens`` counts that token, or at a miss all
+    tokens ahead. A miss is a next token that dropped drafted tokens; ``num_branch_hits_per_rank`` counts
+    misses with a prepared branch, by the rank of its first token; ``num_branch_tokens`` the tokens of unused
+    branches.
 
-    The regressions of time on passes have the time that both models spent drafting and verifying, prompts
-    aside: an observation of ``cost_sums`` is a completion, from its first round to its last, and one of
-    ``shard_cost_sums`` a shard. ``work_span`` goes from a shard's first request to its last completion,
-    through restarts.
+    ``num_out_of_memory`` rounds ran out of memory and were repeated with a smaller batch. Messages are sent
+    between the target's rank 0 and the draft, target messages between the target's ranks.
+
+    Passes and their times are also counted by size, in tokens including those of prompts. A draft step has a
+    token per sequence, and those that its cache lacks.
+
+    The regressions explain the time of drafting and verifying, without prompts, by the number of passes: an
+    observation of ``cost_sums`` is a completion, from its first round to its last, and one of
+    ``shard_cost_sums`` a shard. ``work_span`` is from a shard's first request to its last completion,
+    including restarts.
     """
 
     num_rows: int = 0
@@ -159,10 +166,10 @@ class Stats:
     work_span: WorkSpan = field(default_factory=WorkSpan)
 
     def observe_ahead(self, outcome: AheadOutcome, *, is_reached: bool, is_miss: bool) -> None:
-        """A row's tokens drafted ahead have met their decision; those that become candidates count as such.
+        """Count what became known with a next token; tokens that become candidates are counted as such later.
 
-        ``is_reached``: all candidates before them were accepted, so the first of them was verified.
-        ``is_miss``: the next token has dropped a chain.
+        ``is_reached``: all candidates were accepted, so the first token ahead was verified. ``is_miss``: the
+        next token dropped drafted tokens.
         """
         self.num_misses += is_miss
         self.num_branches += outcome.num_branches
@@ -177,8 +184,8 @@ class Stats:
         self.num_ahead_tokens += 1 if outcome.is_hit else outcome.num_tokens
 
     def observe_block(self, *, num_drafted: int, num_accepted: int, num_trusted: int = 0) -> None:
-        """One row's block that the target has seen; ``num_trusted`` of the accepted ones it did not
-        verify."""
+        """Count one sequence's block of a target pass; ``num_trusted`` of the accepted tokens were not
+        verified."""
         self.num_row_steps += 1
         if num_drafted == 0:
             return
@@ -192,23 +199,23 @@ class Stats:
             _add_to(self.num_accepted_tokens_per_pos, position, 1)
 
     def observe_target_pass(self, *, num_tokens: int, time_ns: int = 0) -> None:
-        """The target has run a pass; ``time_ns`` is what is known of its time already."""
+        """Count a target pass; ``time_ns``: the part of its time that is known already."""
         self.num_target_passes += 1
         _count(self.num_target_passes_per_size, num_tokens, 1)
         self.add_pass_time(num_tokens=num_tokens, time_ns=time_ns)
 
     def add_pass_time(self, *, num_tokens: int, time_ns: int) -> None:
-        """The time of a pass that was counted before: a device's is known a little later."""
+        """Add time to a pass that was counted before: a device's times are known later."""
         _count(self.target_pass_ns_per_size, num_tokens, time_ns)
 
     def observe_draft_passes(self, sizes: Iterable[int]) -> None:
-        """The draft has run steps of so many tokens each."""
+        """Count draft steps of so many tokens each."""
         for num_tokens in sizes:
             self.num_draft_passes += 1
             _count(self.num_draft_passes_per_size, num_tokens, 1)
 
     def close_shard(self) -> None:
-        """A shard is whole: it is one observation of the regression over shards."""
+        """Count the complete shard as an observation of the regression over shards."""
         self.shard_cost_sums = CostSums()
         self.shard_cost_sums.observe(
             time_ns=self.target_ns.verify + self.draft_ns.draft,
@@ -218,17 +225,14 @@ class Stats:
 
     @property
     def verified_acceptance_rate(self) -> float | None:
-        """The chance that a verified token is accepted, candidates and first tokens ahead alike.
-
-        It ends with the first rejection, which is a miss. (``draft_acceptance_rate`` counts what was
-        after it as not accepted.) What a lossy run commits without the target's verification is not verified.
-        """
+        """Share of accepted tokens among the verified ones: candidates up to the first rejected one, and
+        first tokens ahead. (``draft_acceptance_rate`` also counts the candidates after a rejected one.)"""
         num_accepted = self.num_accepted_tokens - self.num_trusted_tokens + self.num_ahead_hits
         return _ratio(num_accepted, num_accepted + self.num_misses)
 
     @property
     def discard_rate(self) -> float | None:
-        """Draft tokens that came to nothing, candidates or not, per token of the completions (SpecDec++)."""
+        """Discarded draft tokens, candidates or not, per token of the completions (SpecDec++)."""
         num_discarded = (
             self.num_draft_tokens
             - self.num_accepted_tokens
@@ -240,12 +244,12 @@ class Stats:
 
     @property
     def verification_rate(self) -> float | None:
-        """Target passes of a row per token of its completion (SpecDec++)."""
+        """Target passes of a sequence per token of its completion (SpecDec++)."""
         return _ratio(self.num_row_steps, self.num_completion_tokens)
 
     @property
     def num_block_candidates(self) -> int:
-        """Candidates that the target has run; one that a next token left behind is drafted, but not run."""
+        """Candidates in target passes; those dropped before a pass are drafted, but do not count here."""
         return sum(length * count for length, count in enumerate(self.draft_length_histogram))
 
     @property
@@ -262,21 +266,16 @@ class Stats:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Stats:
-        """Names that are no statistics are left out. Raises ValueError for values of the wrong type."""
+        """Unknown names are ignored. Raises ValueError for values of the wrong type."""
         known = {item.name for item in dataclasses.fields(Stats)}
         return from_fields(Stats, {name: value for name, value in values.items() if name in known})
 
     def summary(self, num_devices: int = 1) -> dict[str, Any]:
-        """The figures that people read, derived from the counts; a ratio of nothing is None."""
+        """Figures for people, derived from the counts; a ratio with denominator 0 is None."""
         wall_s = self.wall_ns / NS_PER_S
         tokens_per_s = _ratio(self.num_completion_tokens, wall_s)
         return {
-            "num_rows": self.num_rows,
-            "num_completions": self.num_completions,
-            "num_error_rows": self.num_error_rows,
-            "num_cut_completions": self.num_cut_completions,
-            "num_out_of_memory": self.num_out_of_memory,
-            "num_completion_tokens": self.num_completion_tokens,
+            **{name: getattr(self, name) for name in SUMMARY_COUNTS},
             "wall_s": wall_s,
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
@@ -344,7 +343,7 @@ def _merge(into: Any, other: Any) -> None:
 
 
 def split_proportionally(amount: int, weights: Mapping[Key, int]) -> dict[Key, int]:
-    """Split an integer over keys in proportion to positive weights; the parts add up to it exactly."""
+    """Split an integer over keys in proportion to positive weights; the parts add up to it."""
     total, before, given = sum(weights.values()), 0, 0
     parts: dict[Key, int] = {}
     for key, weight in weights.items():

@@ -17,7 +17,7 @@ from specdist.engine.sequence import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
-from specdist.job.costs import middle_of_rows
+from specdist.job.costs import typical_context
 from specdist.job.generate import prompt_encoder
 from specdist.job.preflight import ModelPlan, plan_models
 from specdist.job.replica import Replica
@@ -177,7 +177,7 @@ def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exhaustiv
         run_config,
         models,
         topology_from_environment(run_config),
-        num_context_tokens=middle_of_rows(
+        num_context_tokens=typical_context(
             (len(request.prompt_ids), config.max_new_tokens) for request in requests
         ),
     )

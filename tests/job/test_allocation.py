@@ -16,9 +16,9 @@ from specdist.engine.scheduler import SchedulerSettings
 from specdist.job import allocation
 from specdist.job.allocation import (
     PAGE_SIZE,
+    BatchLimits,
     CacheRoom,
     HeldModel,
-    RowLimits,
     draft_limits,
     refusal,
     room_for_cache,
@@ -72,7 +72,7 @@ def small() -> ModelSize:
 
 def rows(
     *, num_rows: int = 32, max_seq_len: int = 8192, max_num_batched_tokens: int = 2048, **branches: Any
-) -> RowLimits:
+) -> BatchLimits:
     scheduling = SchedulerSettings(
         max_num_seqs=num_rows,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -81,7 +81,7 @@ def rows(
         max_seq_len=max_seq_len,
         seed=0,
     )
-    return RowLimits(scheduling=scheduling, max_seq_len=max_seq_len, **branches)
+    return BatchLimits(scheduling=scheduling, **branches)
 
 
 def loaded(*held: tuple[ModelSize, int], total_bytes: int = H100.memory_bytes) -> DeviceMemory:
@@ -90,7 +90,7 @@ def loaded(*held: tuple[ModelSize, int], total_bytes: int = H100.memory_bytes) -
     return DeviceMemory(total_bytes=total_bytes, free_bytes=max(0, total_bytes - CONTEXT_BYTES - weights))
 
 
-def target_on(size: ModelSize, tp_size: int, limits: RowLimits, sampling: Sampling = TOP_P) -> HeldModel:
+def target_on(size: ModelSize, tp_size: int, limits: BatchLimits, sampling: Sampling = TOP_P) -> HeldModel:
     return HeldModel(size=size, tp_size=tp_size, limits=target_limits(limits, sampling))
 
 
@@ -139,7 +139,7 @@ def test_rows_of_any_length_get_what_is_left_of_such_a_gpu(large: ModelSize) -> 
     limits = rows(max_seq_len=131_072)
     room = room_on_gpu([target_on(large, 4, limits)], limits, TOP_P, loaded((large, 4)), num_communicators=2)
     check_sum(room)
-    assert room.num_pages < limits.num_row_pages
+    assert room.num_pages < limits.num_seq_pages
     # A part in 81 is for the pages of a layer that a pass copies.
     assert room.cache_bytes == pytest.approx(room.budget_bytes * 80 / 81, rel=1e-4)
     assert 30 * GIB < room.cache_bytes < 40 * GIB
@@ -154,7 +154,7 @@ def test_an_8b_with_its_draft_on_one_gpu(middle: ModelSize, small: ModelSize) ->
         check_sum(room)
         assert room.needs is not None and room.needs.nccl == 0
         assert 5 * GIB < room.needs.total < 12 * GIB
-        assert room.num_pages == limits.num_row_pages
+        assert room.num_pages == limits.num_seq_pages
     # 128 KiB per token in the target, and 32 in the draft.
     assert (alone.cache_bytes, both.cache_bytes) == (32 * GIB, 40 * GIB)
     assert alone.needs is not None and both.needs is not None
@@ -192,7 +192,7 @@ def test_the_planner_says_what_the_job_does(large: ModelSize, small: ModelSize) 
             limits = rows(num_rows=num_rows, max_seq_len=4096, max_num_batched_tokens=max(2048, 6 * num_rows))
             held = target_on(target, tp_size, limits, plain)
             room = room_on_gpu([held], limits, plain, memory, num_communicators=num_communicators)
-            assert (room.num_pages == limits.num_row_pages) is has_room, (target.name, num_rows)
+            assert (room.num_pages == limits.num_seq_pages) is has_room, (target.name, num_rows)
             if has_room:
                 assert room.needs is not None and room.needs.total == planned.target.reserved_bytes
 
@@ -211,7 +211,7 @@ def test_a_gpu_on_which_nothing_is_left_says_where_the_memory_went(middle: Model
     room = room_on_gpu(
         [target_on(middle, 1, limits)], limits, TOP_P, loaded((middle, 1), total_bytes=total_bytes)
     )
-    assert room.num_pages < limits.pages_per_row
+    assert room.num_pages < limits.pages_per_seq
     message = refusal(config_of(), limits, room)
     for said in (
         "fewer than one sequence of --max_seq_len 32768",

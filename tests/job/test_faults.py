@@ -109,8 +109,8 @@ def test_a_sharded_target_without_memory_for_a_row_starts_over_without_it(
     for log in logs_of(output).values():
         assert "this replica ends: rank 1 (target 2/2): OutOfMemoryError: CUDA out of memory." in log
         assert "starting over" in log
-    lone = "out of memory, with row 3 alone, which is recorded as an error"
-    assert f"{lone}: continuing with at most 1 sequences" in ended.stderr
+    lone = "out of memory while row 3 ran alone, which is recorded as an error"
+    assert f"{lone}: continuing with at most 1 sequence and" in ended.stderr
     rows = read_output(output).to_pylist()
     error = rows.pop(3)
     del expected[3]
@@ -137,14 +137,14 @@ def test_a_replica_that_has_started_over_halves_the_batch_of_its_run(
     ended = run_here(**options, overwrite=True, output=output)
     assert ended.totals["complete"] is True
     assert "out of memory: continuing with at most 16 sequences and 1024 tokens at a time" in ended.stderr
-    assert "1 of 3 shards to do, up to 16 rows at a time" in ended.stderr
+    assert "1 of 3 shards to do, at most 16 sequences at a time" in ended.stderr
     assert json.loads((output / "manifest.json").read_text())["info"]["num_batch_halvings"] == 1
     assert shard_bytes(output) == shard_bytes(greedy[0]) and first.stat().st_mtime_ns == modified
     assert (output / "logs" / "host-1-abcd-rank-0.log").exists()
     monkeypatch.delenv(NUM_RESTARTS)
     first.with_suffix(".json").unlink()
     first.unlink()
-    assert "up to 16 rows at a time" in run_here(**options, output=output).stderr
+    assert "at most 16 sequences at a time" in run_here(**options, output=output).stderr
 
 
 def test_too_little_memory_in_one_process_is_counted_and_changes_no_byte(

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specdist.job.launcher import LAUNCHER_VARIABLES
+from specdist.job.signals import LAUNCHER_VARIABLES
 from tests.job.killing import wait_until
 from tests.job.launching import command, logged_rows, run_here, shard_bytes
 from tests.ranks import REPOSITORY
@@ -38,7 +38,7 @@ time.sleep(3600)
 RANK = """
 import logging, os, sys, time
 from specdist.job import signals
-from specdist.job.launcher import find_launcher
+from specdist.job.signals import find_launcher
 logging.basicConfig(stream=sys.stderr)
 signals.ORPHAN_GRACE_S = {grace}
 def end(code):

@@ -108,7 +108,7 @@ def test_deciding_holds_what_is_reserved_for_logits(name: str) -> None:
         drawn = drawn_from.draw(uniforms).clamp(min=0)
         draft_features(logits_NV, undecided, drawn, settings)
     found.append(live.peak)
-    limits = PassLimits(num_tokens=1, num_logits=NUM_ASKED, num_rows=8, row_tokens=1)
+    limits = PassLimits(num_tokens=1, num_logits=NUM_ASKED, num_seqs=8, max_seq_len=1)
     reserved = logit_bytes(size, limits, sampling, 1) - 2 * logits_NV.nbytes
     # A number or two per token, beside those per logit.
     small = 64 * NUM_ASKED
@@ -128,7 +128,7 @@ def test_attention_without_a_kernel_holds_what_is_reserved_for_its_masks(
     runner.forward(before, [])
     with LiveBytes() as live:
         runner.forward(FlatBatch(new, new * 0, new), [])
-    limits = PassLimits(num_tokens=256, num_logits=0, num_rows=1, row_tokens=512)
+    limits = PassLimits(num_tokens=256, num_logits=0, num_seqs=1, max_seq_len=512)
     masks = mask_bytes(size, limits, 1)
     gathered = 512 * page_overhead(size, 1)
     most = masks + gathered + activation_bytes(size, 256, 1)
@@ -138,7 +138,7 @@ def test_attention_without_a_kernel_holds_what_is_reserved_for_its_masks(
 
 def test_what_several_ranks_share_is_less_on_each_and_rows_at_rank_0_are_whole() -> None:
     size = model_size("it", WIDE, 2)
-    limits = PassLimits(num_tokens=256, num_logits=64, num_rows=8, row_tokens=512)
+    limits = PassLimits(num_tokens=256, num_logits=64, num_seqs=8, max_seq_len=512)
     follower = dataclasses.replace(limits, decides=False)
     plain, top_p = Sampling(), Sampling(has_top_p=True)
     assert activation_bytes(size, 256, 2) < activation_bytes(size, 256, 1)
@@ -159,7 +159,7 @@ def test_two_models_that_take_turns_share_what_passes_need() -> None:
 
 def test_the_terms_of_a_pass_grow_with_what_they_are_of() -> None:
     size = model_size("it", WIDE, 2)
-    limits = PassLimits(num_tokens=256, num_logits=64, num_rows=8, row_tokens=512, num_kept=4)
+    limits = PassLimits(num_tokens=256, num_logits=64, num_seqs=8, max_seq_len=512, num_kept=4)
     base = reserve(size, limits, Sampling(), device_bytes=GIB)
     assert base.attention == base.nccl == 0
     for change, term in (
@@ -167,7 +167,7 @@ def test_the_terms_of_a_pass_grow_with_what_they_are_of() -> None:
         ({"num_logits": 128}, "logits"),
         ({"num_drawn": 1000}, "logits"),
         ({"num_kept": 5}, "kept_scores"),
-        ({"row_tokens": 1024}, "graphs"),
+        ({"max_seq_len": 1024}, "graphs"),
         ({"has_kernel": False}, "attention"),
     ):
         other = reserve(size, dataclasses.replace(limits, **change), Sampling(), device_bytes=GIB)  # type: ignore[arg-type]
