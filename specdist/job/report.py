@@ -202,19 +202,19 @@ def comparison_lines(figures: RunFigures) -> list[str]:
 
 
 def _table(title: str, figures: Mapping[str, Comparison], labels: Mapping[str, tuple[str, str]]) -> list[str]:
-    lines = [f"{title:<36} {'predicted':>10} {'measured':>10} {'ratio':>7}"]
+    lines = [f"{title:<40} {'predicted':>10} {'measured':>10} {'ratio':>7}"]
     for name, figure in figures.items():
         label, style = labels[name]
         predicted, measured = _shown(figure.predicted, style), _shown(figure.measured, style)
-        lines.append(f"  {label:<34} {predicted:>10} {measured:>10} {_shown(figure.ratio, '{:.3f}'):>7}")
+        lines.append(f"  {label:<38} {predicted:>10} {measured:>10} {_shown(figure.ratio, '{:.3f}'):>7}")
     return lines
 
 
 def _regression(label: str, fit: Mapping[str, float] | None) -> str:
     if fit is None:
-        return f"{f'time per pass, {label}':<36} unknown: too few passes, or too similar ones"
+        return f"{f'time per pass, {label}':<40} unknown: too few passes, or too similar ones"
     return (
-        f"{f'time per pass, {label}':<36} draft {fit['t_draft_s']:.5f} s, target {fit['t_target_s']:.5f} s, "
+        f"{f'time per pass, {label}':<40} draft {fit['t_draft_s']:.5f} s, target {fit['t_target_s']:.5f} s, "
         f"R2 {fit['r_squared']:.3f}"
     )
 
