@@ -1,4 +1,4 @@
-"""A CUDA device that is only pretended, for tests of the GPU's paths on a machine without a GPU.
+"""A pretended CUDA device, to test the GPU code paths on a machine without a GPU.
 
 Tensors say ``cuda:0`` and hold real numbers on the CPU. What eager CUDA, a stream capture and FlashAttention
 refuse is refused here; kernels, copies and waits are counted. What this cannot show is named in one place, at
@@ -12,5 +12,5 @@ the top of ``tests/gpu/first_day.py``.
     ...                          # a round of the engine
     print(device.DEVICE.counts().report())
 
-A process cannot get rid of the device again: tests run it in a process of their own (``tests/forked.py``).
+A process cannot uninstall the device: tests use it in a process of their own (``tests/forked.py``).
 """

@@ -1,4 +1,4 @@
-"""What a device was asked to do, and by which line of the project."""
+"""Counts what a device was asked to do, by line of the project."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Counts:
         return self.synchronisations.total()
 
     def num_copies(self, *words: str) -> int:
-        """Copies whose kind has all of these words, such as ``"H2D", "asynchronous"``."""
+        """Number of copies whose kind has all of these words, such as ``"H2D", "asynchronous"``."""
         return sum(count for (kind, _), count in self.copies.items() if set(words) <= set(kind.split(", ")))
 
     def report(self, num_lines: int = NUM_LINES) -> str:
-        """Totals, then the lines of the project that cause most."""
+        """Totals, then the lines of the project that cause most of them."""
         totals = (
             f"{self.num_kernels} kernels, {self.num_replays} graph replays, {self.copies.total()} copies "
             f"({self.num_copies('asynchronous')} asynchronous), {self.num_synchronisations} synchronisations"
@@ -69,7 +69,7 @@ class Counts:
 
 
 class Books:
-    """Where a device writes down what it does."""
+    """The counters of a device."""
 
     def __init__(self) -> None:
         self._counts = Counts()
@@ -77,13 +77,13 @@ class Books:
         self._captured_kernels: list[int] = []
 
     def reset(self) -> None:
-        """Count from zero."""
+        """Start again from zero."""
         self._counts = Counts()
         self._num_replays = 0
         self._captured_kernels = []
 
     def counts(self) -> Counts:
-        """A copy, which stays as it is."""
+        """A copy of the counts so far."""
         kept = self._counts
         return Counts(
             Counter(kept.kernels),

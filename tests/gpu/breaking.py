@@ -17,14 +17,14 @@ from specdist.models.runner import ModelRunner
 from tests.gpu.device import DEVICE
 from tests.gpu.generating import pretend
 
-# Which ranks, as digits, and at which pass or capture of theirs.
+# The ranks, as digits, and at which of their passes or captures.
 RANKS, MOMENT = "BREAKING_RANKS", "BREAKING_MOMENT"
-# The exit code of a rank that would start over: the program that it would replace is not its own here.
+# The exit code of a rank that would start over: here it cannot replace its own program.
 STARTS_OVER = 77
 
 
 def start(given: Sequence[str]) -> int:
-    """The job; a rank that would start over says so and ends."""
+    """Run the job; a rank that would start over ends with that exit code."""
     specdist.job.entry.start_over = lambda: end_process(STARTS_OVER)
     return generate(given)
 
@@ -64,7 +64,7 @@ def out_of_memory_in_a_capture(given: Sequence[str]) -> int:
 
 
 def out_of_memory_before_a_capture(given: Sequence[str]) -> int:
-    """In the passes that warm up for it."""
+    """In the warm-up passes before it."""
     pretend()
     capture = CudaGraphs.capture
     captures = [0]

@@ -17,7 +17,7 @@ from tests.gpu.streams import CAPTURED_EVENT, ISOLATION
 
 
 def capture(function: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
-    """What the function does, as a graph."""
+    """A graph of what the function does."""
     graph = torch.cuda.CUDAGraph()
     outer = torch.cuda.current_stream()
     try:
@@ -30,7 +30,7 @@ def capture(function: Callable[[], Any], stream: torch.cuda.Stream | None = None
 
 
 def check_refusals() -> None:
-    """Whatever makes the host wait, or copies memory that the device cannot read by itself."""
+    """Whatever makes the host wait is refused, and so are copies that the device cannot do by itself."""
     x, host, index = torch.arange(6.0, device=GPU), torch.arange(6), torch.tensor([1, 2])
     pinned, before = torch.zeros(6, pin_memory=True), recorded_event()
     graph = capture(lambda: x + 1)
@@ -57,7 +57,7 @@ def check_refusals() -> None:
             lambda function=function, said=said: capture(lambda: said.append(refusal_of(function)))
         )
         assert NOT_PERMITTED in said[0], number
-        # Nothing mends a capture in which that has happened.
+        # After that the capture can only fail.
         assert INVALIDATED in refusal, number
     for function in (lambda: x.copy_(host), lambda: host.copy_(x), x.cpu, lambda: torch.tensor(1.0).to(GPU)):
         assert "unless the CPU tensor is pinned" in refusal_of(lambda function=function: capture(function))
@@ -78,7 +78,7 @@ def check_refusals() -> None:
 
 
 def check_replays() -> None:
-    """A replay does what was recorded, with the numbers of the host of then and the tensors of now."""
+    """A replay uses the host's numbers as they were at the capture, and the tensors as they are now."""
     x, output = torch.arange(3.0, device=GPU), torch.zeros(3, device=GPU)
     pinned, scale, number, kept = torch.ones(3, pin_memory=True), [2.0], torch.tensor(10.0), []
 
@@ -92,7 +92,7 @@ def check_replays() -> None:
     counts = counts_of(lambda: kept.append(capture(function)))
     result, graph = kept
     assert counts.captured_kernels == (6,) and counts.num_kernels == 0
-    # Nothing has run yet.
+    # A capture runs nothing.
     assert x.tolist() == [0, 1, 2] and output.tolist() == [0, 0, 0] and result.isnan().all()
     graph.replay()
     assert output.tolist() == [11, 13, 15] and x.tolist() == [1, 2, 3] and result.tolist() == [10, 12, 14]
@@ -121,7 +121,7 @@ def check_freed_memory() -> None:
 
 
 def check_project_graphs() -> None:
-    """The project's own class on it: right replays, one buffer for all graphs, and the guards of both."""
+    """The project's own graphs on it: right replays, one buffer for all graphs, and the checks of both."""
     x, frozen = torch.arange(4.0, device=GPU), [1.0]
     graphs = CudaGraphs(GPU)
     first, second = (
@@ -155,7 +155,7 @@ def check_project_graphs() -> None:
 
 
 def check_out_of_memory() -> None:
-    """Once, where it is asked for."""
+    """It is raised once, at the planned moment."""
     x = torch.arange(3.0, device=GPU)
     DEVICE.fail_at(allocation=2)
     x.add_(1), x + 1, x[1:]

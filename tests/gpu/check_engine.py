@@ -42,7 +42,7 @@ CAP = {"max_draft_tokens": MAX_DRAFT_TOKENS}
 BAD_TOKEN = 11
 COSTS = CostModel(Curve([1, 401], [2000, 2400]), Curve([1, 101], [20, 60]))
 WINDOW = {"num_draft_tokens": 3, "min_draft_tokens": 1, "length_bonus": 2.0, "length_rate": 0.5, **CAP}
-# Under their thresholds blocks have several lengths on these models.
+# With these thresholds blocks have several lengths on these models.
 POLICIES: dict[str, Callable[[], LengthPolicy]] = {
     "fixed": lambda: FixedLength(MAX_DRAFT_TOKENS),
     "hf_heuristic": lambda: HfHeuristic(num_draft_tokens=3, **CAP),
@@ -77,19 +77,19 @@ def check_family(family: str) -> None:
 
 
 def check_heads(mode: str) -> None:
-    """Of the policies that read one."""
+    """All policies that read a head."""
     target = tiny_model("llama", seed=3).bfloat16()
     draft = noisy_copy(target)
     pair = Pair(target, draft, {**MODES[mode], "head": random_head(draft, uses_features=True)})
     pair.check(RULES["top_p"], HEAD_POLICIES["specdecpp"])
     pair.check(RULES["rejection"], HEAD_POLICIES["goodput"])
-    # The one that trusts the draft.
+    # The policy that trusts the draft.
     lossy = Pair(target, draft, {**MODES[mode], "head": random_head(draft), "trusts_draft": True})
     lossy.check(RULES["rejection"], HEAD_POLICIES["sprinter"])
 
 
 def check_preemption() -> None:
-    """Rows outgrow the pages, lose them, and come back."""
+    """Rows outgrow the pages, are preempted, and come back."""
     target = tiny_model("qwen3").bfloat16()
     few_pages = {"num_pages": 18, "max_num_seqs": 8, "max_new_tokens": 32}
     pair = Pair(target, noisy_copy(target), few_pages)
@@ -98,13 +98,13 @@ def check_preemption() -> None:
 
 
 def check_damaged_rows(dtype_name: str) -> None:
-    """A row whose numbers are not finite ends as an error, and costs no other row anything; graphs go on."""
+    """A row without finite logits ends as an error; other rows are unchanged, and graphs stay in use."""
     target = tiny_model("llama")
     draft = noisy_copy(target)
     for model in (target, draft):
         model.get_input_embeddings().weight[BAD_TOKEN] = torch.nan
     dtype = getattr(torch, dtype_name)
-    # So few pages that rows get those of the damaged one.
+    # So few pages that later rows get those of the damaged row.
     pair = Pair(target.to(dtype), draft.to(dtype), {"max_num_seqs": 2, "num_pages": 20})
     rows = [[12 if token == BAD_TOKEN else token for token in row] for row in prompts((20, 9, 18, 14, 17))]
     rows[1][4] = BAD_TOKEN

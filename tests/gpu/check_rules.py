@@ -16,7 +16,7 @@ TWO_DEVICES = "Expected all tensors to be on the same device"
 
 
 def refusal_of(function: Callable[[], Any]) -> str:
-    """What a call is refused with."""
+    """The message of the error that a call raises."""
     try:
         function()
     except (RuntimeError, TypeError, ValueError) as error:
@@ -31,7 +31,7 @@ def counts_of(function: Callable[[], Any]) -> Counts:
 
 
 def check_tensors() -> None:
-    """They say what CUDA tensors say, views share memory, and there is no way to their numbers but a copy."""
+    """They report what CUDA tensors do, views share memory, and values can only be read by a copy."""
     x = torch.arange(6.0, device="cuda")
     made = [
         x,
@@ -160,7 +160,7 @@ def check_counts() -> None:
 
 
 def check_copies_in_flight() -> None:
-    """What the host has not waited for has not happened."""
+    """A copy that the host has not waited for has not happened."""
     x, pinned = torch.arange(3.0, device=GPU), torch.ones(3, pin_memory=True)
     torch.cuda.synchronize()
     fetched = x.to("cpu", non_blocking=True)
@@ -182,7 +182,7 @@ def check_copies_in_flight() -> None:
 
 
 def check_project_lines() -> None:
-    """The innermost line of the project is named, and tests are not the project."""
+    """The innermost line of the project is named; tests are not part of the project."""
     from specdist.models.staging import InputStaging
 
     counts = counts_of(lambda: InputStaging(4, GPU).send(2))
@@ -198,7 +198,7 @@ def recorded_event(**options: Any) -> torch.cuda.Event:
 
 
 def check_flash_attention() -> None:
-    """Its arguments' rules, and its results against plain attention (which the kernels' probe compares)."""
+    """The rules of its arguments, and its results against plain attention (by the probe for kernels)."""
     starts = torch.tensor([0, 2], dtype=torch.int32, device=GPU)
     table, used = (
         torch.zeros(1, 1, dtype=torch.int32, device=GPU),

@@ -22,7 +22,7 @@ from tests.models.families import noisy_copy, tiny_model
 
 
 def check_events_add_no_synchronisation(rule: str) -> None:
-    """The same rows with the host's clock, with events that are done at once, and with late ones."""
+    """The same rows with the host's clock, with events that complete at once, and with late ones."""
     target = tiny_model("llama").bfloat16()
     for draft, mode in ((None, {}), (noisy_copy(target), {}), (noisy_copy(target), MODES["branches"])):
         replica = Harness(target, draft, device=GPU, settings=RULES[rule], **SIZES, **mode)
@@ -51,7 +51,7 @@ def counted(replica: Harness) -> tuple[Counts, object, Stats]:
 
 
 def check_times(stats: Stats, *, is_complete: bool) -> None:
-    """Of a run whose rows are all of one shard."""
+    """The times of a run of one shard add up."""
     target_ns = stats.target_ns
     assert sum(dataclasses.astuple(target_ns)) == stats.wall_ns > 0
     assert min(dataclasses.astuple(target_ns) + dataclasses.astuple(stats.draft_ns)) >= 0
@@ -64,7 +64,7 @@ def check_times(stats: Stats, *, is_complete: bool) -> None:
 
 
 def check_measurements_wait_for_the_device() -> None:
-    """Before the first and after the last kernel of every pass that is measured."""
+    """The host waits before the first and after the last kernel of every measured pass."""
     runner = paged_runner(tiny_model("llama").bfloat16(), device=GPU)
     runner.allocate(num_pages=16, page_size=PAGE_SIZE, num_slots=2, max_seq_len=32)
     DEVICE.reset()

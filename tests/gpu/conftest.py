@@ -18,7 +18,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def options(pair: Pair) -> dict[str, Any]:
-    """Two shards of few rows. In float32 devices differ by rounding alone, which decides no token here."""
+    """Two shards of few rows. In float32 devices differ by rounding only, which changes no token here."""
     return {
         "prompts": pair.prompts,
         "target": pair.target,
@@ -42,7 +42,7 @@ def sharp_pair(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("sharp")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(pair.target)
     generator = torch.Generator().manual_seed(0)
-    # No token is followed by the first, which ends a row.
+    # No token is followed by token 0, which ends a row.
     after = torch.randint(1, NUM_VOCAB_TOKENS, (NUM_VOCAB_TOKENS,), generator=generator)
     other = torch.randint(1, NUM_VOCAB_TOKENS, (NUM_VOCAB_TOKENS,), generator=generator)
     differs = torch.arange(NUM_VOCAB_TOKENS) % 4 == 0

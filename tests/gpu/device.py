@@ -1,4 +1,4 @@
-"""The pretended CUDA device of this process: what a test of the GPU's paths starts with."""
+"""The pretended CUDA device of this process: tests of the GPU code paths begin here."""
 
 from __future__ import annotations
 

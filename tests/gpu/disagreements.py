@@ -1,4 +1,4 @@
-"""Two ranks on pretended GPUs that want different things: every rank runs :func:`rank`, one fault by name."""
+"""Two ranks on pretended GPUs whose collectives do not match: every rank runs :func:`rank` with one fault."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def one_ends_before_nccl(own: int) -> None:
 
 
 def what_one_rank_is_refused(own: int) -> None:
-    """All that needs no other rank to be wrong; says each refusal in a line."""
+    """Calls that are wrong on their own; prints each refusal on a line."""
     asynchronous = {"async_op": True}
     refuse(lambda: dist.all_reduce(ones(4, 4)[:, ::2]))
     refuse(lambda: dist.all_reduce(ones(4, dtype=torch.int16)))
@@ -145,7 +145,7 @@ def refuse(function: Callable[[], object]) -> None:
 
 
 def all_is_well(own: int) -> None:
-    """What the project uses, with the numbers that torch gives."""
+    """The collectives that the project uses, with the results that torch gives."""
     group = dist.new_group([0, 1])
     for device in (GPU, torch.device("cpu")):
         own_2 = torch.full((2,), float(own + 1)).to(device)

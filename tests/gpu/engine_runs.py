@@ -88,7 +88,7 @@ class Pair:
         new_policy: Callable[[], LengthPolicy],
         rows: list[list[int]] | None = None,
     ) -> None:
-        """Both give the same rows; the device replayed graphs, and none of them had to be given up."""
+        """Both give the same rows; the device replayed graphs and gave none of them up."""
         expected = self.expected(settings, new_policy, rows)
         DEVICE.reset()
         messages: list[str] = []
@@ -115,7 +115,7 @@ def generate(
     new_policy: Callable[[], LengthPolicy],
     rows: list[list[int]] | None = None,
 ) -> list[Completion]:
-    """With a policy of its own: some learn over a run."""
+    """With a new policy: some learn during a run."""
     replica.settings, replica.policy = settings, new_policy()
     return replica.generate(requests_for(prompts() if rows is None else rows))
 
@@ -131,7 +131,7 @@ def outcomes(completions: list[Completion]) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def warnings_into(messages: list[str]) -> Iterator[None]:
-    """Collect what the project warns of inside."""
+    """Collects the project's warnings inside the block."""
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("specdist")

@@ -1,4 +1,4 @@
-"""Out of memory where a test wants it."""
+"""Raises out-of-memory errors where a test wants them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Faults:
             self._num_captures_left -= 1
 
     def allocate(self, line: Callable[[], str], *, is_capturing: bool) -> None:
-        """An operator takes memory, on behalf of a line of the project."""
+        """An operator called by this line of the project takes memory."""
         if is_capturing:
             if self._num_captures_left == 0 and line().startswith(self._within):
                 self._fail()

@@ -1,4 +1,4 @@
-"""What :mod:`tests.gpu.first_day` does beside running jobs: compare, kill, look at the devices.
+"""The checks of :mod:`tests.gpu.first_day` around its jobs: compare runs, kill a rank, look at the devices.
 
 python -m tests.gpu.first_checks equal RUN WANTED --share 1.0 -- COMMAND ...
 python -m tests.gpu.first_checks kill RUN WANTED -- COMMAND ...
@@ -23,7 +23,7 @@ from tests.gpu.first_steps import PYTHON, SHOW_MEMORY, SHOW_VERSIONS
 # What the tests' own helpers would import makes DeepSpeed choose the CPU, for the jobs started here, too.
 
 POLL_S = 0.05
-# Far above what a watchdog needs, far below what NCCL waits.
+# Far longer than a watchdog needs, far shorter than NCCL waits.
 ENDS_S = 120.0
 MOST_BYTES_LEFT = 1000 * 2**20
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def versions() -> int:
-    """nvidia-smi is not there on a machine without a GPU."""
+    """Print versions and devices; without a GPU there is no nvidia-smi."""
     code = subprocess.run([PYTHON, "-c", SHOW_VERSIONS]).returncode
     if shutil.which("nvidia-smi") is None:
         say("there is no nvidia-smi")
@@ -83,13 +83,13 @@ def completions_of(output: Path) -> list[list[int]]:
 
 
 def has_a_row(output: Path) -> bool:
-    """Whether a row of an unfinished shard is written down, or a shard is finished."""
+    """Whether a row of an unfinished shard is logged, or a shard is finished."""
     logged = (path.read_bytes() for path in (output / "parts").glob("*.jsonl"))
     return any(b'"row":' in content for content in logged) or any((output / "shards").glob("*.arrow"))
 
 
 def kill_a_rank(command: list[str], output: Path) -> str:
-    """Start the job, SIGKILL a rank after its first row; why that did not go as it should, or ""."""
+    """Start the job, SIGKILL a rank after the first row; returns what went wrong, or ""."""
     launcher = subprocess.Popen(command)
     try:
         while not has_a_row(output):
@@ -117,7 +117,7 @@ def kill_a_rank(command: list[str], output: Path) -> str:
 
 
 def leftovers() -> int:
-    """Fails where a device still holds more than drivers do."""
+    """Fails if more memory is in use on a device than the driver needs."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     used = [
         int(line) for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()

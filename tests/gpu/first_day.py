@@ -1,16 +1,16 @@
-"""The first commands on a real GPU node, in the order in which failures tell most.
+"""The first commands on a real GPU node; those whose failure tells most come first.
 
     python -m tests.gpu.first_day                    run them all, into runs/first-day
     python -m tests.gpu.first_day --list             only show them
     python -m tests.gpu.first_day --only kernels main --output /scratch/first-day
-    python -m tests.gpu.first_day --pretend          on a CPU what a CPU can do, to try this program itself
+    python -m tests.gpu.first_day --pretend          the steps that a CPU can do, to try this program itself
 
 What the pretended device of the tests cannot show, and these commands are for:
 
-- Races between streams: all work is done at once there, as it is called. A missing wait goes unnoticed.
+- Races between streams: there all work is done at once, when it is called. A missing wait goes unnoticed.
 - NCCL's own blocking: its calls return before the others have come, hang where gloo raises an error, and
   inside a graph are kernels that keep a device busy. There gloo carries them, when all have met.
-- Memory: nothing is taken there. What weights, NCCL, the graphs' pools and the largest pass need, what
+- Memory: none is used there. What weights, NCCL, the graphs' pools and the largest pass need, what
   fragments, and what is left when a rank has started over, is only known here.
 - Kernels' accuracy, and which kernel is chosen: FlashAttention is there its own checks and plain attention.
 - Time: of kernels, copies, sums over NVLink or PCIe, of the host that launches, of loading from storage.
@@ -44,7 +44,7 @@ NO_GPU = 3
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a step; ``reason``: why it was skipped, or how it failed."""
+    """The outcome of a step; ``reason``: why it was skipped, or how it failed."""
 
     name: str
     outcome: str
@@ -56,7 +56,7 @@ class Result:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.gpu.first_day", description="Try a new GPU node, what tells most first."
+        prog="python -m tests.gpu.first_day", description="Try a new GPU node, the most telling steps first."
     )
     parser.add_argument(
         "--output", type=Path, default=Path("runs/first-day"), help="folder of logs and results"
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = []
     for step in steps:
         results.append(run(step, options.output, num_gpus, pretends=options.pretend))
-        # Kept at any time, whatever the next step does to the node.
+        # Saved after every step, whatever the next one does to the node.
         document = {"num_gpus": num_gpus, "results": [asdict(result) for result in results]}
         (options.output / "results.json").write_text(json.dumps(document, indent=2))
     say("\n" + table(results))
@@ -111,14 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def count_gpus() -> int:
-    """In a process of its own: this one keeps no device busy."""
+    """Counted in another process, so that this one does not use a device."""
     script = "import torch; print(torch.cuda.device_count())"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return int(ended.stdout)
 
 
 def run(step: Step, output: Path, num_gpus: int, *, pretends: bool) -> Result:
-    """Whatever happens, the next step comes."""
+    """Run a step to its end or its limit; it never raises an error, so that the next step follows."""
     log = output / "logs" / f"{step.name}.log"
     reason = ""
     if pretends and not step.runs_on_cpu:

@@ -1,4 +1,4 @@
-"""torch's ``varlen_attn`` as FlashAttention-2 answers it: its checks of the arguments, then plain attention.
+"""torch's ``varlen_attn`` as FlashAttention-2 does it: its checks of the arguments, then plain attention.
 
 T queries, S segments, L keys of a segment, H heads, G key/value heads, D head width.
 """
@@ -37,7 +37,7 @@ def flash_attention(
     Returns the output [T, H, D], and placeholders for the other two results. Raises RuntimeError with what
     FlashAttention-2 says of arguments that it does not take.
     """
-    # Every number of keys comes from it, even where the lengths of the segments are given beside it.
+    # Every number of keys comes from it, even if the lengths of the segments are given as well.
     _check(key_starts_S1 is not None, "cu_seqlens_k must be provided for FlashAttention-2")
     assert key_starts_S1 is not None
     _check_types(queries_THD, keys, values, query_starts_S1, key_starts_S1, seqused_k, block_table)
@@ -58,7 +58,7 @@ def flash_attention(
     used = key_starts_S1.diff().tolist() if seqused_k is None else seqused_k.tolist()
     left, right = window_size or (UNLIMITED, 0 if is_causal else UNLIMITED)
     scale = width**-0.5 if scale is None else scale
-    # What no segment covers is not written, as on a GPU.
+    # Tokens outside all segments are not written, as on a GPU.
     output_THD = torch.empty(queries_THD.shape).fill_(torch.nan)
     for segment, num_keys in enumerate(used):
         begin, end = starts[segment : segment + 2]

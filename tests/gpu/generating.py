@@ -1,4 +1,4 @@
-"""The main job on ranks with a pretended GPU each: ``main`` takes the place of the job's."""
+"""The main job on ranks with a pretended GPU each: ``main`` replaces that of the job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main(given: Sequence[str]) -> int:
 
 
 def pretend() -> None:
-    """This process has a GPU from here on, and so have the others of its world."""
+    """From here on this process has a GPU, and so have the other ranks."""
     prepare()
     process_groups.install()
     install()
@@ -82,7 +82,7 @@ def _from_pretrained(model_class: Any, *args: Any, device_map: Any = None, **opt
 
 @dataclass(frozen=True)
 class Refereed(Ended):
-    """How the ranks ended, and what their referee has seen."""
+    """How the ranks ended, and what their referee saw."""
 
     referee: Referee
 
@@ -91,7 +91,7 @@ class Refereed(Ended):
 def started_gpu_ranks(
     num_ranks: int, rank: Main = main, environment: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[tuple[World, Referee]]:
-    """The job as so many ranks with a GPU each; who is still there at the end of the block is killed."""
+    """The job as so many ranks with a GPU each; ranks still alive at the end of the block are killed."""
     with refereed() as referee:
         found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         found |= referee.environment | dict(environment or {})

@@ -18,7 +18,7 @@ CPU, CUDA = 0, 1
 
 
 def why_not() -> str | None:
-    """Why there can be no pretended device in this process; None if there can."""
+    """The reason why this process cannot have a pretended device; None if it can."""
     if torch.backends.cuda.is_built():
         return "this torch was built with CUDA: the pretended device replaces what only a CPU build lacks"
     try:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What memory holds in which a copy has not arrived yet, byte by byte: a NaN in every floating-point dtype.
+# The bytes of memory in which a copy has not arrived yet: a NaN in every floating-point dtype.
 NOT_ARRIVED = 0xFF
 
 
@@ -31,7 +31,7 @@ class InFlight:
         self._num_copies = 0
 
     def mark(self) -> int:
-        """What :meth:`reach` takes for all copies until now."""
+        """The argument of :meth:`reach` that stands for all copies until now."""
         return self._num_copies
 
     def send(self, host: Tensor) -> None:
@@ -39,7 +39,7 @@ class InFlight:
         self._add(host, is_to_device=True)
 
     def fetch(self, host: Tensor) -> None:
-        """What lies in this memory will arrive there."""
+        """A copy of this memory will arrive there."""
         self._add(host, is_to_device=False)
         host.copy_(
             torch.full(_bytes(host).shape, NOT_ARRIVED, dtype=torch.uint8).view(host.dtype).view(host.shape)

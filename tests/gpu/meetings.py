@@ -1,4 +1,4 @@
-"""Which ranks may begin a collective together, and which wait for one another for ever.
+"""Decides which ranks may begin a collective together, and which would wait for one another for ever.
 
 A rank that is about to take part in a collective, or in a message to another rank, says what it is about to
 do. It may begin once everyone whom that takes has said the same. Ranks that can never meet are told so at
@@ -16,7 +16,7 @@ NCCL, GLOO = "NCCL", "gloo"
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What one rank is about to do.
+    """The collective or message that one rank is about to begin.
 
     Attributes:
         members: ranks of the world that it takes, this one included.
@@ -40,7 +40,7 @@ class Call:
 
     @property
     def agreement(self) -> dict[str, object]:
-        """What must be the same on all members. A message is sent by one and received by the other."""
+        """What must be the same on all members. A message is sent by one member and received by the other."""
         return {
             "operation": "message" if self.name in ("send", "recv") else self.name,
             "backend": self.backend,
@@ -68,7 +68,7 @@ Answers = dict[int, str | None]
 
 
 class Meetings:
-    """What the ranks of one world are waiting for.
+    """The calls that the ranks of one world wait to begin.
 
     Attributes:
         counts: by rank, how often it has entered each (operation, backend, group).
@@ -87,7 +87,7 @@ class Meetings:
         self._gone.discard(rank)
 
     def enter(self, call: Call) -> Answers:
-        """Who is to be answered, now that this rank waits to begin."""
+        """The ranks to answer, now that this rank waits to begin."""
         self.counts.setdefault(call.rank, Counter())[call.name, call.backend, call.group] += 1
         if self.failure is not None:
             return {call.rank: self.failure}
@@ -101,13 +101,13 @@ class Meetings:
         return self._disconnected()
 
     def leave(self, rank: int) -> Answers:
-        """A rank has ended, whether or not it said goodbye."""
+        """A rank has ended, in good order or not."""
         self._gone.add(rank)
         self.waiting.pop(rank, None)
         return self._disconnected()
 
     def fail(self, reason: str) -> Answers:
-        """Nobody goes on."""
+        """No rank may go on."""
         self.failure = reason
         answers: Answers = dict.fromkeys(self.waiting, reason)
         self.waiting.clear()
@@ -123,7 +123,7 @@ class Meetings:
         return other is not None and other.agreement == call.agreement
 
     def _stuck(self) -> list[Call]:
-        """The calls that can never begin, whatever the ranks do that are not waiting."""
+        """The calls that can never begin, whatever the ranks that are not waiting do."""
         able: set[int] = set()
         while more := {
             rank
@@ -150,7 +150,7 @@ class Meetings:
 
 
 def _mismatch(calls: list[Call]) -> str:
-    """What ranks that can never meet were about to do: in a line, then with their stacks."""
+    """The calls of ranks that can never meet: in one line, then with their stacks."""
     one, other = next(
         (one, other)
         for one in calls

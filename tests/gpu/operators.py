@@ -1,4 +1,4 @@
-"""What eager CUDA does at each of torch's operators: which devices it takes, and whether the host waits."""
+"""What eager CUDA does for each of torch's operators: which devices it accepts, whether the host waits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 # Not tagged as views, yet their result is the memory of their argument.
 ALIASES = frozenset(["detach", "alias", "lift_fresh", "_reshape_alias", "_unsafe_view"])
-# They launch no kernel: memory without contents, and questions.
+# They launch no kernel: uninitialised memory, and queries.
 WITHOUT_KERNEL = ALIASES | frozenset(
     [
         "empty",
@@ -118,7 +118,7 @@ def argument(at: tuple[int, str], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def why_devices_differ(operator: Operator, args: Sequence[Any], tensors: Sequence[Tensor]) -> str | None:
-    """What eager CUDA says of tensors of several devices in one operator; None if it takes them."""
+    """The error of eager CUDA for tensors of several devices in one operator; None if it accepts them."""
     devices = {tensor.device for tensor in tensors}
     if len(devices) < 2 or operator.name in COPYING:
         return None

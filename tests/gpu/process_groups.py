@@ -6,7 +6,7 @@ Before anything is sent the members of a group must have said that they want the
 device, a first call, which connects the ranks, while a graph is captured. A capture does not record gloo's
 collectives, so they are refused there, too.
 
-What is not used by the project raises NotImplementedError: nothing passes unseen.
+What the project does not use raises NotImplementedError, so that nothing passes unchecked.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def new_group(ranks: Any = None, *args: Any, **options: Any) -> Any:
 
 
 def _routed(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The collective, once all members are there, over the backend that its tensors ask for."""
+    """Run the collective once all members are there, on the backend of its tensors' device."""
     name, signature = real.__name__, inspect.signature(real)
 
     @functools.wraps(real)
@@ -128,7 +128,7 @@ def _routed(real: Callable[..., Any]) -> Callable[..., Any]:
         )
         host_args, host_options = tree_map(_on_host, (args, options))
         if DEVICE.recording is not None:
-            # Nobody is met now: every replay does, with what the tensors hold by then.
+            # No rank is met now, but at every replay, with the contents of the tensors at that time.
             recorded = call_stack()
             DEVICE.recording.add(lambda: (meet(recorded=recorded), real(*host_args, **host_options)))
             return None
@@ -224,7 +224,7 @@ def _check_capture(name: str, backend: str, group: Any) -> None:
 
 
 def _check_lists(name: str, values: dict[str, Any], size: int) -> None:
-    """The root's list, or everybody's, has a tensor like the own one for each member."""
+    """The list of the root, or of every member, has for each member a tensor like this rank's own."""
     parts = values.get(LISTS.get(name, ""))
     if parts is None:
         return
@@ -239,7 +239,7 @@ def _check_lists(name: str, values: dict[str, Any], size: int) -> None:
 
 
 def _root(name: str, values: dict[str, Any], group: Any) -> int | None:
-    """In the world; a caller may name it by its place in the group instead."""
+    """The root's rank in the world; a caller may give its rank in the group instead."""
     if name not in ROOTS:
         return None
     root, place = values.get(ROOTS[name]), values.get(f"group_{ROOTS[name]}")

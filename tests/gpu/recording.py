@@ -1,4 +1,4 @@
-"""What a capture records, and what a replay does with it: the same operators again, on the same memory.
+"""What a capture records and a replay repeats: the same operators on the same memory.
 
 While a stream captures, nothing runs: operators are only written down with the addresses of their tensors. So
 a replay reads what is at those addresses by then, and a number that came from the host is the one of the time
@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Work(NamedTuple):
-    """In place of an operator, where a step is none of torch's: it answers nothing."""
+    """Takes the place of an operator where a step is not one of torch's; it returns nothing."""
 
     def new_results(self, result: Any) -> tuple[Tensor, ...]:
         return ()
@@ -79,7 +79,7 @@ class Recording:
                 self._outside[key] = weakref.ref(memory)
 
     def add(self, function: Callable[[], Any]) -> None:
-        """A kernel that is none of torch's operators, such as a collective's: every replay calls it."""
+        """A kernel that is not one of torch's operators, such as a collective's: every replay calls it."""
         self.add_kernel()
         self._steps.append(Step(function, Work(), (), {}, ()))
 
@@ -108,7 +108,7 @@ class Recording:
             self._before[key] = storage, storage.clone()
 
     def end(self) -> None:
-        """Nothing has run: all memory is as it was."""
+        """Restore all memory, as if nothing had run."""
         for storage, before in self._before.values():
             storage.copy_(before)
         self._before.clear()
@@ -118,7 +118,7 @@ class Recording:
                     result.fill_(torch.nan)
 
     def replay(self) -> None:
-        """Run the operators again, on the memory that they were recorded with."""
+        """Run the operators again on the memory that they were recorded with."""
         if any(memory() is None for memory in self._outside.values()):
             raise RuntimeError("a graph reads or writes memory of a tensor that has been freed")
         for function, operator, args, kwargs, results in self._steps:

@@ -20,15 +20,15 @@ from pathlib import Path
 from tests.gpu.meetings import Answers, Call, Meetings
 
 ADDRESS = "PRETENDED_REFEREE"
-# Far above what a slow rank needs until it comes, far below what the job waits for one.
+# Far longer than a slow rank needs to arrive, far shorter than the job waits for one.
 TIMEOUT_S = 60.0
-# So long a rank may take to say where it is: a thread of it needs the interpreter for that.
+# How long a rank may take to report where it is: its thread needs the interpreter for that.
 ANSWER_S = 2.0
 POLL_S = 0.5
 REPOSITORY = Path(__file__).parents[2]
-# Its calls of collectives are worth a line, too.
+# Its calls of collectives are shown as well.
 LIBRARY = "deepspeed"
-# Frames of these files say nothing about the program.
+# Frames of these files are left out of stacks.
 OWN_FILES = ("tests/gpu/referee.py", "tests/gpu/process_groups.py", "tests/forked.py")
 
 
@@ -36,7 +36,7 @@ class Referee:
     """Of one world of ranks, which find it by the environment variable ``ADDRESS``."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        """``timeout_s``: so long a rank may wait for another one."""
+        """``timeout_s``: how long a rank may wait for another one."""
         self._timeout_s = timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="referee-")
         self._listener = Listener(str(Path(self._folder.name) / "socket"), family="AF_UNIX", backlog=64)
@@ -55,12 +55,12 @@ class Referee:
 
     @property
     def failure(self) -> str | None:
-        """Why the ranks could not go on, if so."""
+        """Why the ranks could not go on; None if they could."""
         return self._meetings.failure
 
     @property
     def counts(self) -> dict[int, Counter[tuple[str, str, str]]]:
-        """By rank, how often it has begun, or wanted to begin, each (operation, backend, group)."""
+        """By rank, how often it began, or tried to begin, each (operation, backend, group)."""
         return self._meetings.counts
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Referee:
 
 @contextlib.contextmanager
 def refereed(timeout_s: float = TIMEOUT_S) -> Iterator[Referee]:
-    """A referee for the ranks of a world that begins and ends in the block."""
+    """A referee for a world of ranks that begins and ends within the block."""
     referee = Referee(timeout_s)
     try:
         yield referee
@@ -166,7 +166,7 @@ class Line:
         ).start()
 
     def wait_for_the_others(self, call: Call) -> None:
-        """Until all members of the call want the same. Raises RuntimeError if they never will."""
+        """Wait until all members make the same call. Raises RuntimeError if they never will."""
         try:
             self._calls.send(call)
             reason = self._calls.recv()

@@ -1,4 +1,4 @@
-"""What else ``torch.cuda`` is asked for: which devices there are, their memory, and to wait for all work."""
+"""The rest of ``torch.cuda``: which devices there are, their memory, and waiting for all work."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def set_device(device: Any) -> None:
 
 
 def exchange_device(index: int) -> int:
-    """Make a device current; the one that was. A negative index changes nothing."""
+    """Make a device current and return the previous one. A negative index changes nothing."""
     before = DEVICE.index
     if index >= 0:
         set_device(index)

@@ -1,6 +1,6 @@
-"""Streams, events and graphs as ``torch.cuda`` offers them. All work is done at once, as it is called.
+"""Streams, events and graphs as ``torch.cuda`` offers them. All work is done at once, when it is called.
 
-What depends on that order is kept: which stream is current, which is being captured, and what an event marks.
+What depends on their order is kept: which stream is current, which is being captured, what an event marks.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionar
 
 
 class CudaTensor(torch.Tensor):
-    """Says that it is on a CUDA device; its numbers are in ``host``, a tensor on the CPU.
+    """Claims to be on a CUDA device; its values are in ``host``, a tensor on the CPU.
 
     Views of one tensor share the memory of one host tensor, as views do, and the object ``memory``, which is
     gone when the last of them is.
@@ -100,7 +100,7 @@ def _memory_of(host: Tensor) -> Memory:
 
 
 class PretendedDevice(TorchDispatchMode):
-    """Runs every operator on the numbers on the host, by the device's rules, and keeps the books.
+    """Runs every operator on the values on the host, by the device's rules, and counts the work.
 
     Attributes:
         books: what was done since :meth:`reset`; :meth:`counts` reads them.
@@ -129,7 +129,7 @@ class PretendedDevice(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here; making sure of that at every operator would take long."""
+        """Nothing is compiled here; torch would otherwise check that at every operator, which is slow."""
         return False
 
     def reset(self) -> None:
@@ -137,7 +137,7 @@ class PretendedDevice(TorchDispatchMode):
         self.books.reset()
 
     def counts(self) -> Counts:
-        """What was done since the last :meth:`reset`."""
+        """The work since the last :meth:`reset`."""
         return self.books.counts()
 
     def fail_at(self, *, allocation: int | None = None, capture: int | None = None, within: str = "") -> None:
@@ -163,7 +163,7 @@ class PretendedDevice(TorchDispatchMode):
         self.in_flight.reach(mark)
 
     def refuse_in_capture(self) -> None:
-        """Raise what CUDA raises for a call that a capture forbids, and spoil the capture."""
+        """Raise CUDA's error for a call that a capture forbids, and invalidate the capture."""
         if self.recording is not None:
             raise self.recording.spoilt_by(project_line())
 
@@ -191,7 +191,7 @@ class PretendedDevice(TorchDispatchMode):
     def _run_on_host(
         self, function: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Nothing of a device takes part; but memory may be pinned for one."""
+        """No device tensor takes part; but memory may be pinned for the device."""
         if operator.name == "is_pinned":
             return self.is_pinned(args[0])
         wants_pinned = kwargs.get("pin_memory") or operator.name == "_pin_memory"
@@ -217,7 +217,7 @@ class PretendedDevice(TorchDispatchMode):
         tensors: Sequence[Tensor],
         index: int | None,
     ) -> None:
-        """Write down what the operator costs, or raise why it is not possible now."""
+        """Count the operator's work, or raise an error if it is not possible now."""
         if operator.name == "copy_":
             is_asynchronous = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             self._book_copy(args[1], args[0], args[0].is_cuda, is_asynchronous)
@@ -232,7 +232,7 @@ class PretendedDevice(TorchDispatchMode):
             self.faults.allocate(project_line, is_capturing=self.recording is not None)
 
     def launch(self) -> None:
-        """A kernel is queued, or becomes a part of the capture that is under way."""
+        """Queue a kernel, or add it to the capture that is under way."""
         if self.recording is None:
             self.books.book_kernel()
         else:
@@ -303,7 +303,7 @@ class PretendedDevice(TorchDispatchMode):
     def _track_copy(
         self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Remember a copy of pinned memory that nobody waits for."""
+        """Remember a copy of pinned memory that the host does not wait for."""
         if operator.name not in COPYING or self.recording is not None:
             return
         is_put = operator.name == "copy_"
@@ -336,7 +336,7 @@ def _on_host(value: Any) -> Any:
 
 
 def _frozen(operator: Operator, value: Any, host: Any) -> Any:
-    """A number of the host becomes an argument of the kernel: what it is now, not what it will be."""
+    """A number of the host becomes an argument of the kernel with its present value."""
     is_number = isinstance(value, Tensor) and not value.is_cuda and operator.name not in COPYING
     return host.clone() if is_number else host
 

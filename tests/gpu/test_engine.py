@@ -1,4 +1,4 @@
-"""The engine in one process on a pretended GPU: the same rows as on a CPU."""
+"""The engine in one process on a pretended GPU gives the same rows as on a CPU."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ pytestmark = needs_pretended_device
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families_under_all_rules(family: str) -> None:
+def test_every_family_gives_the_rows_of_a_cpu_under_all_rules(family: str) -> None:
     on_device(check_engine.check_family, family)
 
 
-def test_preemption() -> None:
+def test_preemption_changes_no_row_on_a_gpu() -> None:
     on_device(check_engine.check_preemption)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_damaged_rows(dtype: str) -> None:
+def test_a_row_that_is_not_finite_costs_only_itself_on_a_gpu(dtype: str) -> None:
     on_device(check_engine.check_damaged_rows, dtype)
 
 
-def test_out_of_memory() -> None:
+def test_running_out_of_memory_changes_no_row_on_a_gpu() -> None:
     on_device(check_engine.check_out_of_memory)
 
 
 @pytest.mark.parametrize("mode", ["in turns", "branches"])
-def test_heads(mode: str) -> None:
+def test_policies_that_read_a_head_give_the_rows_of_a_cpu(mode: str) -> None:
     on_device(check_engine.check_heads, mode)

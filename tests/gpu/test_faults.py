@@ -1,4 +1,4 @@
-"""Ranks with pretended GPUs that die, lack memory or disagree: nothing hangs, and nothing is lost."""
+"""Ranks with pretended GPUs that die, run out of memory or disagree: nothing hangs, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.job.launching import logged_rows, read_output, run_here, shard_bytes
 pytestmark = pytest.mark.ranks
 
 NUM_RANKS = 3
-# A rank that waits in NCCL for one that is gone is ended by its watchdog, seconds later.
+# A rank that waits in NCCL for one that has died is ended by its watchdog, seconds later.
 SOON_S = 45
 
 
@@ -43,10 +43,10 @@ def logs_of(output: Path) -> dict[int, str]:
     return {int(path.stem[-1]): path.read_text() for path in (output / "logs").iterdir()}
 
 
-def test_a_draft_rank_that_joins_on_the_host_is_told_apart_with_both_stacks(
+def test_a_draft_rank_that_joins_a_broadcast_on_the_host_is_reported_with_both_stacks(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """On GPUs all ranks would hang: DeepSpeed's broadcast is NCCL's, the draft's would be gloo's."""
+    """On GPUs all ranks would hang: DeepSpeed broadcasts over NCCL, and the draft would over gloo."""
     ended = broken(breaking.joins_on_the_host, "2", 0, **options, output=tmp_path / "run")
     assert ended.code == 1
     failure = ended.referee.failure
@@ -58,7 +58,7 @@ def test_a_draft_rank_that_joins_on_the_host_is_told_apart_with_both_stacks(
 def test_a_killed_rank_ends_the_others_and_a_restart_completes_the_same_files(
     options: dict[str, Any], undisturbed: Path, tmp_path: Path
 ) -> None:
-    """The ranks that wait for it in NCCL notice nothing themselves."""
+    """The ranks that wait for it in NCCL do not notice by themselves."""
     output = tmp_path / "run"
     with started_gpu_ranks(NUM_RANKS, **options, tp_size=2, output=output) as (world, _):
         wait_until(lambda: logged_rows(output, 0).count(b"\n") >= 1, world.is_running)
@@ -104,10 +104,10 @@ def test_ranks_without_memory_start_over_with_half_the_batch(
 
 
 @pytest.mark.parametrize("ranks", ["1", "01"], ids=["one rank", "all ranks"])
-def test_ranks_without_memory_for_a_graph_go_on_without_and_stay_in_step(
+def test_ranks_without_memory_for_a_graph_go_on_without_it_and_stay_in_step(
     options: dict[str, Any], undisturbed: Path, ranks: str, tmp_path: Path
 ) -> None:
-    """Where one rank alone gives up its graphs, it runs the collectives that the other replays."""
+    """If only one rank gives up its graphs, it runs the collectives that the other replays."""
     ended = broken(breaking.out_of_memory_in_a_capture, ranks, 2, **options, output=tmp_path / "run")
     assert ended.totals["num_out_of_memory"] == 0
     assert ended.stderr.count("passes run without graphs from now on: ") == len(ranks)

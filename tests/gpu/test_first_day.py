@@ -1,4 +1,4 @@
-"""The first commands on a GPU node: their plan, and a part of them on a CPU."""
+"""The first commands on a GPU node: their plan, and some of them on a CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def document(ended: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def test_the_plan_is_shown_with_what_only_a_gpu_can_show(tmp_path: Path) -> None:
+def test_the_plan_is_shown_with_the_list_of_what_only_a_gpu_can_show(tmp_path: Path) -> None:
     ended = day("--list", "--output", str(tmp_path / "day"))
     assert ended.returncode == 0, ended.stderr
     assert document(ended)["steps"] == [step.name for step in plan(tmp_path, None, device="cuda")]
@@ -37,7 +37,7 @@ def test_the_plan_is_shown_with_what_only_a_gpu_can_show(tmp_path: Path) -> None
     assert not (tmp_path / "day").exists()
 
 
-def test_the_steps_that_a_cpu_can_do_pass_and_are_kept(pair: Pair, tmp_path: Path) -> None:
+def test_the_steps_that_a_cpu_can_do_pass_and_their_results_are_saved(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "day"
     given = ["--pretend", "--pair", str(pair.folder), "--output", str(output)]
     ended = day(*given, "--only", "cpu", "main", "long-pair", "long-alone", "long")

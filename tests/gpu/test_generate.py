@@ -24,7 +24,7 @@ WORLD = "the world"
 
 
 def check_collectives(ended: Refereed) -> None:
-    """Every rank of a group has entered each collective as often as the others, and none was left in one."""
+    """Every rank of a group has entered each collective equally often, and none is still in one."""
     assert ended.referee.failure is None, ended.referee.failure
     counts = ended.referee.counts
     first, second, draft = (counts[rank] for rank in range(NUM_RANKS))
@@ -56,7 +56,7 @@ def check_collectives(ended: Refereed) -> None:
 def test_three_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
     options: dict[str, Any], changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Whole files: the statistics of each row, and so the draft's tokens, are the same, too."""
+    """The whole files: each row's statistics, and with them the draft's tokens, are the same too."""
     expected = run_here(**(options | changes), device="cpu", output=tmp_path / "cpu")
     ended = fork_gpu_ranks(NUM_RANKS, **(options | changes), tp_size=2, output=tmp_path / "gpu")
     assert ended.totals["num_rows"] == options["limit"]
@@ -73,7 +73,7 @@ def test_three_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
 def test_a_draft_that_works_ahead_with_branches_and_a_head_changes_no_token(
     options: dict[str, Any], pair: Pair, acceptance: str, tmp_path: Path
 ) -> None:
-    """Where blocks end depends on measured times; what is in them does not."""
+    """Where blocks end depends on measured times; their tokens do not."""
     changes: dict[str, Any] = {"temperature": 0.7, "acceptance": acceptance}
     ahead = changes | {"overlap": "ahead", "num_branches": 2}
     if acceptance == "rejection":
@@ -91,7 +91,7 @@ def test_a_draft_that_works_ahead_with_branches_and_a_head_changes_no_token(
 def test_three_gpu_ranks_in_bfloat16_write_the_tokens_of_a_cpu_in_float32(
     options: dict[str, Any], sharp_pair: Pair, tmp_path: Path
 ) -> None:
-    """With attention by FlashAttention's rules; of models whose rounding decides no token."""
+    """With attention by FlashAttention's rules, and models for which rounding changes no token."""
     models = {"target": sharp_pair.target, "draft": sharp_pair.draft}
     expected = run_here(**(options | models), device="cpu", output=tmp_path / "cpu")
     ended = fork_gpu_ranks(

@@ -1,4 +1,4 @@
-"""The guard of the pretended backends: ranks that cannot meet fail at once, with the stacks of both."""
+"""The pretended backends: ranks that cannot meet fail at once, with the stacks of both."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.gpu.referee import refereed
 pytestmark = pytest.mark.ranks
 
 NUM_RANKS = 2
-# Nobody waits so long where a fault is seen at once.
+# Faults are found at once, long before this.
 PATIENT_S = 100.0
 PATIENCE_S = 1.0
 
 
 class Ended:
-    """What became of two ranks."""
+    """How two ranks ended."""
 
     def __init__(
         self, fault: str, folder: Path, timeout_s: float = PATIENT_S, *, ends_others: bool = False
@@ -85,8 +85,8 @@ def stacks_of(failure: str) -> dict[int, list[str]]:
     }
 
 
-def test_a_rank_that_never_comes_is_waited_for_shortly(tmp_path: Path) -> None:
-    """It is still there, and the message says where."""
+def test_waiting_for_a_rank_that_never_arrives_ends_soon(tmp_path: Path) -> None:
+    """The message says where it is instead."""
     ended = Ended("one_stays_away", tmp_path, PATIENCE_S, ends_others=True)
     assert ended.codes == [1, -SIGKILL], ended.stderr
     assert ended.failure is not None and ended.failure in ended.stderr[0]
@@ -98,13 +98,13 @@ def test_a_rank_that_never_comes_is_waited_for_shortly(tmp_path: Path) -> None:
     assert "rank 1: in no collective" in ended.failure
 
 
-def test_gloo_notices_the_end_of_a_rank(tmp_path: Path) -> None:
+def test_gloo_notices_that_a_rank_has_ended(tmp_path: Path) -> None:
     ended = Ended("one_ends_before_gloo", tmp_path)
     assert ended.codes == [1, 0], ended.stderr
     assert "RuntimeError: [gloo] Connection closed by peer: rank 1 has ended" in ended.stderr[0]
 
 
-def test_nccl_does_not_notice_the_end_of_a_rank(tmp_path: Path) -> None:
+def test_nccl_does_not_notice_that_a_rank_has_ended(tmp_path: Path) -> None:
     """On GPUs nothing wakes the rank that waits: the job's watchdog has to end it."""
     ended = Ended("one_ends_before_nccl", tmp_path, PATIENCE_S)
     assert ended.codes == [1, 0], ended.stderr
@@ -112,7 +112,7 @@ def test_nccl_does_not_notice_the_end_of_a_rank(tmp_path: Path) -> None:
     assert ended.failure.startswith("rank 0 has waited 1 s for rank 1")
 
 
-def test_what_a_backend_refuses_is_refused_before_anybody_waits(tmp_path: Path) -> None:
+def test_what_a_backend_refuses_is_refused_before_any_rank_waits(tmp_path: Path) -> None:
     ended = Ended("what_one_rank_is_refused", tmp_path)
     assert ended.codes == [0, 0], (ended.stdout, ended.stderr)
     for own, words in enumerate(ended.stdout):
@@ -153,18 +153,18 @@ def call(rank: int, name: str, *members: int, **changes: Any) -> Call:
     return Call(rank=rank, name=name, backend=NCCL, group="a group", members=members, **changes)
 
 
-def test_a_circle_of_three_is_found_though_no_two_wait_for_each_other() -> None:
+def test_a_deadlock_of_three_ranks_is_found() -> None:
     meetings = Meetings()
     assert meetings.enter(call(0, "broadcast", 0, 1)) == {}
     assert meetings.enter(call(1, "broadcast", 1, 2)) == {}
     answers = meetings.enter(call(2, "broadcast", 0, 2))
     assert set(answers) == {0, 1, 2} and len(set(answers.values())) == 1
     assert meetings.failure is not None and "do not match (group)" in meetings.failure
-    # Who comes later is told, too.
+    # A rank that arrives later gets the error too.
     assert meetings.enter(call(0, "barrier", 0)) == {0: meetings.failure}
 
 
-def test_a_rank_that_is_elsewhere_for_now_is_waited_for() -> None:
+def test_a_rank_that_is_busy_elsewhere_is_waited_for() -> None:
     meetings = Meetings()
     assert meetings.enter(call(0, "broadcast", 0, 1, 2)) == {}
     assert meetings.enter(call(1, "all_reduce", 1, 2)) == {}

@@ -1,4 +1,4 @@
-"""What the pretended device refuses, counts and replays: the rules that the other tests here rely on."""
+"""What the pretended device refuses, counts and replays: the rules that other tests here rely on."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
-def test_rules(check: Callable[..., Any]) -> None:
+def test_the_pretended_device_follows_the_rules_of_cuda(check: Callable[..., Any]) -> None:
     on_device(check)

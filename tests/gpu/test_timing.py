@@ -1,4 +1,4 @@
-"""Times of a device, on a pretended one: what they cost, and whether they add up."""
+"""Times measured on a device, here a pretended one: what measuring costs, and whether times add up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_events_add_no_synchronisation(rule: str) -> None:
     on_device(check_timing.check_events_add_no_synchronisation, rule)
 
 
-def test_measurements_wait_for_the_device() -> None:
+def test_measured_passes_wait_for_the_device() -> None:
     on_device(check_timing.check_measurements_wait_for_the_device)
 
 
