@@ -26,21 +26,15 @@ class PairConfig:
     seed: int = option(0, help="seed of the weights and of the order of the training text")
 
     def __post_init__(self) -> None:
-        self._require("target_steps", self.target_steps >= 1, "must be at least 1")
-        self._require("draft_steps", self.draft_steps >= 1, "must be at least 1")
-        self._require("target_seconds", self.target_seconds > 0, "must be positive")
-        self._require("draft_seconds", self.draft_seconds > 0, "must be positive")
-        self._require(
-            "num_vocab_tokens",
-            self.num_vocab_tokens >= 257,
-            "must be at least 257: 256 bytes and one end token",
-        )
-        self._require("target_layers", self.target_layers >= 1, "must be at least 1")
-        self._require("draft_layers", self.draft_layers >= 1, "must be at least 1")
-        # Rotary embeddings turn pairs of a head's entries, so a head's width is even.
+        for name in ("target_steps", "draft_steps", "target_layers", "draft_layers", "num_prompts"):
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("target_seconds", "draft_seconds"):
+            self._require(name, getattr(self, name) > 0, "must be positive")
+        rule = "must be at least 257: 256 bytes and one end token"
+        self._require("num_vocab_tokens", self.num_vocab_tokens >= 257, rule)
+        # Rotary embeddings rotate pairs of a head's entries, so its width must be even.
         self._require("target_hidden_size", self.target_hidden_size % 16 == 0, "must be a multiple of 16")
         self._require("draft_hidden_size", self.draft_hidden_size % 8 == 0, "must be a multiple of 8")
-        self._require("num_prompts", self.num_prompts >= 1, "must be at least 1")
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:

@@ -1,7 +1,7 @@
 """The demo pair: a tokenizer, a small target, a smaller draft and prompts, built in a minute and a half.
 
-A folder is complete when it holds its completion record, which is written last. The record is keyed by the
-options, the source text and ``LAYOUT_VERSION``: whatever else is found is built again from the start.
+A folder is complete when it has a completion record, which is written last. A record of other options, source
+text or ``LAYOUT_VERSION`` is ignored, and the pair is built again.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import json
 import logging
 import shutil
 import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdist.data.files import write_json
 from specdist.demo.config import PairConfig
-from specdist.demo.prompts import cut_prompts, write_prompts
 from specdist.demo.text import Corpus, Document
 from specdist.demo.training import LearningRates, TrainingResult, greedy_agreement, initialize, train
+from specdist.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,9 @@ RECORD_NAME = "complete.json"
 BUILDING_NAME = ".building"
 EOS_TOKEN = "<|endoftext|>"
 MAX_POSITIONS = 1024
+NUM_PROMPT_TOKENS = (12, 120, 24, 200, 48, 16, 160, 32, 90, 64)
+NUM_REFERENCE_TOKENS = 64
+PROMPTS_SCHEMA = pa.schema([("id", pa.int64()), ("prompt", pa.string()), ("reference", pa.string())])
 TARGET_RATES = LearningRates(embedding=5e-2, head=1e-2, layers=2e-3)
 DRAFT_RATES = LearningRates(embedding=1e-1, head=1.6e-2, layers=4e-3)
 CHAT_TEMPLATE = (
@@ -43,7 +49,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class PairRecord:
-    """What was built, as the completion record keeps it; ``key`` names everything that it depends on."""
+    """The completion record; ``key`` is a digest of everything that the pair depends on."""
 
     key: str
     target: TrainingResult
@@ -53,9 +59,9 @@ class PairRecord:
 
 
 def build_pair(config: PairConfig, corpus: Corpus) -> tuple[PairRecord, bool]:
-    """Build the pair in ``config.output``, or find it complete there; the flag says that it was built now.
+    """Build the pair in ``config.output``, unless it is complete there; the flag tells whether it was built.
 
-    Everything is made in a folder beside the final names and moved once it is whole.
+    Everything is made in a folder next to the final names, and moved when it is complete.
     """
     output = Path(config.output)
     key = _key(config, corpus)
@@ -78,7 +84,7 @@ def build_pair(config: PairConfig, corpus: Corpus) -> tuple[PairRecord, bool]:
 
 
 def read_record(output: Path) -> PairRecord | None:
-    """The completion record of ``output``; None where the folder is not complete."""
+    """The completion record of ``output``; None if the folder is not complete."""
     path = output / RECORD_NAME
     if not path.is_file():
         return None
@@ -88,7 +94,7 @@ def read_record(output: Path) -> PairRecord | None:
 
 
 def train_tokenizer(documents: tuple[Document, ...], num_vocab_tokens: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer, which any text survives unchanged; one token ends a text and pads."""
+    """A byte-level BPE tokenizer, which decodes to the same text; one token both ends a text and pads."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -116,7 +122,7 @@ def _build(config: PairConfig, corpus: Corpus, key: str, folder: Path) -> PairRe
     tokenizer = train_tokenizer(corpus.training, config.num_vocab_tokens)
     training_ids = _packed_ids(corpus.training, tokenizer)
     held_out_ids = _packed_ids(corpus.held_out, tokenizer)
-    prompts = cut_prompts(corpus.held_out, tokenizer, config.num_prompts)
+    prompts = _cut_prompts(corpus.held_out, tokenizer, config.num_prompts)
     logger.info(f"tokenizer: {len(tokenizer)} tokens, {len(training_ids)} tokens of text")
 
     target = _new_llama(tokenizer, config.target_layers, config.target_hidden_size, num_heads=8)
@@ -137,7 +143,8 @@ def _build(config: PairConfig, corpus: Corpus, key: str, folder: Path) -> PairRe
     for role, model in (("target", target), ("draft", draft)):
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
-    write_prompts(prompts, folder / "prompts.arrow")
+    with pa.ipc.new_file(str(folder / "prompts.arrow"), prompts.schema) as writer:
+        writer.write_table(prompts)
     agreement = greedy_agreement(target, draft, held_out_ids)
     return PairRecord(key, target_result, draft_result, agreement, time.monotonic() - start)
 
@@ -172,3 +179,53 @@ def _new_llama(
             tie_word_embeddings=False,
         )
     )
+
+
+def _cut_prompts(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast, num_prompts: int
+) -> pa.Table:
+    """``num_prompts`` prompts and the texts that followed them, taken evenly from ``documents``, without
+    overlaps.
+
+    Raises :class:`UserError` if the documents are too short for so many.
+    """
+    pairs = [pair for document in documents for pair in _cut(document, tokenizer)]
+    if len(pairs) < num_prompts:
+        raise UserError(
+            f"--num_prompts {num_prompts} is more than the {len(pairs)} available from the held-out "
+            "documents of this Python's standard library: lower it, or use a Python with its complete "
+            "standard library"
+        )
+    chosen = [pairs[index * len(pairs) // num_prompts] for index in range(num_prompts)]
+    prompts, references = zip(*chosen, strict=True)
+    return pa.table([range(num_prompts), prompts, references], schema=PROMPTS_SCHEMA)
+
+
+def _cut(document: Document, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, str]]:
+    """Prompts that begin with a section, of lengths that take turns, and the texts that follow them."""
+    text = document.text
+    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+    token_starts = [start for start, _ in encoded["offset_mapping"]]
+    section_start, used_until, num_cut = 0, 0, 0
+    for section in document.sections:
+        if section_start >= used_until:
+            num_prompt_tokens = NUM_PROMPT_TOKENS[num_cut % len(NUM_PROMPT_TOKENS)]
+            prompt_end = _word_end(text, token_starts, section_start, num_prompt_tokens)
+            end = prompt_end and _word_end(text, token_starts, prompt_end, NUM_REFERENCE_TOKENS)
+            if not end:
+                return
+            yield text[section_start:prompt_end], text[prompt_end:end]
+            used_until = end
+            num_cut += 1
+        section_start += len(section) + len("\n\n")
+
+
+def _word_end(text: str, token_starts: list[int], position: int, num_tokens: int) -> int | None:
+    """The first end of a word ``num_tokens`` or more after ``position``; None if the text ends before it.
+
+    A text cut inside a word would be encoded as other tokens.
+    """
+    index = bisect_left(token_starts, position) + num_tokens
+    while index < len(token_starts) and not text[token_starts[index]].isspace():
+        index += 1
+    return token_starts[index] if index < len(token_starts) else None

@@ -1,7 +1,7 @@
 """Text that every Python installation carries: the language reference and the standard library's docstrings.
 
-Modules are read with :mod:`ast` and never imported, so nothing of them runs and none has to work here. The
-language reference (``pydoc_data``) is used where it is installed. A document is one module or one topic.
+Modules are parsed with :mod:`ast` and never imported. The language reference (``pydoc_data``) is used if it
+is installed. A document is one module or one topic.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on, and documents that no training text comes from."""
+    """Documents to train on, and held-out documents."""
 
     training: tuple[Document, ...]
     held_out: tuple[Document, ...]
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of every text in order, with the part it is in."""
+        """SHA-256 of all texts in order, and of the two parts' bounds."""
         digest = hashlib.sha256()
         for part in (self.training, self.held_out):
             for document in part:
@@ -56,10 +56,10 @@ class Corpus:
 
 
 def load_corpus(*, held_out_one_in: int = HELD_OUT_ONE_IN, stdlib: Path | None = None) -> Corpus:
-    """Read, thin out and split the standard library's text; the same files give the same corpus.
+    """Read, deduplicate and split the standard library's text; the same files give the same corpus.
 
-    A document is held out when the hash of its content says so (one in ``held_out_one_in``), so it is
-    on the same side whatever the other documents are. Raises :class:`UserError` if there is no text.
+    One document in ``held_out_one_in`` is held out, by the hash of its content, independently of the other
+    documents. Raises :class:`UserError` if there is no text.
     """
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
     documents = drop_near_duplicates([*topic_documents(stdlib), *module_documents(stdlib)])
@@ -76,7 +76,7 @@ def load_corpus(*, held_out_one_in: int = HELD_OUT_ONE_IN, stdlib: Path | None =
 
 
 def topic_documents(stdlib: Path) -> Iterator[Document]:
-    """The topics of the language reference by name, a section per paragraph; none where there are none."""
+    """The topics of the language reference by name, a section per paragraph; none if it is not installed."""
     path = stdlib / TOPICS_FILE
     tree = _parse(path) if path.is_file() else None
     assignments = (node for node in tree.body if isinstance(node, ast.Assign)) if tree else ()
@@ -129,7 +129,7 @@ def _is_held_out(document: Document, one_in: int) -> bool:
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """The file's syntax tree; None for a file in another Python's syntax, which some distributions carry."""
+    """The file's syntax tree; None for another Python's syntax, which some distributions have."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sources of the library itself warn about their escape sequences
         try:

@@ -1,4 +1,4 @@
-"""Training from scratch in a limited time, the draft by distillation, and how well the two agree.
+"""Training from scratch in a limited time, the draft by distillation, and the agreement of the two.
 
 Shape suffixes: B windows of one step, L tokens of a window, R rows, P prompt tokens, N new tokens,
 V vocabulary.
@@ -29,7 +29,7 @@ EMBEDDING_STD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRates:
-    """Peak rates. The tables of a large vocabulary see each of their rows rarely, so they learn faster."""
+    """Peak rates, larger for the embedding and the head, whose rows are each used rarely."""
 
     embedding: float
     head: float
@@ -38,7 +38,7 @@ class LearningRates:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What one training run did: ``held_out_loss`` is in nats per token of text."""
+    """The result of a training. ``held_out_loss`` is in nats per token."""
 
     num_steps: int
     num_tokens: int
@@ -74,10 +74,9 @@ def train(
     label: str,
     teacher: LlamaForCausalLM | None = None,
 ) -> TrainingResult:
-    """AdamW for ``max_steps``, or for ``max_seconds`` on a machine too slow for so many.
+    """Train with AdamW for ``max_steps``, or for ``max_seconds`` on a slow machine.
 
-    The cosine schedule follows whichever is nearer to its end, so training always ends at a low rate, and a
-    machine that is fast enough trains the same number of steps as any other.
+    The cosine schedule follows the limit that is nearer to its end, so training always ends at a low rate.
 
     With a ``teacher`` the loss is the Kullback-Leibler divergence to its distribution instead of the text's
     cross-entropy. ``training_ids`` and ``held_out_ids`` are flat streams of documents separated by EOS.
@@ -179,7 +178,7 @@ def _windows(ids: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def _batches(ids: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:
-    """Windows in random order without end; every pass over the text cuts it at other places."""
+    """Endless windows in random order; every pass over the text cuts it at other places."""
     generator = np.random.default_rng(seed)
     while True:
         windows = _windows(ids, int(generator.integers(WINDOW_TOKENS)))

@@ -14,23 +14,23 @@ from specdist.utils.errors import UserError
 MAX_DEPTH = 4
 # SPRINTER's thresholds of Q/P, section 4; each has its curve in the ROC plot.
 MAX_RATIOS = (1.0, 1.2, 1.5)
-# The papers' own: SpecDec++, section 5.1; SPRINTER, section 4, which names no patience.
+# The papers' values: SpecDec++, section 5.1; SPRINTER, section 4, which does not name a patience.
 DEFAULTS: Mapping[HeadKind, Mapping[str, float]] = {
     "acceptance": {"depth": 3, "accepted_weight": 1.0, "rejected_weight": 6.0},
     "verifier": {"max_ratio": 1.2, "patience": 5},
 }
-# SpecDec++, appendix D.1: 3 epochs over 40 thousand prompts, 32 a step, and states 4,096 wide. A narrower
-# draft gets a larger rate, so that a step moves a logit as far: a few dozen steps of the paper's would leave
-# its head where it begins. SPRINTER names no rate; a linear layer takes ten times that.
+# SpecDec++, appendix D.1: 3 epochs over 40 thousand prompts, 32 per step, with a hidden size of 4,096. A
+# smaller one gets a larger rate, so that a step changes a logit as much. SPRINTER does not name a rate; its
+# linear layer takes ten times this one.
 PAPER_RATE, PAPER_WIDTH, PAPER_EPOCHS = 5e-5, 4096, 3
 VERIFIER_SPEED, VERIFIER_EPOCHS = 10, 50
-# Where there are few prompts there are more epochs.
+# With few prompts there are more epochs.
 MIN_STEPS, MAX_EPOCHS = 500, 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast and how long is trained."""
+    """Speed and length of the training."""
 
     learning_rate: float
     epochs: int
@@ -122,7 +122,7 @@ class TrainConfig:
         return self.features == "draft"
 
     def pace(self, num_rows: int, hidden_size: int) -> Pace:
-        """What is given, and for the rest the defaults with so many training prompts and this draft."""
+        """The given options, else the defaults for this number of training prompts and this hidden size."""
         rate = PAPER_RATE * PAPER_WIDTH / hidden_size
         if self.kind == "verifier":
             rate, epochs = VERIFIER_SPEED * rate, VERIFIER_EPOCHS
@@ -132,7 +132,7 @@ class TrainConfig:
         return Pace(learning_rate=self.learning_rate or rate, epochs=self.epochs or epochs)
 
     def training_options(self) -> dict[str, Any]:
-        """What decides the weights, beside the data; options of the other kind are left out."""
+        """The options that decide the weights, besides the data; those of the other kind are left out."""
         paths = ("kind", "data", "output", "eval_data", "overwrite", "device")
         return {
             name: value

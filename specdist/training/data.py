@@ -1,11 +1,11 @@
-"""A finished collection, and which of its rows are kept out of the training. Imports no torch.
+"""A finished collection, and its split into training and held-out rows. Imports no torch.
 
 M examples of one input row or of several, H hidden size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from specdist.heads.info import DraftIdentity, HeadKind
 from specdist.sampling.keys import stream_key
 from specdist.utils.errors import UserError
 
-# What a head's file says of its data: all that decides a collection's examples.
+# What a head's file records of its data: the options that decide a collection's examples.
 DESCRIBED = (
     "target", "draft", "prompts", "num_rows", "token_mixing", "reference_column", "temperature", "top_k",
     "top_p", "max_new_tokens", "seed",
@@ -30,10 +30,10 @@ SPLIT_STREAM = 0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExampleSet:
-    """The examples of some input rows. Hidden states stay on disk until they are asked for.
+    """The examples of some input rows. Hidden states stay on disk until they are needed.
 
     Attributes:
-        columns: by name, [M] each, of all examples that the files hold.
+        columns: by name, [M] values of all examples in the files.
         spans: first example of each row, and the one after its last.
     """
 
@@ -45,7 +45,7 @@ class ExampleSet:
     spans: np.ndarray
 
     def __len__(self) -> int:
-        """Rows, not examples."""
+        """Number of rows, not of examples."""
         return len(self.row_ids)
 
     @property
@@ -58,23 +58,16 @@ class ExampleSet:
 
     def select(self, rows: np.ndarray) -> ExampleSet:
         """Only these rows, counted from 0, in this order."""
-        return ExampleSet(
-            folder=self.folder,
-            manifest=self.manifest,
-            columns=self.columns,
-            hidden=self.hidden,
-            row_ids=self.row_ids[rows],
-            spans=self.spans[rows],
-        )
+        return replace(self, row_ids=self.row_ids[rows], spans=self.spans[rows])
 
     def column(self, name: str, rows: slice = slice(None)) -> np.ndarray:
-        """[M] one value per example of these rows."""
+        """[M] values, one per example of these rows."""
         return np.concatenate(
             [self.columns[name][:0], *(self.columns[name][begin:end] for begin, end in self.spans[rows])]
         )
 
     def hidden_states(self, rows: slice) -> np.ndarray:
-        """[M, H] of these rows' examples, as they are stored."""
+        """[M, H] of these rows' examples, in the stored data type."""
         width = self.hidden.type.list_size
         parts = [
             self.hidden.slice(begin, end - begin).combine_chunks().flatten().to_numpy(zero_copy_only=False)
@@ -83,9 +76,9 @@ class ExampleSet:
         return np.concatenate(parts).reshape(-1, width)
 
     def description(self) -> dict[str, Any]:
-        """For the head's file."""
+        """What the head's file records."""
         known = {**self.manifest.info, **self.manifest.fingerprint}
-        # In the fingerprint models and prompts are digests; in the info they have their names.
+        # The fingerprint has digests of models and prompts, the info their names.
         names = {name: self.manifest.info[name] for name in ("target", "draft", "prompts")}
         return {
             "folder": self.folder,
@@ -97,7 +90,8 @@ class ExampleSet:
 
 
 def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
-    """Open a collection. Raises :class:`UserError` if it is none, not finished, or of another kind."""
+    """Open a collection. Raises :class:`UserError` if the folder has none, or one unfinished or of another
+    kind."""
     run = RunFolder(Path(folder))
     if not run.manifest_path.is_file():
         raise UserError(f"{option} {folder} has no manifest.json: give the --output of jobs/collect.py")
@@ -130,7 +124,7 @@ def open_examples(option: str, folder: str, kind: HeadKind) -> ExampleSet:
 
 
 def split_rows(examples: ExampleSet, validation_share: float, seed: int) -> tuple[ExampleSet, ExampleSet]:
-    """Training rows, and held-out rows: those with the smallest hashes, whatever the order of the files.
+    """Training rows and held-out rows, which are those with the smallest hashes.
 
     Raises :class:`UserError` if one part would be empty.
     """

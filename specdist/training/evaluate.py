@@ -1,4 +1,4 @@
-"""The figures and the curves of a trained head on rows that it has not seen."""
+"""Figures and curves of a trained head on held-out rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specdist.training.data import ExampleSet
 from specdist.training.metrics import binary_kl, calibration, sigmoid
 from specdist.training.optimize import Objective, estimate
 
-# What is known of a token without any head, and whether more of it speaks for the token.
+# The draft's own features as scores, with the sign that makes larger better.
 BASELINES = {"entropy": -1, "top_probability": 1, "probability": 1}
-# SPRINTER's tau, of which its rates are reported.
+# SPRINTER's tau, for which its rates are reported.
 VERIFIER_THRESHOLD = 0.5
 
 
@@ -41,14 +41,14 @@ def make_objective(
 
 
 def baseline_curves(examples: ExampleSet, labels_M: np.ndarray) -> dict[str, RocCurve]:
-    """Of the draft's features, each as a score of its own."""
+    """The ROC curves of the draft's own features as scores."""
     return {name: roc_curve(sign * examples.column(name), labels_M) for name, sign in BASELINES.items()}
 
 
 def head_metrics(
     kind: HeadKind, head: TokenHead, training: ExampleSet, evaluation: ExampleSet, objective: Objective
 ) -> dict[str, Any]:
-    """Figures for the head's file: on the held-out rows, except those named after the training."""
+    """Figures for the head's file, on the held-out rows unless their name says training."""
     logits_M = estimate(head, evaluation)
     labels_M = objective.labels(evaluation, slice(None)).astype(float)
     training_logits_M = estimate(head, training)
@@ -72,7 +72,7 @@ def head_metrics(
 
 
 def _verifier_metrics(evaluation: ExampleSet, logits_M: np.ndarray, labels_M: np.ndarray) -> dict[str, Any]:
-    """SPRINTER's rates at its threshold, and the AUC after each kind of prefix."""
+    """SPRINTER's rates at its threshold, and the AUC of each kind of prefix."""
     approved_M = sigmoid(logits_M) >= VERIFIER_THRESHOLD
     kinds_M = evaluation.column("prefix_kind")
     return {

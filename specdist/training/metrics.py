@@ -1,7 +1,7 @@
-"""How good estimates of probabilities are. Imports no torch.
+"""Metrics of estimated probabilities. Imports no torch.
 
-A label is a probability itself: of being accepted, or 0 or 1. Where it is in between, an example stands for
-both outcomes in these shares, so that nothing is lost to chance.
+A label is a probability: of being accepted, or 0 or 1. One in between stands for both outcomes in these
+shares, so that no outcome needs to be drawn.
 
 M examples.
 """
@@ -51,14 +51,14 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Mean distance of the two over the examples (expected calibration error)."""
+        """Expected calibration error: mean distance of the two over the examples."""
         is_full = self.counts > 0
         distances = np.abs(self.estimates - self.labels)[is_full]
         return float((distances * self.counts[is_full]).sum() / self.counts.sum())
 
 
 def calibration(estimates_M: np.ndarray, labels_M: np.ndarray) -> Calibration:
-    """Of estimates in [0, 1]."""
+    """The calibration of estimates in [0, 1]."""
     bins_M = np.minimum((estimates_M * NUM_BINS).astype(int), NUM_BINS - 1)
     counts = np.bincount(bins_M, minlength=NUM_BINS)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Training a head: Adam down a cosine, over batches of whole prompts, with evaluations on the way.
+"""Training a head: Adam with cosine decay over batches of whole prompts, with evaluations in between.
 
 M examples of a batch, H hidden size.
 """
@@ -23,7 +23,7 @@ from specdist.heads.head import TokenHead
 from specdist.training.data import ExampleSet
 from specdist.training.metrics import cross_entropies
 
-# At least so many points on the curves.
+# Minimum number of points on the curves.
 MIN_EVALUATIONS = 12
 EVALUATED_ROWS = 64
 
@@ -32,7 +32,7 @@ Labels = Callable[[ExampleSet, slice], np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The labels [M] of rows of examples, and the weights of the two outcomes in the loss."""
+    """The labels [M] of examples, and the weights of the two outcomes in the loss."""
 
     labels: Labels
     accepted_weight: float = 1.0
@@ -52,7 +52,7 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """``patience``: evaluations without a better one before it ends; None trains to the end."""
+    """``patience``: evaluations without improvement before training stops; None for no early stop."""
 
     learning_rate: float
     epochs: int
@@ -63,7 +63,7 @@ class Schedule:
 
 @dataclass
 class History:
-    """Losses over the epochs: of the training batches since the last evaluation, and of the held-out rows."""
+    """Losses by epoch: of the training batches since the last evaluation, and of the held-out rows."""
 
     epochs: list[float] = field(default_factory=list)
     training: list[float] = field(default_factory=list)
@@ -76,8 +76,8 @@ class History:
 
 @contextlib.contextmanager
 def reproducible(seed: int) -> Iterator[None]:
-    """Random numbers and sums that are the same every time on one machine."""
-    # Without it cuBLAS may add up in another order from one call to the next.
+    """The same random numbers and sums every time on one machine."""
+    # Without it cuBLAS may add up in a different order in each call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     was_deterministic = torch.are_deterministic_algorithms_enabled()
     with torch.random.fork_rng():
@@ -98,7 +98,7 @@ def train_head(
     *,
     label: str,
 ) -> History:
-    """Train in place. With a patience the head ends with the weights of its best evaluation."""
+    """Train in place. With a patience, the head gets the weights of its best evaluation."""
     num_batches = -(-len(training) // schedule.batch_size)
     num_steps = schedule.epochs * num_batches
     evaluation_steps = _evaluation_steps(num_batches, schedule.epochs)
@@ -142,19 +142,19 @@ def estimate(head: TokenHead, examples: ExampleSet) -> np.ndarray:
 
 
 def _evaluation_steps(num_batches: int, epochs: int) -> set[int]:
-    """At the end of every epoch, and as often inside as the curves need."""
+    """Steps at the end of every epoch, and in between as the curves need."""
     per_epoch = min(num_batches, math.ceil(MIN_EVALUATIONS / epochs))
     within = {num_batches * (index + 1) // per_epoch for index in range(per_epoch)}
     return {epoch * num_batches + step for epoch in range(epochs) for step in within}
 
 
 def _batches(training: ExampleSet, schedule: Schedule) -> Iterator[ExampleSet]:
-    """Rows in an order of their own in every epoch."""
+    """Batches of rows, in a new order in every epoch."""
     generator = np.random.default_rng(schedule.seed)
     for _ in range(schedule.epochs):
         order = generator.permutation(len(training))
         for begin in range(0, len(order), schedule.batch_size):
-            # Rows that lie side by side are read in the order of the files.
+            # Sorted, so that files are read in order.
             yield training.select(np.sort(order[begin : begin + schedule.batch_size]))
 
 

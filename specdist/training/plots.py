@@ -1,4 +1,4 @@
-"""The pictures of a training: its curves, how well the estimates are calibrated, and ROC curves."""
+"""Plots of a training: loss curves, calibration and ROC curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOTS_PER_INCH = 130
 
 
 def plot_curves(histories: Mapping[str, History], path: Path) -> None:
-    """Loss over epochs, of the training and of the held-out rows: a pair of lines per training."""
+    """Loss by epoch on the training and the held-out rows: a pair of lines per training."""
     figure, axes = _square()
     for index, (label, history) in enumerate(histories.items()):
         color = f"C{index}"
@@ -30,7 +30,7 @@ def plot_curves(histories: Mapping[str, History], path: Path) -> None:
 
 
 def plot_calibration(found: Calibration, label: str, path: Path) -> None:
-    """What came true over what was estimated, and how often each estimate was made."""
+    """Mean label by estimate, and how often each estimate was made."""
     figure, axes = _square()
     axes.plot([0, 1], [0, 1], ":", color="gray")
     axes.plot(found.estimates, found.labels, "o-", label=label)
@@ -39,14 +39,14 @@ def plot_calibration(found: Calibration, label: str, path: Path) -> None:
     places = [(index + 0.5) * width for index in range(len(shares))]
     axes.bar(places, shares, width=0.9 * width, color="C0", alpha=0.2, label="share of the tokens")
     axes.set_xlabel("estimate")
-    axes.set_ylabel("mean estimate")
+    axes.set_ylabel("mean label")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     _write(figure, axes, path)
 
 
 def plot_roc(curves: Mapping[str, RocCurve], path: Path) -> None:
-    """True over false positive rates; the areas are in the legend."""
+    """True against false positive rates, with the areas in the legend."""
     figure, axes = _square()
     axes.plot([0, 1], [0, 1], ":", color="gray")
     for label, curve in curves.items():

@@ -1,4 +1,4 @@
-"""The training job: a finished collection in, a head with its figures and pictures out."""
+"""The training job: from a finished collection to a head with its figures and plots."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trained:
-    """A head, what it was trained for, and how it went."""
+    """A trained head, its objective and its losses."""
 
     head: TokenHead
     objective: Objective
@@ -33,7 +33,7 @@ class Trained:
 
 
 def run_training(config: TrainConfig) -> HeadInfo:
-    """Train and write everything. Raises :class:`UserError` before any training."""
+    """Train a head and write all its files. Raises :class:`UserError` before any training."""
     output = Path(config.output)
     if (output / INFO_NAME).exists() and not config.overwrite:
         raise UserError(
@@ -50,7 +50,7 @@ def run_training(config: TrainConfig) -> HeadInfo:
         label = f"w_rej {config.rejected_weight:g}, D {config.depth}"
         trained = {label: _train(config, config.max_ratio, training, evaluation, device, label)}
     else:
-        # SPRINTER's figure compares one verifier per ratio; the one that is asked for is kept.
+        # SPRINTER's figure compares a verifier per ratio; only the wanted one is kept.
         assert config.max_ratio is not None
         ratios = sorted({*MAX_RATIOS, config.max_ratio})
         labels = {ratio: f"λ {ratio:g}" for ratio in ratios}
@@ -63,7 +63,7 @@ def run_training(config: TrainConfig) -> HeadInfo:
 
 
 def _open(config: TrainConfig) -> tuple[ExampleSet, ExampleSet]:
-    """What is trained on, and what is evaluated on."""
+    """The examples for training and for evaluation."""
     examples = open_examples("--data", config.data, config.kind)
     if config.eval_data is None:
         assert config.validation_share is not None
@@ -139,7 +139,7 @@ def _write(
 def _roc_curves(
     config: TrainConfig, trained: dict[str, Trained], evaluation: ExampleSet
 ) -> dict[str, RocCurve]:
-    """One per verifier; of an acceptance head, the head's beside those of the features alone."""
+    """One per verifier; for an acceptance head, its own and those of the draft's features."""
     curves = {
         name: roc_curve(estimate(each.head, evaluation), each.objective.labels(evaluation, slice(None)))
         for name, each in trained.items()
