@@ -163,15 +163,14 @@ def _num_prompts(completions: Completions) -> int:
 
 
 def _figures(scores: Scores, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
-    return {
-        name: metric_document(
-            metric,
-            bootstrap_interval(
-                metric, confidence=config.confidence, num_resamples=config.num_resamples, seed=config.seed
-            ),
-        )
-        for name, metric in scores.metrics.items()
+    intervals = {
+        name: bootstrap_interval(metric, **_bootstrap(config)) for name, metric in scores.metrics.items()
     }
+    return {name: metric_document(metric, intervals[name]) for name, metric in scores.metrics.items()}
+
+
+def _bootstrap(config: EvaluateConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in ("confidence", "num_resamples", "seed")}
 
 
 def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> dict[str, dict[str, Any]]:
@@ -183,13 +182,7 @@ def _compare(scores: Scores, other: Scores | None, config: EvaluateConfig) -> di
         raise UserError(f"--against {config.against}: no prompt was scored in both runs")
     return {
         name: paired_document(
-            compare_paired(
-                metric.take(ours),
-                other.metrics[name].take(theirs),
-                confidence=config.confidence,
-                num_resamples=config.num_resamples,
-                seed=config.seed,
-            )
+            compare_paired(metric.take(ours), other.metrics[name].take(theirs), **_bootstrap(config))
         )
         for name, metric in scores.metrics.items()
         if name in other.metrics

@@ -93,10 +93,7 @@ def speed_over_time(runs: Sequence[ReportedRun]) -> Panel:
     if len(timed) < len(runs):
         missing = names([run for run in runs if not run.span_s])
         content.append(
-            left_out(
-                f"Left out: {missing}. Its statistics, written by an older version, do not say when its "
-                "shards were worked on."
-            )
+            left_out(f"Left out: {missing}. Statistics of older versions have no times of shards.")
         )
     return Panel(
         name="speed-over-time",

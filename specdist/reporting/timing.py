@@ -20,6 +20,15 @@ from specdist.stats.regression import NS_PER_S
 from specdist.theory.predictions import Comparison
 
 FEWEST_SHARDS = 3
+ABOUT_OPERATIONS = (
+    "SPRINTER's authors count the operations of a round as if all of its tokens were accepted (predicted); a "
+    "run also pays for the rejected ones (measured). Attention and prompts are not counted."
+)
+ABOUT_VERIFIER = (
+    "The verifier's figures follow from how often it passed acceptable and other tokens, according to the "
+    "trace. The distance of a lossy run's distribution from the target's is f TV(P, Q): the probability that "
+    "an unacceptable token passed, times the distance of the two models."
+)
 
 
 @dataclass(frozen=True)
@@ -44,11 +53,10 @@ def predicted_time(runs: Sequence[ReportedRun]) -> Panel:
     shown = [run for run in runs if len(run.shards) >= FEWEST_SHARDS and time_per_pass(run)]
     content = [_regressions(run, runs) for run in runs]
     if len(shown) < len(runs):
+        missing = names([run for run in runs if run not in shown])
+        needs = f"the plot needs at least {FEWEST_SHARDS} shards and as many completions"
         content.append(
-            left_out(
-                f"No points of {names([run for run in runs if run not in shown])}: the plot needs at least "
-                f"{FEWEST_SHARDS} shards and as many completions. Smaller --rows_per_shard gives more shards."
-            )
+            left_out(f"No points of {missing}: {needs}. Smaller --rows_per_shard gives more shards.")
         )
     return Panel(
         name="predicted-time",
@@ -126,31 +134,16 @@ def theory(runs: Sequence[ReportedRun]) -> Panel:
                 caption = f"{run.label}: {title}" if len(runs) > 1 else title
                 content.append(_comparisons(caption, figures, labels))
         if run.predictions.best_num_draft_tokens is not None:
-            content.append(
-                paragraph(
-                    (f"{run.label}: " if len(runs) > 1 else "")
-                    + f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
-                    f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed "
-                    f"length, drafting in turns, is {run.predictions.best_num_draft_tokens}."
-                )
+            told = (
+                f"With α = {number(run.predictions.acceptance, 3)} and a draft step that takes "
+                f"{percent(run.predictions.cost_ratio)} of a target pass, the formula's best fixed length, "
+                f"drafting in turns, is {run.predictions.best_num_draft_tokens}."
             )
+            content.append(paragraph(f"{run.label}: {told}" if len(runs) > 1 else told))
     if any(run.operations for run in runs):
-        content.append(
-            paragraph(
-                "SPRINTER's authors count the operations of a round as if all of its tokens were accepted "
-                "(predicted); a run also pays for the rejected ones (measured). Attention and prompts are "
-                "not counted."
-            )
-        )
+        content.append(paragraph(ABOUT_OPERATIONS))
     if any(run.verifier for run in runs):
-        content.append(
-            paragraph(
-                "The verifier's figures follow from how often it let acceptable and other tokens pass, as "
-                "the trace has it. The distance of a lossy run's distribution from the target's is f TV(P, "
-                "Q): the chance that a token which should not have passed did, times how far the two models "
-                "are apart."
-            )
-        )
+        content.append(paragraph(ABOUT_VERIFIER))
     return Panel(
         name="theory",
         title="Theory and measurement",

@@ -40,11 +40,9 @@ def rates(runs: Sequence[ReportedRun], tuned: Tuned | None) -> Panel:
     content.append(remark)
     if oracles and (tuned is None or tuned.oracle is None):
         is_greedy = all(run.config.get("temperature") == 0 for run in runs)
+        bound = "" if is_greedy else "; for random draws it is a bound in expectation"
         content.append(
-            paragraph(
-                "The oracle is computed with the measured α (SpecDec++, Theorem 4.1"
-                + (")." if is_greedy else "; of random draws it is a bound in expectation).")
-            )
+            paragraph(f"The oracle is computed with the measured α (SpecDec++, Theorem 4.1{bound}).")
         )
     return Panel(
         name="rates",

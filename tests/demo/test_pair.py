@@ -98,7 +98,7 @@ def test_a_killed_build_is_repeated(
             build_pair(config, corpus)
     assert (tmp_path / "target").is_dir()
     with monkeypatch.context() as patch:
-        patch.setattr(pair, "write_prompts", _killed)
+        patch.setattr(pair, "greedy_agreement", _killed)
         with pytest.raises(KeyboardInterrupt):
             build_pair(config, corpus)
     assert pair.read_record(tmp_path) is None
