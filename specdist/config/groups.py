@@ -91,8 +91,7 @@ class TrustOptions:
     _argument_group_name = "Rarely needed"
 
     trust_remote_code: bool = option(
-        False,
-        help="run custom code from a model's folder (auto_map); without it such a model is refused",
+        False, help="run custom code from a model's folder (auto_map); without it such a model is refused"
     )
     allow_pickle: bool = option(False, help="load pickled *.bin weights if a model has no safetensors")
 
@@ -111,8 +110,7 @@ class RankOptions(TrustOptions):
         "them makes progress: no tensor read, no pass run, no round finished",
     )
     cpu_affinity: Literal["numa", "none"] = option(
-        "numa",
-        help="numa = bind each rank to those of its CPUs that are next to its GPU; none = no binding",
+        "numa", help="numa = bind each rank to those of its CPUs that are next to its GPU; none = no binding"
     )
 
 

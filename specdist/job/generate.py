@@ -26,7 +26,7 @@ from specdist.job.preflight import (
     plan_run,
     with_model_defaults,
 )
-from specdist.job.progress import Progress
+from specdist.job.progress import Progress, Scalars
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.report import (
@@ -37,7 +37,6 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
-from specdist.job.scalars import Scalars
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0

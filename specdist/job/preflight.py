@@ -25,12 +25,7 @@ from specdist.job.tokens import (
     common_vocab_size,
 )
 from specdist.job.topology import Topology
-from specdist.models.checkpoint import (
-    GENERATION_CONFIG_NAME,
-    Checkpoint,
-    check_family,
-    open_checkpoint,
-)
+from specdist.models.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.fitting import check_weights
 from specdist.models.generation import default_options
 from specdist.models.sizes import model_size

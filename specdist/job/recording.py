@@ -20,8 +20,7 @@ from specdist.engine.faults import too_large
 from specdist.engine.sequence import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
-from specdist.job.progress import Progress
-from specdist.job.scalars import Scalars
+from specdist.job.progress import Progress, Scalars
 from specdist.job.tokens import PromptEncoder
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError

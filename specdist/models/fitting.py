@@ -7,12 +7,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
-from specdist.models.quantized import (
-    UNQUANTISED,
-    check_scheme,
-    check_stored_kinds,
-    looks_quantised,
-)
+from specdist.models.quantized import UNQUANTISED, check_scheme, check_stored_kinds, looks_quantised
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
 from specdist.utils.errors import UserError

@@ -112,12 +112,7 @@ class RecordingAttention:
         self._layers = list(layers)
 
     def attend(
-        self,
-        layer: int,
-        queries_THD: Tensor,
-        keys_TGD: Tensor,
-        values_TGD: Tensor,
-        rules: AttentionRules,
+        self, layer: int, queries_THD: Tensor, keys_TGD: Tensor, values_TGD: Tensor, rules: AttentionRules
     ) -> Tensor:
         # Not by ``layer``: a cut model may number its layers anew. They are called in order.
         number = self._layers[len(self.found) // 3]

@@ -19,11 +19,7 @@ class VocabParallelHead(nn.Linear):
 
     def __init__(self, whole: nn.Linear, ids: range) -> None:
         super().__init__(
-            whole.in_features,
-            len(ids),
-            bias=whole.bias is not None,
-            device="meta",
-            dtype=whole.weight.dtype,
+            whole.in_features, len(ids), bias=whole.bias is not None, device="meta", dtype=whole.weight.dtype
         )
         self.ids = ids
 

@@ -14,8 +14,7 @@ import pytest
 
 from specdist.engine.engine import EngineLoad
 from specdist.job import generate, progress
-from specdist.job.progress import LINE_INTERVAL_S, Counts, Progress
-from specdist.job.scalars import Scalars
+from specdist.job.progress import LINE_INTERVAL_S, Counts, Progress, Scalars
 from specdist.stats.shard import Stats
 from tests.data.samples import row_result
 from tests.job.events import read_scalars
