@@ -37,7 +37,7 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "utils", "stats", "policies", "config", "theory", "data", "cache.pages", "cache.branch_pages",
     "sampling.keys",
-    "engine.sequence", "engine.scheduler", "engine.stopping", "engine.timeline", "replay", "job.report",
+    "engine.limits", "engine.sequence", "engine.scheduler", "engine.timeline", "replay", "job.report",
     "job.status", "job.card", "api.runs", "planning.hardware", "planning.simulate", "planning.events",
     "evaluation.config", "evaluation.run",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",

@@ -54,6 +54,14 @@ def test_the_first_page_is_short_and_leads_to_all_others() -> None:
         assert f"({path.relative_to(REPOSITORY)}" in front, path
 
 
+def test_a_round_is_read_in_as_few_lines_as_its_page_says() -> None:
+    """Draft and target in one process: what other rounds need is in other files."""
+    page = REPOSITORY / "specdist/engine/README.md"
+    files = re.findall(r"^\| \[\S+\]\((\S+\.py)\) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(files) <= 9
+    assert sum(len((page.parent / file).read_text(encoding="utf-8").splitlines()) for file in files) <= 1700
+
+
 def messages() -> list[str]:
     """Every text in the package, with … for what is filled in."""
     found = []

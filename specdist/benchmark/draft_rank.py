@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from specdist.benchmark.drafts import DraftOrder, with_slots
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
-from specdist.engine.proposals import Proposer
+from specdist.engine.interfaces import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.job.costs import draft_curve
 from specdist.job.replica import TARGET_GROUP
@@ -243,7 +243,7 @@ class _Server:
         assembly = with_slots(self._source.assembly, num_slots)
         assembly.allocate(
             self._runner,
-            num_branch_rows=num_slots * BRANCH_COUNTS[-1],
+            num_branch_slots=num_slots * BRANCH_COUNTS[-1],
             max_branch_tokens=assembly.scheduling.max_draft_tokens + 1,
         )
         self._num_slots = num_slots

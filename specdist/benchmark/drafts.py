@@ -12,7 +12,7 @@ import torch
 
 from specdist.engine.assembly import Assembly
 from specdist.engine.device_clock import clock_of
-from specdist.engine.proposals import DraftAhead
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.timeline import Kind, Timeline
 from specdist.policies import LengthPolicy
 from specdist.policies.choice import PolicyChoice, build_policy

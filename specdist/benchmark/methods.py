@@ -14,8 +14,8 @@ from specdist.benchmark.config import AHEAD, COLOCATED, SEPARATE
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.pair import PagedPair, Pair
-from specdist.engine.proposals import Proposer
-from specdist.engine.sequence import Request
+from specdist.engine.interfaces import Proposer
+from specdist.engine.request import Request
 from specdist.job.tokens import load_tokenizer
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings

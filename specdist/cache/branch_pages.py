@@ -1,6 +1,6 @@
 """Branches of a sequence in the draft's cache: shared full pages, followed by pages of their own.
 
-A branch is one more row of the draft's page table. The target does not know it, so its own pages are fixed
+A branch has one more slot in the draft's page table. The target does not know it, so its own pages are fixed
 and lie after those that :class:`specdist.cache.pages.PageTable` hands out. Opening a branch points it at the
 pages of its sequence, up to the page in which it begins; the tokens before it in that page are copied. No
 tensors: the copies to make are returned as places.
@@ -26,20 +26,20 @@ class TokenCopies:
 
 
 class BranchPageTable:
-    """A page table whose first rows are the slots and whose last rows are branches of them."""
+    """A page table whose first slots are the sequences', and whose last ones are their branches'."""
 
     def __init__(
-        self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_rows: int,
+        self, *, num_slots: int, num_pages: int, page_size: int, max_seq_len: int, num_branch_slots: int,
         max_branch_tokens: int,
     ) -> None:  # fmt: skip
         """``num_pages``: of the slots; a branch has at most ``max_branch_tokens`` tokens of its own."""
         self._page_size = page_size
         self._num_slots = num_slots
         self._pages_per_branch = pages_per_branch(max_branch_tokens, page_size)
-        own = num_pages + np.arange(num_branch_rows * self._pages_per_branch, dtype=np.int32)
-        self._own_pages = own.reshape(num_branch_rows, self._pages_per_branch)
-        width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_rows else 0)
-        self.pages = np.zeros((num_slots + num_branch_rows, width), np.int32)
+        own = num_pages + np.arange(num_branch_slots * self._pages_per_branch, dtype=np.int32)
+        self._own_pages = own.reshape(num_branch_slots, self._pages_per_branch)
+        width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_slots else 0)
+        self.pages = np.zeros((num_slots + num_branch_slots, width), np.int32)
 
     def open(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> TokenCopies:
         """Branch off each slot before a position; returns the copies that the branches' first pages need."""
@@ -62,8 +62,8 @@ class BranchPageTable:
         positions_T = np.repeat(begins_B, lengths_B) + arange_segments(lengths_B)
         pages_T, offsets_T = np.divmod(positions_T, self._page_size)
         sources_T, targets_T = (
-            self.pages[np.repeat(rows_B, lengths_B), pages_T].astype(np.int64) * self._page_size + offsets_T
-            for rows_B in (sources_B, targets_B)
+            self.pages[np.repeat(slots_B, lengths_B), pages_T].astype(np.int64) * self._page_size + offsets_T
+            for slots_B in (sources_B, targets_B)
         )
         return TokenCopies(sources_T, targets_T)
 

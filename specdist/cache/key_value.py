@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class KeyValueCache:
-    """The pages' memory: per layer a matrix of keys and one of values, with one row per page."""
+    """The pages' memory: per layer a matrix of keys and one of values, one line per page."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class PageUpdates:
 
 
 @dataclass
-class _Row:
+class _SlotPages:
     pages: list[int] = field(default_factory=list)
     # Keys of the full context pages, in order; the first `num_published` can be found by other sequences.
     keys: list[bytes] = field(default_factory=list)
@@ -48,7 +48,7 @@ class PageTable:
     def __init__(self, *, num_pages: int, page_size: int, num_slots: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self._rows: list[_Row | None] = [None] * num_slots
+        self._slots: list[_SlotPages | None] = [None] * num_slots
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._page_of_key: dict[bytes, int] = {}
@@ -71,20 +71,20 @@ class PageTable:
 
         At least the last token of the context is never shared, so that it is computed.
         """
-        assert self._rows[slot] is None, f"slot {slot} is in use"
-        row = self._rows[slot] = _Row(keys=self._chain_keys(context_ids))
-        for key in row.keys[: (len(context_ids) - 1) // self.page_size]:
+        assert self._slots[slot] is None, f"slot {slot} is in use"
+        own = self._slots[slot] = _SlotPages(keys=self._page_keys(context_ids))
+        for key in own.keys[: (len(context_ids) - 1) // self.page_size]:
             page = self._page_of_key.get(key)
             if page is None:
                 break
             self._take(page)
             self._assign(slot, page)
-        row.num_published = len(row.pages)
-        return len(row.pages) * self.page_size
+        own.num_published = len(own.pages)
+        return len(own.pages) * self.page_size
 
     def extend(self, slot: int, length: int) -> bool:
         """Allocate pages for positions ``0 .. length - 1``. False, and no change, if there are too few."""
-        missing = self.num_pages_for(length) - len(self._row(slot).pages)
+        missing = self.num_pages_for(length) - len(self._pages_of(slot).pages)
         if missing > self.num_available:
             return False
         for _ in range(missing):
@@ -97,25 +97,25 @@ class PageTable:
         To be called when the pass that writes them is planned: a pass writes before it reads, so even a
         sequence of the same pass may use them.
         """
-        row = self._row(slot)
-        for index in range(row.num_published, min(length // self.page_size, len(row.keys))):
-            key, page = row.keys[index], row.pages[index]
+        own = self._pages_of(slot)
+        for index in range(own.num_published, min(length // self.page_size, len(own.keys))):
+            key, page = own.keys[index], own.pages[index]
             if key not in self._page_of_key:
                 self._page_of_key[key] = page
                 self._key_of_page[page] = key
-            row.num_published = index + 1
+            own.num_published = index + 1
 
     def close(self, slot: int) -> None:
         """Release the pages of a sequence that is finished or preempted."""
         # The end of a prompt is shared less often than its beginning, so it is evicted first.
-        for page in reversed(self._row(slot).pages):
+        for page in reversed(self._pages_of(slot).pages):
             self._references[page] -= 1
             if self._references[page] == 0:
                 if page in self._key_of_page:
                     self._evictable[page] = None
                 else:
                     self._free.append(page)
-        self._rows[slot] = None
+        self._slots[slot] = None
 
     def forget_contents(self) -> None:
         """The passes that should have written the shared pages have failed: no new sequence may find them."""
@@ -129,12 +129,12 @@ class PageTable:
         changes, self._changes = self._changes, []
         return PageUpdates.from_entries(changes)
 
-    def _row(self, slot: int) -> _Row:
-        row = self._rows[slot]
-        assert row is not None, f"slot {slot} is empty"
-        return row
+    def _pages_of(self, slot: int) -> _SlotPages:
+        own = self._slots[slot]
+        assert own is not None, f"slot {slot} is empty"
+        return own
 
-    def _chain_keys(self, token_ids: list[int]) -> list[bytes]:
+    def _page_keys(self, token_ids: list[int]) -> list[bytes]:
         """One key per full page: a digest of all tokens from the beginning to the page's end."""
         tokens = np.asarray(token_ids, dtype=np.int32)
         keys, key = [], b""
@@ -145,9 +145,9 @@ class PageTable:
         return keys
 
     def _assign(self, slot: int, page: int) -> None:
-        row = self._row(slot)
-        self._changes.append((slot, len(row.pages), page))
-        row.pages.append(page)
+        own = self._pages_of(slot)
+        self._changes.append((slot, len(own.pages), page))
+        own.pages.append(page)
 
     def _take(self, page: int) -> None:
         self._evictable.pop(page, None)

@@ -17,8 +17,8 @@ from torch import Tensor
 from specdist.collecting.passes import AskedTokens, contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.sequence import Request
-from specdist.engine.stopping import StopRules
+from specdist.engine.request import Request
+from specdist.engine.sequence import StopRules
 from specdist.job.replica import Replica
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner

@@ -17,7 +17,7 @@ from specdist.collecting.draft_side import Drafted, DraftSide
 from specdist.collecting.target_side import TargetSide
 from specdist.collecting.texts import Text
 from specdist.engine.collectives import RANK_ZERO
-from specdist.engine.sequence import Request
+from specdist.engine.request import Request
 from specdist.job.assignments import follow_assignments
 from specdist.job.replica import Replica
 from specdist.job.signals import StopRequest

@@ -16,7 +16,8 @@ from specdist.collecting.draft_side import Drafted
 from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
-from specdist.engine.target import Target, VerifyInput
+from specdist.engine.interfaces import Target
+from specdist.engine.proposals import VerifyInput
 
 
 class TargetSide:
@@ -52,14 +53,14 @@ class TargetSide:
         answers, begin = [np.zeros(0)], 0
         for part in in_passes(contexts_of(group)):
             num_asked = len(part.index_N)
-            verify_input = VerifyInput.of_batch(
-                part.batch,
+            verify_input = VerifyInput(
+                batch=part.batch,
                 logits_indices_N=part.index_N,
                 # Nothing is drawn here.
                 stream_keys_N=np.zeros(num_asked, np.int64),
                 target_logits_indices_C=np.zeros(0, np.int64),
             )
-            verify_output = self._target.forward(updates, part.batch, verify_input)
+            verify_output = self._target.forward(updates, verify_input)
             updates = PageUpdates.from_entries([])
             if num_asked:
                 distributions_N = verify_output.next_distributions(np.arange(num_asked))

@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from specdist.cache.pages import PageTable
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
 from specdist.engine.engine import Engine
+from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
-from specdist.engine.proposals import DraftAhead, Proposer
-from specdist.engine.scheduler import Scheduler, SchedulerSettings
-from specdist.engine.sequence import Request
+from specdist.engine.request import Request
+from specdist.engine.scheduler import Scheduler
+from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.engine.target import LocalTarget, Target
 from specdist.engine.timeline import Timeline
+from specdist.engine.verify import LocalTarget
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
@@ -48,14 +50,14 @@ class Assembly:
     is_traced: bool = False
     trusts_draft: bool = False
 
-    def allocate(self, runner: ModelRunner, *, num_branch_rows: int = 0, max_branch_tokens: int = 0) -> None:
+    def allocate(self, runner: ModelRunner, *, num_branch_slots: int = 0, max_branch_tokens: int = 0) -> None:
         """Allocate a runner's cache, once: the pages, and those of the draft's branches."""
         runner.allocate(
             num_pages=self.num_pages,
             page_size=self.page_size,
             num_slots=self.scheduling.num_slots,
             max_seq_len=self.max_cache_len or self.scheduling.max_seq_len,
-            num_branch_rows=num_branch_rows,
+            num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
         )
 
@@ -112,21 +114,16 @@ class Assembly:
         Args:
             pages: an empty page table, by default a new one.
             limits: of the batch; smaller than the assembly's after memory has run out.
-            on_resize, on_lone_row: see :class:`Scheduler` and :class:`Engine`.
+            on_resize, on_lone_row: see :class:`Engine`.
         """
-        scheduler = Scheduler(
-            limits or self.scheduling,
-            pages or self.page_table(),
-            requests,
-            on_resize=on_resize,
-        )
         return Engine(
             target=target,
             proposer=proposer,
-            scheduler=scheduler,
+            scheduler=Scheduler(limits or self.scheduling, pages or self.page_table(), requests),
             stop_rules=self.stop_rules,
             stats_recorder=stats_recorder,
             trusts_draft=self.trusts_draft,
             clock=clock,
+            on_resize=on_resize,
             on_lone_row=on_lone_row,
         )

@@ -1,15 +1,15 @@
-"""Branches: alternative continuations, drafted for the case that the target rejects a token of the chain.
+"""Branches: alternative continuations, drafted for the case that the target rejects a drafted token.
 
-While the target verifies a sequence's chain, the draft continues the likeliest alternatives to the chain's
-tokens, each in a row of its own. If the next token is one of them, its branch becomes the sequence's
+While the target verifies a sequence's drafted tokens, the draft continues the likeliest alternatives to them,
+each in a draft slot of its own. If the next token is one of them, its branch becomes the sequence's
 candidates; without it there would be none for one pass. Branches change only what is ready, never what is
 accepted: their tokens are drawn with the random numbers that the sequence would use after the miss.
 
-A branch (position, alternative) is worth the probability that the chain is accepted up to that position and
-the alternative becomes the next token there. Every sequence has the same number of branches and chooses them
-by its own chain alone, so that nothing depends on the rest of the batch.
+A branch (position, alternative) is worth the probability that the drafted tokens are accepted up to that
+position and the alternative becomes the next token there. Every sequence has the same number of branches and
+chooses them by its own tokens alone, so that nothing depends on the rest of the batch.
 
-S slots, N positions of all their chains, A alternatives, B branches.
+S slots, N positions of all their drafted tokens, A alternatives, B branches.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Branches:
     """Branches to open.
 
     Attributes:
-        slots_B, rows_B: the slot that each branches off from, and its own row.
+        slots_B, draft_slots_B: the slot that each branches off from, and its own one.
         positions_B, token_ids_B: where it begins, and with which token.
         ranks_B: rank (from 1) of that token among the alternatives at its position.
         chances_B: estimated probability that the branch will be needed.
     """
 
     slots_B: np.ndarray
-    rows_B: np.ndarray
+    draft_slots_B: np.ndarray
     positions_B: np.ndarray
     token_ids_B: np.ndarray
     ranks_B: np.ndarray
@@ -51,12 +51,12 @@ NO_BRANCHES = Branches(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zero
 class FoundBranches:
     """Branches that begin with a next token.
 
-    ``index_B``: index of the sequence among those looked up; ``rows_B``: the branch's row; ``lengths_B``:
-    number of tokens after the next token.
+    ``index_B``: index of the sequence among those looked up; ``draft_slots_B``: the branch's own slot;
+    ``lengths_B``: number of tokens after the next token.
     """
 
     index_B: np.ndarray
-    rows_B: np.ndarray
+    draft_slots_B: np.ndarray
     lengths_B: np.ndarray
 
 
@@ -80,7 +80,7 @@ class BranchTable:
         branch_estimates: BranchEstimates,
         is_excluded_NA: np.ndarray,
     ) -> Branches:
-        """The best branches of every slot's chain of ``lengths`` tokens from position ``begins`` on."""
+        """The best branches of every slot, at its ``lengths`` drafted tokens from position ``begins`` on."""
         offsets_N = arange_segments(lengths_S)
         lines_N = np.repeat(np.arange(len(slots_S)), lengths_S)
         num_positions, num_ids = int(lengths_S.max(initial=0)), branch_estimates.chances_NA.shape[1]
@@ -102,7 +102,7 @@ class BranchTable:
         slots_B = slots_S[lines_B]
         return Branches(
             slots_B=slots_B,
-            rows_B=self._num_slots + slots_B * self.num_branches + places_B,
+            draft_slots_B=self._num_slots + slots_B * self.num_branches + places_B,
             positions_B=begins_S[lines_B] + offsets_B,
             token_ids_B=branch_estimates.alternative_ids_NA[index_B, columns_B],
             ranks_B=ranks_NA[index_B, columns_B],
@@ -113,7 +113,7 @@ class BranchTable:
         """Record the branches, each with the number of tokens drafted after its first one."""
         if not len(branches.slots_B):
             return
-        places = branches.slots_B, (branches.rows_B - self._num_slots) % self.num_branches
+        places = branches.slots_B, (branches.draft_slots_B - self._num_slots) % self.num_branches
         self._positions[places] = branches.positions_B
         self._token_ids[places] = branches.token_ids_B
         self._ranks[places] = branches.ranks_B
@@ -125,12 +125,12 @@ class BranchTable:
         is_it &= self._token_ids[slots_S] == token_ids_S[:, None]
         lines, places = np.nonzero(is_it)
         slots = slots_S[lines]
-        rows = self._num_slots + slots * self.num_branches + places
-        return FoundBranches(lines, rows, self._lengths[slots, places])
+        draft_slots = self._num_slots + slots * self.num_branches + places
+        return FoundBranches(lines, draft_slots, self._lengths[slots, places])
 
-    def ranks(self, slots_S: np.ndarray, rows_S: np.ndarray) -> np.ndarray:
+    def ranks(self, slots_S: np.ndarray, draft_slots_S: np.ndarray) -> np.ndarray:
         """The rank of the alternative that each of these branches began with."""
-        return self._ranks[slots_S, (rows_S - self._num_slots) % self.num_branches]
+        return self._ranks[slots_S, (draft_slots_S - self._num_slots) % self.num_branches]
 
     def num_tokens(self, slots_S: np.ndarray) -> np.ndarray:
         """Tokens drafted in each slot's branches."""

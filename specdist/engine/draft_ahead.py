@@ -1,12 +1,12 @@
 """Drafting ahead: what the draft does while the target verifies, instead of waiting.
 
-It continues each sequence's chain: ``a_1`` stands in the place of the next token, and if the target accepts
-it, the tokens after it are the next candidates, drafted already. In *branches* it continues the likeliest
-alternatives to the chain's tokens; if one of them becomes the next token, its branch becomes the chain.
-Neither changes what is accepted: only what is ready.
+It drafts on after each sequence's candidates. The first token, ``a_1``, stands in the place of the next
+token; if the target accepts it, the tokens after it are the next candidates, drafted already. In *branches*
+the draft continues the likeliest alternatives to the drafted tokens; if one of them becomes the next token,
+its branch becomes the next candidates. Neither changes what is accepted: only what is ready.
 
-R sequences that decode, S sequences that are drafted ahead of, B branches, C or N tokens of several chains,
-one after the other.
+R sequences that decode, W of them whose next token is sampled, S sequences that are drafted ahead of, B
+branches, C or N tokens of several sequences, one after the other.
 """
 
 from __future__ import annotations
@@ -15,33 +15,60 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
-from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.engine.draft_state import NOWHERE, Chains, DraftState
-from specdist.engine.proposals import AheadReport, DraftAhead
+from specdist.engine.draft_loop import DraftBatch, DraftLoop, DraftState, places_from
+from specdist.engine.draft_scores import NOWHERE
+from specdist.engine.proposals import DRAW, ProposalRequest
+from specdist.engine.reports import AheadReport, TracedDrafts
 from specdist.models.runner import ModelRunner
-from specdist.policies import BatchPolicy, RoundContext
-from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches
-from specdist.sampling.distributions import SamplingSettings
+from specdist.policies import BatchPolicy, DraftFeatures, LengthPolicy, RoundContext
+from specdist.sampling.branch_estimates import estimate_branches
+from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
 
 
-@dataclass(frozen=True)
-class PendingAhead:
-    """What has been drafted ahead for each sequence before the round is resolved."""
+@dataclass(frozen=True, kw_only=True)
+class DraftAhead:
+    """What the draft does during a target pass: ``num_tokens`` tokens after each sequence's candidates, of
+    which the first stands in the place of the next token, and ``num_branches`` branches per sequence. With 0
+    tokens it waits."""
 
-    num_tokens_R: np.ndarray
-    num_branches_R: np.ndarray
-    num_branch_tokens_R: np.ndarray
+    num_tokens: int = 0
+    num_branches: int = 0
 
-    def report(self, is_hit_R: np.ndarray, branch_ranks_R: np.ndarray) -> AheadReport:
-        """With the outcome."""
-        return AheadReport(
-            num_tokens_R=self.num_tokens_R,
-            is_hit_R=is_hit_R,
-            num_branches_R=self.num_branches_R,
-            num_branch_tokens_R=self.num_branch_tokens_R,
-            branch_ranks_R=branch_ranks_R,
+
+@dataclass(frozen=True, kw_only=True)
+class FirstAhead:
+    """The sequences' ``a_1``, in the places of their next tokens.
+
+    Attributes:
+        num_ahead_R: tokens drafted ahead, ``a_1`` among them.
+        is_verified_R, is_hit_R: whether there was one and all candidates before it were accepted; whether it
+            was accepted too.
+        token_ids_R, acceptance_R: the token, and the probability with which it is accepted.
+        features: of these tokens, if the run is traced.
+    """
+
+    num_ahead_R: np.ndarray
+    is_verified_R: np.ndarray
+    is_hit_R: np.ndarray
+    token_ids_R: np.ndarray
+    acceptance_R: np.ndarray
+    features: DraftFeatures | None
+
+    def traced(self, candidate_features: DraftFeatures) -> TracedDrafts | None:
+        """For the trace, if there is one."""
+        if self.features is None:
+            return None
+        return TracedDrafts(
+            features_4C=candidate_features.stacked(),
+            is_verified_R=self.is_verified_R,
+            is_hit_R=self.is_hit_R,
+            token_ids_R=self.token_ids_R,
+            features_4R=self.features.stacked(),
+            acceptance_R=self.acceptance_R,
         )
 
 
@@ -52,120 +79,170 @@ class AheadDrafter:
         self,
         runner: ModelRunner,
         ahead: DraftAhead,
+        policy: LengthPolicy,
         draft_state: DraftState,
-        chains: Chains,
         draft_loop: DraftLoop,
         *,
-        batch_policy: BatchPolicy | None,
         settings: SamplingSettings,
+        is_traced: bool,
     ) -> None:
         self._runner = runner
         self._ahead = ahead
         self._draft_state = draft_state
-        self._chains = chains
         self._draft_loop = draft_loop
-        self._batch_policy = batch_policy
+        self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
-        self._branches = BranchTable(chains.num_slots, ahead.num_branches)
+        self._is_traced = is_traced
+        self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
     @property
     def is_on(self) -> bool:
         return self._ahead.num_tokens > 0
 
-    def pending(self, slots_R: np.ndarray) -> PendingAhead:
-        """What is ready, for the report of what became of it."""
-        return PendingAhead(
-            self._chains.num_ahead[slots_R],
-            self._branches.num_open(slots_R),
-            self._branches.num_tokens(slots_R),
+    def verify_first(self, request: ProposalRequest, positions_R: np.ndarray) -> FirstAhead:
+        """Verify each sequence's ``a_1``, if it has one and all candidates before it were accepted.
+
+        Args:
+            positions_R: of the next tokens.
+        """
+        state, slots_R = self._draft_state, request.slots_R
+        num_ahead_R = state.num_ahead[slots_R]
+        token_ids_R = state.token_ids[slots_R, positions_R]
+        is_verified_R = (request.num_accepted_R == state.num_candidates[slots_R]) & (num_ahead_R > 0)
+        is_hit_R = is_verified_R & (request.next_token_ids_R == token_ids_R)
+        acceptance_R = is_hit_R.astype(np.float64)
+        drawn = np.flatnonzero(request.next_token_ids_R == DRAW)
+        if self.is_on and len(drawn):
+            target_W = request.next_distributions_W
+            assert isinstance(target_W, Dense)
+            slots_W, positions_W = slots_R[drawn], positions_R[drawn]
+            drafted_W = torch.from_numpy(token_ids_R[drawn]).to(target_W.device)
+            target_probabilities_W = target_W.probabilities_of(drafted_W).cpu()
+            draft_probabilities_W = torch.from_numpy(state.probabilities[slots_W, positions_W])
+            keys_W = state.random_keys(slots_W, positions_W)
+            accepted_W = verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W).numpy()
+            is_hit_R[drawn] = is_verified_R[drawn] & accepted_W
+            acceptance_R[drawn] = acceptance_probabilities(target_probabilities_W, draft_probabilities_W)
+        return FirstAhead(
+            num_ahead_R=num_ahead_R,
+            is_verified_R=is_verified_R,
+            is_hit_R=is_hit_R,
+            token_ids_R=token_ids_R,
+            acceptance_R=acceptance_R,
+            features=state.features.at((slots_R, positions_R)) if self._is_traced else None,
         )
 
     def drop_branches(self, slots: np.ndarray) -> None:
         self._branches.drop(slots)
 
-    def adopt_branches(self, slots_R: np.ndarray, is_hit_R: np.ndarray) -> np.ndarray:
-        """Let the branches that begin with this round's next tokens become the chains, and close all others.
-
-        Returns the rank [R] of the alternative with which each adopted branch began, 0 where there is none.
-        """
+    def adopt_branches(self, slots_R: np.ndarray, first: FirstAhead) -> AheadReport:
+        """Let the branches that begin with this round's next tokens become the candidates, and close all
+        others. Without work ahead, nothing; returns the outcome of all work ahead."""
+        state, branches = self._draft_state, self._branches
         ranks_R = np.zeros(len(slots_R), np.int64)
-        positions_R = self._chains.num_committed[slots_R] - 1
-        # A chain that goes on needs no branch.
-        found = self._branches.find(
-            slots_R,
-            positions_R,
-            np.where(is_hit_R, NOWHERE, self._draft_state.token_ids[slots_R, positions_R]),
-        )
-        branches_B, lengths_B = found.rows_B, found.lengths_B
-        if len(branches_B):
+        num_branches_R, num_branch_tokens_R = branches.num_open(slots_R), branches.num_tokens(slots_R)
+        positions_R = state.num_committed[slots_R] - 1
+        # After a hit no branch is needed.
+        wanted_R = np.where(first.is_hit_R, NOWHERE, state.token_ids[slots_R, positions_R])
+        found = branches.find(slots_R, positions_R, wanted_R)
+        draft_slots_B, lengths_B = found.draft_slots_B, found.lengths_B
+        if len(draft_slots_B):
             slots_B, positions_B = slots_R[found.index_B], positions_R[found.index_B]
-            ranks_R[found.index_B] = self._branches.ranks(slots_B, branches_B)
-            self._draft_state.adopt(branches_B, slots_B, positions_B + 1, lengths_B)
+            ranks_R[found.index_B] = branches.ranks(slots_B, draft_slots_B)
+            sources = places_from(draft_slots_B, positions_B + 1, lengths_B)
+            targets = places_from(slots_B, positions_B + 1, lengths_B)
+            state.token_ids[targets] = state.token_ids[sources]
+            state.probabilities[targets] = state.probabilities[sources]
+            state.features.copy(sources, targets)
+            state.scores.copy(sources, targets)
             # The cache has the branch's first token, which is the next token, and all others but the last.
-            self._runner.adopt_branches(branches_B, slots_B, positions_B, lengths_B)
-            self._draft_state.num_computed[slots_B] = positions_B + lengths_B
-            self._chains.num_candidates[slots_B] = lengths_B
-        self._branches.drop(slots_R)
-        self._draft_state.forget_scores_but(
-            self._chains.places(
-                slots_R, self._chains.num_committed[slots_R], self._chains.num_candidates[slots_R]
-            )
+            self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
+            state.num_computed[slots_B] = positions_B + lengths_B
+            state.num_candidates[slots_B] = lengths_B
+        branches.drop(slots_R)
+        return AheadReport(
+            num_tokens_R=first.num_ahead_R,
+            is_hit_R=first.is_hit_R,
+            num_branches_R=num_branches_R,
+            num_branch_tokens_R=num_branch_tokens_R,
+            branch_ranks_R=ranks_R,
         )
-        return ranks_R
 
     def hold_back(self, slots_R: np.ndarray, num_other_tokens: int) -> None:
-        """Candidates that are not worth the target's time stay in the chain as tokens drafted ahead: the next
-        round verifies them by the same rule."""
+        """Candidates that are not worth the target's time are kept as tokens drafted ahead: the next round
+        verifies them by the same rule."""
         if self._batch_policy is None or not self.is_on:
             return
-        num_ready_R = self._chains.num_candidates[slots_R]
-        places_C = self._chains.places(slots_R, self._chains.num_committed[slots_R], num_ready_R)
+        state = self._draft_state
+        num_ready_R = state.num_candidates[slots_R]
+        places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
         num_kept_R = self._batch_policy.num_to_verify(
-            self._draft_state.features_at(places_C), num_ready_R, num_other_tokens
+            state.features.at(places_C), num_ready_R, num_other_tokens
         )
-        self._chains.num_candidates[slots_R] = num_kept_R
-        self._chains.num_ahead[slots_R] = num_ready_R - num_kept_R
+        state.num_candidates[slots_R] = num_kept_R
+        state.num_ahead[slots_R] = num_ready_R - num_kept_R
 
-    def draft(self, slots_S: np.ndarray, num_pass_tokens: int) -> None:
-        """Draft ``a_1`` of every sequence, then the rest of its chain and its branches side by side."""
-        round = RoundContext(num_rows=len(slots_S), num_pass_tokens=num_pass_tokens, is_ahead=True)
-        num_left_S = self._chains.num_ahead[slots_S]
-        tails_S = self._chains.num_committed[slots_S] + self._chains.num_candidates[slots_S] + num_left_S
-        room_S = self._chains.max_lengths[slots_S] - tails_S - 1
+    def draft(self, request: ProposalRequest) -> None:
+        """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side.
+
+        A sequence whose context is complete in the target's pass is drafted ahead of at once: its first token
+        is a next token like any other. A resumed one is not: its next token was sampled before it was
+        preempted.
+        """
+        state = self._draft_state
+        contexts = np.unique(request.context.slots_T)
+        complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
+        slots_S = np.r_[request.slots_R, complete].astype(np.int64)
+        num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
+        round = RoundContext(
+            num_rows=len(slots_S), num_pass_tokens=num_block_tokens + len(request.context), is_ahead=True
+        )
+        num_left_S = state.num_ahead[slots_S]
+        tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
+        room_S = state.max_lengths[slots_S] - tails_S - 1
         num_first_S = self._draft_loop.extend(
-            DraftBatch.of_slots(
-                slots_S, tails_S, np.where(num_left_S, 0, np.minimum(1, room_S)), round, uses_policy=False
+            DraftBatch(
+                draft_slots_R=slots_S,
+                slots_R=slots_S,
+                tails_R=tails_S,
+                num_wanted_R=np.where(num_left_S, 0, np.minimum(1, room_S)),
+                reach_R=np.ones(len(slots_S)),
+                round=round,
+                uses_policy=False,
             )
         )
-        self._chains.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
+        state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         branches = self._choose_branches(slots_S, np.minimum(num_ahead_S, 1))
         num_more_S = np.where(num_ahead_S > 0, np.maximum(self._ahead.num_tokens - num_ahead_S, 0), 0)
         tails_S = tails_S + num_first_S
         draft_batch = DraftBatch(
-            rows_R=np.r_[slots_S, branches.rows_B],
+            draft_slots_R=np.r_[slots_S, branches.draft_slots_B],
             slots_R=np.r_[slots_S, branches.slots_B],
             tails_R=np.r_[tails_S, branches.positions_B + 1],
             num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self._ahead.num_tokens - 1)],
             reach_R=np.r_[np.ones(len(slots_S)), branches.chances_B],
             round=round,
         )
-        room_R = self._chains.max_lengths[draft_batch.slots_R] - draft_batch.tails_R - 1
+        room_R = state.max_lengths[draft_batch.slots_R] - draft_batch.tails_R - 1
         num_drafted_R = self._draft_loop.extend(
             dataclasses.replace(draft_batch, num_wanted_R=np.minimum(draft_batch.num_wanted_R, room_R))
         )
-        self._chains.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
+        state.num_ahead[slots_S] += num_drafted_R[: len(slots_S)]
         self._branches.open(branches, num_drafted_R[len(slots_S) :])
 
     def _choose_branches(self, slots_S: np.ndarray, num_first_S: np.ndarray) -> Branches:
         """Open the best branches of every sequence, at its candidates and ``a_1``: the places of a next
         token."""
-        begins_S = self._chains.num_committed[slots_S]
-        lengths_S = self._chains.num_candidates[slots_S] + num_first_S
-        places_N = self._chains.places(slots_S, begins_S, lengths_S)
+        state = self._draft_state
+        begins_S = state.num_committed[slots_S]
+        lengths_S = state.num_candidates[slots_S] + num_first_S
+        places_N = places_from(slots_S, begins_S, lengths_S)
         if not self._branches.num_branches or self._ahead.num_tokens == 1 or not len(places_N[0]):
             return NO_BRANCHES
-        branch_estimates = self._branch_estimates_at(places_N)
-        is_last_N = places_N[1] + 2 >= self._chains.max_lengths[places_N[0]]
+        branch_estimates = estimate_branches(
+            state.scores.at(*places_N), state.token_ids[places_N], self._settings, self._branches.num_branches
+        )
+        is_last_N = places_N[1] + 2 >= state.max_lengths[places_N[0]]
         branches = self._branches.choose(
             slots_S,
             begins_S,
@@ -174,19 +251,11 @@ class AheadDrafter:
             # Nothing can follow a stop token, or the last token that a sequence may have.
             self._draft_loop.is_stop_V[branch_estimates.alternative_ids_NA] | is_last_N[:, None],
         )
-        draft_state = self._draft_state
-        draft_state.put_undrafted((branches.rows_B, branches.positions_B), branches.token_ids_B)
-        draft_state.stream_keys[branches.rows_B] = draft_state.stream_keys[branches.slots_B]
+        draft_slots_B, slots_B, positions_B = branches.draft_slots_B, branches.slots_B, branches.positions_B
+        state.put_undrafted((draft_slots_B, positions_B), branches.token_ids_B)
+        state.stream_keys[draft_slots_B] = state.stream_keys[slots_B]
         # A branch is what the sequence would draft after one more miss, with the same random numbers.
-        draft_state.num_misses[branches.rows_B] = draft_state.num_misses[branches.slots_B] + 1
-        draft_state.num_computed[branches.rows_B] = branches.positions_B
-        self._runner.open_branches(branches.slots_B, branches.rows_B, branches.positions_B)
+        state.num_misses[draft_slots_B] = state.num_misses[slots_B] + 1
+        state.num_computed[draft_slots_B] = positions_B
+        self._runner.open_branches(slots_B, draft_slots_B, positions_B)
         return branches
-
-    def _branch_estimates_at(self, places_N: tuple[np.ndarray, np.ndarray]) -> BranchEstimates:
-        return estimate_branches(
-            self._draft_state.scores_at(*places_N),
-            self._draft_state.token_ids[places_N],
-            self._settings,
-            self._branches.num_branches,
-        )

@@ -1,22 +1,20 @@
-"""The draft loop: one token per step for many rows at once, without waiting for the device in between.
+"""The draft loop: one token per step for all sequences at once, without waiting for the device in between.
 
-On a GPU the drawn tokens stay on the device from step to step; the host reads them when the loop is over. All
-that a step needs is known beforehand (positions, random numbers, how many tokens each row wants), unless the
-policy uses features.
+On a GPU the drawn tokens stay on the device until the loop is over. All that a step needs is known beforehand
+(positions, random numbers, how many tokens each sequence wants), unless the policy uses features.
 
-A step is a pass and a draw. Most policies decide before the pass. One that reads a trained head decides
-between the two, since the pass over a token gives the head's estimate of that token. A row that stops there
-has run its last token and draws nothing; the pass is not wasted, since a fully accepted block needs it
-anyway. A head may also read the features of the token, which are known since its draw; a token that the draft
-has not drawn has no features and gets no estimate.
+A step is a pass and a draw. Most policies decide before the pass; one that reads a trained head, between the
+two, since the pass over a token gives the head's estimate of it. A sequence that stops there draws nothing;
+the pass is not wasted, since a fully accepted block needs it.
 
-R rows to draft for (sequences, and with draft-ahead their branches), A of them that are still drafting, D
-steps, V vocabulary.
+A sequence is drafted in its slot. If the draft works ahead, *branches* of it are drafted in slots of their
+own, numbered after those of the sequences; *draft slots* are both, and are treated alike here.
+
+R draft slots to draft for, A of them that are still drafting, D steps, T tokens, W positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import logging
 from collections.abc import Collection
@@ -27,32 +25,84 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft_state import ESTIMATE, UNKNOWN, DraftState
+from specdist.engine.draft_features import UNKNOWN, HeadReader, TokenFeatures, policy_features
+from specdist.engine.draft_scores import StepScores
+from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
+from specdist.engine.reports import PassCounts
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import DraftedRows, DraftFeatures, HeadPolicy, LengthPolicy, RoundContext
+from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundContext
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
-from specdist.sampling.random import Purpose, uniforms
+from specdist.sampling.random import Purpose, RandomKeys
+from specdist.utils.ranges import arange_segments
 
 logger = logging.getLogger(__name__)
 
 
+class DraftState:
+    """What the draft keeps of every sequence: on the host, except the scores."""
+
+    def __init__(
+        self, *, num_slots: int, num_branches: int, max_length: int, vocab_size: int, device: torch.device
+    ) -> None:
+        """``num_branches``: per slot."""
+        # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
+        self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
+        self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
+        # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
+        # drafted is dropped; only then is a position drafted again.
+        num_draft_slots = num_slots * (1 + num_branches)
+        self.num_computed, self.stream_keys, self.num_misses = np.zeros((3, num_draft_slots), np.int64)
+        # By draft slot and position: committed and drafted tokens, and the probabilities, features and scores
+        # with which the draft drew them. Memory that is never written costs nothing.
+        self.token_ids = np.zeros((num_draft_slots, max_length), np.int64)
+        self.probabilities = np.zeros((num_draft_slots, max_length))
+        self.features = TokenFeatures(num_draft_slots, max_length)
+        self.scores = StepScores(num_draft_slots, max_length, vocab_size, device)
+
+    def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
+        """Tokens that the draft did not draw: context, next tokens, and the first tokens of branches."""
+        self.token_ids[places] = token_ids_T
+        self.features.forget(places)
+
+    def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
+        """The tokens before each position that the cache lacks, and the index of each slot's last one.
+
+        The last token of a context that was run without logits is run once more.
+        """
+        begins_A = np.minimum(self.num_computed[draft_slots_A], positions_A - 1)
+        slots_T, positions_T = places_from(draft_slots_A, begins_A, positions_A - begins_A)
+        batch = FlatBatch(self.token_ids[slots_T, positions_T], slots_T, positions_T)
+        return batch, np.cumsum(positions_A - begins_A) - 1
+
+    def random_keys(self, slots_W: np.ndarray, positions_W: np.ndarray) -> RandomKeys:
+        """Of the random numbers that decide the tokens at these positions."""
+        return RandomKeys(self.stream_keys[slots_W], positions_W, self.num_misses[slots_W])
+
+
+def places_from(
+    slots_R: np.ndarray, begins_R: np.ndarray, lengths_R: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Slot and position of each of ``lengths`` tokens from ``begins`` on: an index into the state."""
+    return np.repeat(slots_R, lengths_R), np.repeat(begins_R, lengths_R) + arange_segments(lengths_R)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftBatch:
-    """The rows to draft for.
+    """What to draft.
 
     Attributes:
-        rows_R, slots_R: rows of the draft's page table, and the slot that each belongs to.
-        tails_R: position of each row's first new token.
-        num_wanted_R: most tokens to draft for each.
-        reach_R: probability that each row will be needed; 1 for a slot's own row.
+        draft_slots_R, slots_R: where, and the slot of the sequence that it belongs to.
+        tails_R: position of the first new token.
+        num_wanted_R: most tokens to draft.
+        reach_R: probability that they will be needed; 1 except for branches.
         uses_policy: False for a token in the place of a next token, which is not a candidate, and for a block
             that repeats one of which the policy has decided before.
     """
 
-    rows_R: np.ndarray
+    draft_slots_R: np.ndarray
     slots_R: np.ndarray
     tails_R: np.ndarray
     num_wanted_R: np.ndarray
@@ -60,33 +110,10 @@ class DraftBatch:
     round: RoundContext
     uses_policy: bool = True
 
-    @staticmethod
-    def of_slots(
-        slots_R: np.ndarray,
-        tails_R: np.ndarray,
-        num_wanted_R: np.ndarray,
-        round: RoundContext,
-        *,
-        uses_policy: bool = True,
-    ) -> DraftBatch:
-        """Sequences only, without branches."""
-        return DraftBatch(
-            rows_R=slots_R,
-            slots_R=slots_R,
-            tails_R=tails_R,
-            num_wanted_R=num_wanted_R,
-            reach_R=np.ones(len(slots_R)),
-            round=round,
-            uses_policy=uses_policy,
-        )
-
 
 class _Step(NamedTuple):
-    """One step's draws, on the device, and the indices of their rows in the draft batch.
-
-    ``features_3A``: of the drawn tokens, if they are used. ``earlier_estimates_A``: a head's estimates, on
-    the host, of the tokens before them.
-    """
+    """One step's draws, on the device: their indices in the draft batch, the tokens and their probabilities;
+    if they are used, their features, and a head's estimates, on the host, of the tokens before them."""
 
     active_A: np.ndarray
     drawn_A: Tensor
@@ -95,10 +122,10 @@ class _Step(NamedTuple):
     earlier_estimates_A: np.ndarray | None = None
 
     def select(self, keep_A: np.ndarray) -> _Step:
-        """The rows of a mask."""
+        """Those of a mask."""
         if keep_A.all():
             return self
-        kept = _on_device(keep_A, self.drawn_A.device)
+        kept = _indices(keep_A, self.drawn_A.device)
         return _Step(
             self.active_A[keep_A],
             self.drawn_A[kept],
@@ -109,7 +136,7 @@ class _Step(NamedTuple):
 
 
 class DraftLoop:
-    """Extends chains by tokens that the draft model draws."""
+    """Extends sequences and branches by tokens that the draft model draws."""
 
     def __init__(
         self,
@@ -133,208 +160,167 @@ class DraftLoop:
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self._keeps_scores = keeps_scores or settings.is_random
-        self._keeps_estimates = policy.uses_features or is_traced
-        self._keeps_features = self._keeps_estimates or runner.head_uses_features
+        keeps_estimates = policy.uses_features or is_traced
+        self._keeps_features = keeps_estimates or runner.head_uses_features
         self._decides_after_pass = isinstance(policy, HeadPolicy)
+        self._head: HeadReader | None = None
+        if runner.has_head:
+            self._head = HeadReader(
+                runner,
+                draft_state.features,
+                keeps_estimates=keeps_estimates,
+                decides_after_pass=self._decides_after_pass,
+            )
         # Nothing is drafted after a stop token. Only on a host can that be checked after every step for free.
         self._watches_stops = runner.device.type == "cpu"
-        # Tokens of every pass, and tokens that the head has read, since they were last taken.
-        self._pass_sizes: list[int] = []
-        self._num_head_tokens = 0
+        self.pass_counts = PassCounts()
         self._has_warned = False
 
-    def take_counts(self) -> tuple[list[int], int]:
-        """Tokens of every pass since the last call, and tokens of which the head has given estimates."""
-        counts = self._pass_sizes, self._num_head_tokens
-        self._pass_sizes, self._num_head_tokens = [], 0
-        return counts
-
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
-        """Draft from each row's ``tails`` position on, until it has ``num_wanted`` tokens or a stop token, or
-        the policy stops it. Returns the number of tokens drafted per row."""
-        rows_R, tails_R = draft_batch.rows_R, draft_batch.tails_R
-        last_ids_R = self._draft_state.token_ids[rows_R, tails_R - 1]
+        """Draft from each ``tails`` position on, until there are ``num_wanted`` tokens or a stop token, or
+        the policy stops. Returns the numbers [R] of tokens drafted."""
+        draft_slots_R, tails_R = draft_batch.draft_slots_R, draft_batch.tails_R
+        last_ids_R = self._draft_state.token_ids[draft_slots_R, tails_R - 1]
         is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
         num_wanted_R = np.where(is_stopped_R, 0, draft_batch.num_wanted_R)
-        num_drafted_R = np.zeros(len(rows_R), np.int64)
-        uniforms_RD = self._uniforms(rows_R, tails_R, int(num_wanted_R.max(initial=0)))
+        num_drafted_R = np.zeros(len(draft_slots_R), np.int64)
+        uniforms_RD = self._uniforms(draft_slots_R, tails_R, int(num_wanted_R.max(initial=0)))
         # Tokens before this position have been run.
-        num_computed_R = self._draft_state.num_computed[rows_R]
+        num_computed_R = self._draft_state.num_computed[draft_slots_R]
         steps: list[_Step] = []
-        active_A = np.arange(len(rows_R))
+        last: _Step | None = None
+        active_A = np.arange(len(draft_slots_R))
         for depth in itertools.count():
-            last = steps[-1] if steps else None
             keep_A = num_wanted_R[active_A] > depth
             if last is not None and self._watches_stops:
                 keep_A &= ~self.is_stop_V[last.drawn_A.numpy()]
+            active_A, last = active_A[keep_A], last and last.select(keep_A)
             decides_after_pass = self._decides_after_pass and depth > 0
-            if draft_batch.uses_policy and not decides_after_pass and keep_A.any():
-                keep_A[keep_A] = self._policy.wants_more(
-                    self._policy_input(draft_batch, active_A, keep_A, depth, last)
-                )
-            active_A = active_A[keep_A]
+            if draft_batch.uses_policy and not decides_after_pass and len(active_A):
+                keep_A = self._wants_more(draft_batch, active_A, depth, last)
+                active_A, last = active_A[keep_A], last and last.select(keep_A)
             if not len(active_A):
                 break
-            last = None if last is None else last.select(keep_A)
-            logits_AV, estimates_A = self._pass(rows_R[active_A], tails_R[active_A] + depth, last)
-            num_computed_R[active_A] = tails_R[active_A] + depth
+            positions_A = tails_R[active_A] + depth
+            logits_AV, estimates_A = self._pass(draft_slots_R[active_A], positions_A, last)
+            num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
-                all_A = np.ones(len(active_A), bool)
-                keep_A = self._policy.wants_more(
-                    self._policy_input(draft_batch, active_A, all_A, depth, last, estimates_A)
-                )
-                active_A, logits_AV = active_A[keep_A], logits_AV[_on_device(keep_A, logits_AV.device)]
+                keep_A = self._wants_more(draft_batch, active_A, depth, last, estimates_A)
+                active_A, logits_AV = active_A[keep_A], logits_AV[_indices(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
                 estimates_A = None
             uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
-            step = self._draw(logits_AV, active_A, rows_R[active_A], tails_R[active_A] + depth, uniforms_A)
+            last = self._draw(
+                logits_AV, active_A, draft_slots_R[active_A], tails_R[active_A] + depth, uniforms_A
+            )
             # The estimates are of the tokens before these; at depth 0 that token is not in the block.
-            steps.append(step._replace(earlier_estimates_A=estimates_A if depth else None))
+            steps.append(last := last._replace(earlier_estimates_A=estimates_A if depth else None))
             num_drafted_R[active_A] = depth + 1
         if steps:
-            self._write(rows_R, tails_R, num_drafted_R, steps)
-            self._draft_state.num_computed[rows_R] = np.minimum(num_computed_R, tails_R + num_drafted_R)
+            self._write(draft_slots_R, tails_R, num_drafted_R, steps)
+            num_computed_R = np.minimum(num_computed_R, tails_R + num_drafted_R)
+            self._draft_state.num_computed[draft_slots_R] = num_computed_R
         return num_drafted_R
 
-    def _policy_input(
+    def _wants_more(
         self,
         draft_batch: DraftBatch,
         active_A: np.ndarray,
-        keep_A: np.ndarray,
         depth: int,
         last: _Step | None,
         estimates_A: np.ndarray | None = None,
-    ) -> DraftedRows:
-        """What the policy decides by; ``last`` is the rows' last step, ``estimates`` the head's for its
-        tokens."""
-        index = active_A[keep_A]
-        features = earlier_A = None
-        if last is not None:
-            if self._policy.uses_features and last.features_3A is not None:
-                features = DraftFeatures(*last.features_3A.cpu().double().numpy()).select(keep_A)
-            if last.earlier_estimates_A is not None:
-                earlier_A = last.earlier_estimates_A[keep_A]
-        if estimates_A is not None:
-            if features is None:
-                features = DraftFeatures.of_head(estimates_A)
-            else:
-                features = dataclasses.replace(features, estimates_R=estimates_A)
-        return DraftedRows(
-            slots_R=draft_batch.slots_R[index],
-            draft_rows_R=draft_batch.rows_R[index],
-            histories_RH=self._histories.of(draft_batch.slots_R[index]),
-            num_drafted=depth,
-            features=features,
-            earlier_estimates_R=earlier_A,
-            reach_R=draft_batch.reach_R[index],
-            round=draft_batch.round,
+    ) -> np.ndarray:
+        """bool [A]: the policy's answer; ``estimates``: a head's, of the tokens drawn ``last``."""
+        features_3A = last.features_3A if last is not None and self._policy.uses_features else None
+        return self._policy.wants_more(
+            DraftSequences(
+                slots_R=draft_batch.slots_R[active_A],
+                draft_slots_R=draft_batch.draft_slots_R[active_A],
+                histories_RH=self._histories.of(draft_batch.slots_R[active_A]),
+                num_drafted=depth,
+                features=policy_features(features_3A, estimates_A),
+                earlier_estimates_R=None if last is None else last.earlier_estimates_A,
+                reach_R=draft_batch.reach_R[active_A],
+                round=draft_batch.round,
+            )
         )
 
     def _pass(
-        self, rows_A: np.ndarray, positions_A: np.ndarray, last: _Step | None
+        self, draft_slots_A: np.ndarray, positions_A: np.ndarray, last: _Step | None
     ) -> tuple[Tensor, np.ndarray | None]:
-        """Run what was drawn ``last``, or at first what the rows' caches lack: the logits [A, V] of the token
-        at each position, and, where they are asked for, the head's estimates [A] of the one before it.
-        """
-        places = rows_A, positions_A - 1
+        """Run what was drawn ``last``, or at first what the caches lack: logits [A, V] of the token at each
+        position and, if they are used, a head's estimates [A] of the one before it."""
+        places = draft_slots_A, positions_A - 1
         if last is None:
-            batch, index = self._draft_state.catch_up(rows_A, positions_A)
+            batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)
         else:
-            batch, index = FlatBatch(last.drawn_A, *places), np.arange(len(rows_A))
-        self._pass_sizes.append(len(batch))
-        if not self._runner.has_head:
-            return self._runner.forward(batch, index)[:, : self._vocab_size], None
-        self._num_head_tokens += len(rows_A)
-        features_3A = None
-        if self._runner.head_uses_features:
-            features_3A = self._kept_features(places) if last is None else last.features_3A
-        logits_AV, estimates_A = self._runner.forward_with_estimates(batch, index, features_3A)
-        known_A = None
-        if self._keeps_estimates or (self._decides_after_pass and last is not None):
-            known_A = estimates_A.cpu().numpy()
-        if self._keeps_estimates and known_A is not None:
-            if last is None:
-                known_A = np.where(self._draft_state.is_drafted(places), known_A, UNKNOWN)
-            self._draft_state.keep_estimates(places, known_A)
-        return logits_AV[:, : self._vocab_size], known_A
-
-    def _kept_features(self, places: tuple[np.ndarray, np.ndarray]) -> Tensor:
-        """[3, A], as an earlier draft loop has kept them. The head's estimate of a token that the draft has
-        not drawn is dropped, whatever its features are here."""
-        features_4A = np.nan_to_num(self._draft_state.feature_rows_at(places))
-        return torch.from_numpy(features_4A[:ESTIMATE]).to(self._runner.device)
+            batch, index_A = FlatBatch(last.drawn_A, *places), np.arange(len(draft_slots_A))
+        self.pass_counts.count(len(batch), 0 if self._head is None else len(index_A))
+        if self._head is None:
+            return self._runner.forward(batch, index_A)[:, : self._vocab_size], None
+        known_A = None if last is None else last.features_3A
+        logits_AV, estimates_A = self._head.forward(batch, index_A, places, known_A, is_first=last is None)
+        return logits_AV[:, : self._vocab_size], estimates_A
 
     def _draw(
         self,
         logits_AV: Tensor,
         active_A: np.ndarray,
-        rows_A: np.ndarray,
+        draft_slots_A: np.ndarray,
         positions_A: np.ndarray,
         uniforms_A: Tensor | None,
     ) -> _Step:
-        """One draw per row."""
+        """One draw each."""
+        stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[draft_slots_A])
         distributions_A, scores_AV, undecided = draft_distributions(
-            logits_AV,
-            self._settings,
-            torch.from_numpy(self._draft_state.stream_keys[rows_A]),
-            torch.from_numpy(positions_A),
+            logits_AV, self._settings, stream_keys_A, torch.from_numpy(positions_A)
         )
-        # Where the logits are not finite, any id will do for the next pass: the chain is cut before it.
+        # Where the logits are not finite, any id will do for the next pass: the block is cut before it.
         drawn_A = distributions_A.draw(uniforms_A).clamp(min=0)
         if self._keeps_scores:
-            self._draft_state.keep_scores(rows_A, positions_A, scores_AV)
+            self._draft_state.scores.keep(draft_slots_A, positions_A, scores_AV)
         features_3A = None
         if self._keeps_features:
             features_3A = draft_features(logits_AV, undecided, drawn_A, self._settings)
-            self._draft_state.keep_estimates((rows_A, positions_A), UNKNOWN)
+            self._draft_state.features.keep_estimates((draft_slots_A, positions_A), UNKNOWN)
         return _Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
 
-    def _uniforms(self, rows_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
+    def _uniforms(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
         """[R, D]: all random numbers of the loop."""
         if not self._settings.is_random or not num_steps:
             return None
-        return uniforms(
-            torch.from_numpy(self._draft_state.stream_keys[rows_R])[:, None],
-            torch.from_numpy(tails_R[:, None] + np.arange(num_steps)),
-            torch.from_numpy(self._draft_state.num_misses[rows_R])[:, None],
-            Purpose.DRAFT,
-        ).to(self._runner.device)
+        positions_RD = tails_R[:, None] + np.arange(num_steps)
+        keys = self._draft_state.random_keys(draft_slots_R[:, None], positions_RD)
+        return keys.uniforms(Purpose.DRAFT).to(self._runner.device)
 
     def _write(
-        self,
-        rows_R: np.ndarray,
-        tails_R: np.ndarray,
-        num_drafted_R: np.ndarray,
-        steps: list[_Step],
+        self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_drafted_R: np.ndarray, steps: list[_Step]
     ) -> None:
         """Copy the drawn tokens to the host, and cut ``num_drafted_R`` after the first stop token and before
         the first one whose logits are not finite. Neither cut depends on the tokens dropped."""
-        lines_T = np.concatenate([step.active_A for step in steps])
+        index_T = np.concatenate([step.active_A for step in steps])
         depths_T = np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps])
-        drawn_T = torch.cat([step.drawn_A for step in steps])
         # Token ids are exact in float64, so that one copy brings all.
+        drawn_T = torch.cat([step.drawn_A for step in steps])
         columns = [drawn_T.double(), torch.cat([step.probabilities_A for step in steps])]
-        if self._keeps_features:
-            features = [step.features_3A for step in steps if step.features_3A is not None]
+        features = [step.features_3A for step in steps if step.features_3A is not None]
+        if features:
             columns.extend(torch.cat(features, dim=1).double())
         ids_T, probabilities_T, *features_3T = torch.stack(columns).cpu().numpy()
-        places = rows_R[lines_T], tails_R[lines_T] + depths_T
+        places = draft_slots_R[index_T], tails_R[index_T] + depths_T
         self._draft_state.token_ids[places] = ids_T.astype(np.int64)
         self._draft_state.probabilities[places] = probabilities_T
         if features_3T:
-            self._draft_state.keep_features(places, np.stack(features_3T))
+            self._draft_state.features.keep(places, np.stack(features_3T))
         ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
-        np.minimum.at(num_drafted_R, lines_T[ends], depths_T[ends] + 1)
+        np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
         nonfinite = np.flatnonzero(~(probabilities_T > 0))
-        np.minimum.at(num_drafted_R, lines_T[nonfinite], depths_T[nonfinite])
+        np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
         if len(nonfinite) and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "the draft's logits are not finite (NaN or infinite) at some positions: "
-                "no tokens are drafted there"
-            )
+            logger.warning(DRAFT_NOT_FINITE)
 
 
-def _on_device(keep_A: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(keep_A).to(device)
+def _indices(keep_A: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(keep_A)).to(device)

@@ -15,6 +15,9 @@ from specdist.utils.errors import UserError
 NUM_SUSPECT_ROWS = 8
 # In the RuntimeErrors of torch's allocators, and of libraries that allocate themselves.
 OUT_OF_MEMORY_TEXTS = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
+DRAFT_NOT_FINITE = (
+    "the draft's logits are not finite (NaN or infinite) at some positions: no tokens are drafted there"
+)
 
 
 class DraftOutOfMemory(RuntimeError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from specdist.engine.proposals import DRAW, AheadReport, ProposalReply, ProposalRequest, RoleTimes
+from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
+from specdist.engine.reports import AheadReport, RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Dense
 from specdist.sampling.random import RandomKeys

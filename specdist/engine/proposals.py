@@ -1,23 +1,22 @@
-"""The messages between the target's side and the draft's side, one of each per round.
+"""The messages of a round: between the target's side and the draft's, and to the ranks of the target.
 
 R sequences that decode, W of them whose next token is sampled from the target's distribution, C candidates of
-all sequences, one after the other, T context tokens, P passes of the draft.
+all sequences, one after the other, K candidates of one, T flat tokens, N of them whose logits are wanted, P
+passes of the draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Protocol
 
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.packing import BoolArray, Float32Array, Int64Array, Packed, not_sent
+from specdist.engine.packing import Float32Array, Int64Array, not_sent
+from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
-from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch
-from specdist.policies import NUM_FEATURES
 from specdist.sampling.distributions import Distributions
 from specdist.stats.shard import AheadOutcome
 
@@ -27,25 +26,13 @@ NO_CONTEXT = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftAhead:
-    """What the draft does during a target pass: ``num_tokens`` tokens after each sequence's candidates, of
-    which the first stands in the place of the next token, and ``num_branches`` branches per sequence. With 0
-    tokens it waits."""
-
-    num_tokens: int = 0
-    num_branches: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class OpenedSequences:
     """Sequences admitted since the last request.
 
     Attributes:
-        slots, stream_keys: where they run, and their random streams.
-        num_misses: how often a chain of theirs has been dropped.
+        slots, stream_keys, num_misses, max_lengths: as of :class:`Sequence`.
         context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed
             sequence.
-        max_lengths: most tokens that each may have.
     """
 
     slots: np.ndarray
@@ -56,14 +43,12 @@ class OpenedSequences:
 
     @staticmethod
     def of(sequences: list[Sequence]) -> OpenedSequences:
+        contexts = [s.context_length if s.forced_next_token is None else NO_CONTEXT for s in sequences]
         return OpenedSequences(
             slots=np.array([sequence.slot for sequence in sequences], np.int64),
             stream_keys=np.array([sequence.stream_key for sequence in sequences], np.int64),
             num_misses=np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
-            context_lengths=np.array(
-                [NO_CONTEXT if sequence.is_resumed else sequence.context_length for sequence in sequences],
-                np.int64,
-            ),
+            context_lengths=np.array(contexts, np.int64),
             max_lengths=np.array([sequence.max_length for sequence in sequences], np.int64),
         )
 
@@ -79,8 +64,7 @@ class ProposalRequest:
         draft_now_R: most candidates to draft before the reply, beyond those drafted ahead. When the draft
             works ahead, this is 0 except for resumed sequences.
         next_distributions_W: the target's distributions for the ``DRAW`` sequences, in order.
-        suspended_slots: of sequences that were preempted and will be opened again; a slot may have a new
-            sequence already.
+        suspended_slots: of sequences that were preempted; a slot may have a new sequence already.
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
             draft runs too, after its reply.
     """
@@ -97,98 +81,32 @@ class ProposalRequest:
     next_distributions_W: Distributions | None = not_sent()
 
 
-@dataclass(frozen=True)
-class RoleTimes:
-    """Nanoseconds that the draft's side has spent since its last reply, and its peak memory."""
-
-    prefill: int = 0
-    draft: int = 0
-    transfer: int = 0
-    idle: int = 0
-    peak_memory_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks."""
-
-    num_messages: int = 0
-    num_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.num_messages + other.num_messages, self.num_bytes + other.num_bytes)
-
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)
-
-
-Features = Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=NUM_FEATURES)]
-
-
 @dataclass(frozen=True, kw_only=True)
-class TracedDrafts:
-    """What a trace records of drafted tokens. Features are NaN where no pass has given the estimate yet.
+class Block:
+    """A sequence's tokens in the target pass: its next token, and the candidates after it.
 
     Attributes:
-        features_4C: of the candidates of this reply.
-        is_verified_R, is_hit_R: whether a token had been drafted ahead in the place of the next token and was
-            verified, and whether it was accepted.
-        token_ids_R, features_4R, acceptance_R: of that token; the probability with which it is accepted.
+        features_4K: the candidates' draft features, if the run is traced.
+        ahead: the outcome of the work ahead.
+        num_trusted: leading candidates that are kept without verification (SPRINTER only).
     """
 
-    features_4C: Features
-    is_verified_R: BoolArray
-    is_hit_R: BoolArray
-    token_ids_R: np.ndarray
-    features_4R: Features
-    acceptance_R: Float32Array
-
-
-@dataclass(frozen=True, kw_only=True)
-class AheadReport:
-    """The outcome of the work ahead, for every sequence that decodes.
-
-    Attributes:
-        num_tokens_R: tokens that had been drafted ahead.
-        is_hit_R: the first of them is the next token and the others are the candidates; else they are
-            dropped.
-        num_branches_R, num_branch_tokens_R: branches that had been prepared, and their tokens.
-        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
-            has.
-    """
-
-    num_tokens_R: np.ndarray
-    is_hit_R: BoolArray
-    num_branches_R: np.ndarray
-    num_branch_tokens_R: np.ndarray
-    branch_ranks_R: np.ndarray
-
-    @staticmethod
-    def nothing(num_seqs: int) -> AheadReport:
-        """Of a draft that did not work ahead."""
-        none_R = np.zeros(num_seqs, np.int64)
-        return AheadReport(
-            num_tokens_R=none_R,
-            is_hit_R=none_R.astype(bool),
-            num_branches_R=none_R,
-            num_branch_tokens_R=none_R,
-            branch_ranks_R=none_R,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
-    """One sequence's part of a reply: its next token and the candidates after it.
-
-    ``index``: its index among the sequences that decode. ``ahead``: the outcome of the work ahead.
-    """
-
-    index: int
+    sequence: Sequence
     next_token_id: int
     candidate_ids: list[int]
     draft_probabilities_K: np.ndarray
     features_4K: np.ndarray | None
     ahead: AheadOutcome
+    num_trusted: int = 0
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.candidate_ids)
+
+    @property
+    def num_skipped(self) -> int:
+        """Leading candidates whose acceptance is not computed: the trusted ones, unless they are traced."""
+        return self.num_trusted if self.features_4K is None else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +114,7 @@ class ProposalReply:
     """Draft → target: each sequence's next token, and the candidates after it with their draft probabilities.
 
     For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``num_head_tokens``
-    (tokens for which a trained head has given estimates), ``times`` and ``traffic``.
+    (those with a trained head's estimates), ``times`` and ``traffic``.
     """
 
     next_token_ids_R: np.ndarray
@@ -211,46 +129,47 @@ class ProposalReply:
     traced: TracedDrafts | None = None
     traffic: Traffic = not_sent(Traffic())
 
-    def proposals(self) -> Iterator[Proposal]:
-        """Sequence by sequence."""
-        candidate_ids = self.candidate_ids_C.tolist()
-        num_drafted, ends = self.num_drafted_R.tolist(), np.cumsum(self.num_drafted_R).tolist()
-        outcomes = self.ahead_outcomes()
-        for index, next_token_id in enumerate(self.next_token_ids_R.tolist()):
-            own = slice(ends[index] - num_drafted[index], ends[index])
-            yield Proposal(
-                index=index,
-                next_token_id=next_token_id,
+    def blocks(self, sequences: list[Sequence], *, trusts_draft: bool = False) -> Iterator[Block]:
+        """Those of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
+        candidate_ids, ends_R = self.candidate_ids_C.tolist(), np.cumsum(self.num_drafted_R)
+        numbers = zip(ends_R.tolist(), self.num_drafted_R.tolist(), strict=True)
+        outcomes = self.ahead.outcomes(self.num_drafted_R)
+        for index, (end, num_drafted) in enumerate(numbers):
+            own = slice(end - num_drafted, end)
+            yield Block(
+                sequence=sequences[index],
+                next_token_id=int(self.next_token_ids_R[index]),
                 candidate_ids=candidate_ids[own],
                 draft_probabilities_K=self.draft_probabilities_C[own],
                 features_4K=None if self.traced is None else self.traced.features_4C[:, own],
                 ahead=outcomes[index],
+                num_trusted=max(0, num_drafted - 1) if trusts_draft else 0,
             )
 
-    def ahead_outcomes(self) -> list[AheadOutcome]:
-        """Sequence by sequence."""
-        ahead = self.ahead
-        num_adopted_R = np.where(ahead.branch_ranks_R > 0, self.num_drafted_R, 0)
-        columns = (
-            ahead.num_tokens_R,
-            ahead.is_hit_R,
-            ahead.num_branches_R,
-            ahead.num_branch_tokens_R - num_adopted_R,
-            ahead.branch_ranks_R,
-        )
-        return [AheadOutcome(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
+@dataclass(frozen=True, kw_only=True)
+class VerifyInput:
+    """A pass: the batch, the tokens whose logits are wanted, and the candidates that these logits verify.
 
-class Proposer(Protocol):
-    """The draft as the engine sees it, wherever it runs."""
+    Attributes:
+        logits_indices_N: indices of the tokens whose logits are wanted, among the batch's.
+        stream_keys_N: random stream of each one's sequence.
+        target_logits_indices_C: for every candidate, which of the N logits verifies it: those of the token
+            before it.
+    """
 
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        """Sample the last round's recovered and bonus tokens, and draft the next candidates.
+    batch: FlatBatch
+    logits_indices_N: np.ndarray
+    stream_keys_N: Int64Array
+    target_logits_indices_C: np.ndarray
 
-        ``clock`` is the caller's, in its idle phase: work other than waiting is put into another phase.
-        """
-        ...
+    @property
+    def positions_N(self) -> np.ndarray:
+        """Positions in their sequences of the tokens that the logits predict."""
+        return self.batch.positions_T[self.logits_indices_N] + 1
 
-    def close(self) -> None:
-        """No round will follow."""
-        ...
+    @property
+    def candidate_ids_C(self) -> np.ndarray:
+        """Each candidate follows the token whose logits verify it."""
+        index_C = self.logits_indices_N[self.target_logits_indices_C] + 1
+        return np.asarray(self.batch.token_ids_T)[index_C]

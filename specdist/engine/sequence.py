@@ -1,70 +1,27 @@
-"""A request, the sequence that is generated for it, and the completion that it becomes. No tensors."""
+"""A sequence: a request while it runs, and the rules of where it stops. No tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import NamedTuple
 
 from specdist.data.traces import TracedToken
-
-FinishReason = Literal["stop", "length", "error"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
-
-    ``shard``: whose statistics its work belongs to. ``max_new_tokens``: this request's own limit; None: the
-    scheduler's.
-    """
-
-    row_id: int
-    sample_index: int
-    prompt_ids: list[int]
-    shard: int = 0
-    max_new_tokens: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """A finished request.
-
-    ``token_ids`` ends with the stop token, if one ended it; ``text`` does not contain it. ``error``: why it
-    could not be finished; its tokens are then those generated before the error.
-    """
-
-    request: Request
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    trace: tuple[TracedToken, ...] = ()
-    error: str | None = None
+from specdist.engine.request import Completion, FinishReason, Request
 
 
 @dataclass(frozen=True)
 class Counters:
-    """A sequence's totals. ``num_drafts`` counts target passes with candidates, ``num_misses`` dropped
-    chains."""
+    """A sequence's totals. ``num_drafts`` counts target passes with candidates, ``num_misses`` how often what
+    was drafted has been dropped for another next token."""
 
     num_misses: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
 
-    def after_pass(self, *, num_draft_tokens: int, num_accepted: int) -> Counters:
-        return Counters(
-            self.num_misses,
-            self.num_drafts + (num_draft_tokens > 0),
-            self.num_draft_tokens + num_draft_tokens,
-            self.num_accepted + num_accepted,
-        )
 
-
-@dataclass(frozen=True)
-class _BlockStart:
+class _BlockStart(NamedTuple):
     """The state to which a preemption goes back: after the next token, before the block's candidates."""
 
     length: int
@@ -82,7 +39,7 @@ class Sequence:
 
     Attributes:
         order: admission order; the youngest is preempted first.
-        slot: its row of the page table while it runs.
+        slot: its place in the batch and in the page table, while it runs.
         num_shared: leading tokens whose pages it shared when it was admitted.
         num_prefilled, context_length: how much of its context (the prompt, or everything committed before a
             preemption) has been run.
@@ -113,8 +70,7 @@ class Sequence:
     text: str = ""
     num_blocks: int = 0
     trace: list[TracedToken] = field(default_factory=list)
-    # A preempted sequence repeats its block exactly, because its random numbers depend on position and misses
-    # alone.
+    # A preempted sequence repeats its block exactly: its random numbers depend on position and misses alone.
     _block_start: _BlockStart | None = None
 
     @property
@@ -135,13 +91,8 @@ class Sequence:
         self.num_shared = self.num_prefilled = num_shared
         self.context_length = len(self.token_ids)
 
-    @property
-    def is_resumed(self) -> bool:
-        """It was preempted, and its next token is known."""
-        return self.forced_next_token is not None
-
     def begin_block(self, next_token_id: int, num_candidates: int, *, missed: bool) -> None:
-        """Commit the next token; a preemption goes back to here. ``missed``: it replaced a dropped chain."""
+        """Commit the next token; a preemption goes back to here. ``missed``: drafted tokens were dropped."""
         self.forced_next_token = None
         self.num_redraft = 0
         self.num_candidates = num_candidates
@@ -152,16 +103,18 @@ class Sequence:
 
     def drop_candidates(self, num_draft_tokens: int) -> None:
         """The next token ended the sequence: the candidates after it are discarded, but count as drafted."""
-        self.counters = replace(
-            self.counters, num_draft_tokens=self.counters.num_draft_tokens + num_draft_tokens
-        )
+        num_draft_tokens += self.counters.num_draft_tokens
+        self.counters = replace(self.counters, num_draft_tokens=num_draft_tokens)
 
     def end_block(self, accepted_ids: list[int], num_draft_tokens: int) -> None:
         """Commit the accepted candidates of a verified block."""
         self.token_ids += accepted_ids
         self.num_accepted = len(accepted_ids)
-        self.counters = self.counters.after_pass(
-            num_draft_tokens=num_draft_tokens, num_accepted=len(accepted_ids)
+        self.counters = Counters(
+            num_misses=self.counters.num_misses,
+            num_drafts=self.counters.num_drafts + (num_draft_tokens > 0),
+            num_draft_tokens=self.counters.num_draft_tokens + num_draft_tokens,
+            num_accepted=self.counters.num_accepted + len(accepted_ids),
         )
 
     def rewind(self) -> None:
@@ -189,3 +142,55 @@ class Sequence:
             trace=tuple(self.trace),
             error=self.error,
         )
+
+
+class StopCheck(NamedTuple):
+    """How many of the new tokens belong to the completion, and why it ends there, if it does."""
+
+    num_kept: int
+    reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class StopRules:
+    """What ends a completion, besides its maximum length.
+
+    Attributes:
+        decode: token ids to text, without special tokens.
+        token_ids: stop tokens; a completion's last token may be one, its text does not contain it.
+        strings: stop strings; a completion's text ends before the first of them.
+    """
+
+    decode: Callable[[list[int]], str]
+    token_ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+
+    def check(self, sequence: Sequence, new_ids: list[int]) -> StopCheck:
+        """Look for the first stop in tokens that are about to be appended."""
+        reason: FinishReason | None = None
+        num_kept, room = len(new_ids), sequence.max_length - len(sequence.token_ids)
+        if num_kept >= room:
+            num_kept, reason = room, "length"
+        for index, token_id in enumerate(new_ids[:num_kept]):
+            if token_id in self.token_ids:
+                num_kept, reason = index + 1, "stop"
+                break
+        if self.strings:
+            committed = sequence.token_ids[sequence.num_prompt_tokens :]
+            if self._first_stop(self.decode(committed + new_ids[:num_kept])) is not None:
+                num_kept = next(
+                    count
+                    for count in range(1, num_kept + 1)
+                    if self._first_stop(self.decode(committed + new_ids[:count])) is not None
+                )
+                reason = "stop"
+        return StopCheck(num_kept, reason)
+
+    def text(self, completion_ids: list[int]) -> str:
+        """The completion's text, up to the first stop string."""
+        text = self.decode(completion_ids)
+        return text[: self._first_stop(text)]
+
+    def _first_stop(self, text: str) -> int | None:
+        found = [index for string in self.strings if (index := text.find(string)) >= 0]
+        return min(found, default=None)

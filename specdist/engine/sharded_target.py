@@ -7,50 +7,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import RANK_ZERO, Collectives
-from specdist.engine.packing import Int64Array, pack, unpack
-from specdist.engine.proposals import Traffic
-from specdist.engine.target import VerifyInput, VerifyOutput
+from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.packing import pack, unpack
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.reports import Traffic
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.engine.wire import wire_broadcast
-from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetPass:
-    """Rank 0 → the other ranks of the target: the batch to run, and which logits are wanted."""
+    """Rank 0 → the other ranks of the target."""
 
     page_updates: PageUpdates
-    batch: FlatBatch
-    logits_indices_N: np.ndarray
-    stream_keys_N: Int64Array
-    target_logits_indices_C: np.ndarray
-
-    @staticmethod
-    def of(updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> TargetPass:
-        return TargetPass(
-            page_updates=updates,
-            batch=batch,
-            logits_indices_N=verify_input.logits_indices_N,
-            stream_keys_N=verify_input.stream_keys_N,
-            target_logits_indices_C=verify_input.target_logits_indices_C,
-        )
-
-    @property
-    def verify_input(self) -> VerifyInput:
-        return VerifyInput.of_batch(
-            self.batch,
-            logits_indices_N=self.logits_indices_N,
-            stream_keys_N=self.stream_keys_N,
-            target_logits_indices_C=self.target_logits_indices_C,
-        )
+    verify_input: VerifyInput
 
 
 class ShardedTarget:
@@ -73,9 +50,10 @@ class ShardedTarget:
         announced = Traffic(self._passes.num_messages, self._passes.num_bytes * num_copies)
         return announced + Traffic(self._collectives.num_calls, self._collectives.num_bytes)
 
-    def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
-        self._passes.send(pack(TargetPass.of(updates, batch, verify_input)))
-        logits_Nv = _run(self._runner, updates, batch, verify_input)
+    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
+        target_pass = TargetPass(page_updates=updates, verify_input=verify_input)
+        self._passes.send(pack(target_pass))
+        logits_Nv = _run(self._runner, target_pass)
         verify_output = self._verifier.verify(logits_Nv, verify_input)
         assert verify_output is not None
         return verify_output
@@ -93,13 +71,12 @@ def target_worker_loop(
     verifier = VocabParallelVerifier(Collectives(group), settings=settings, vocab_size=vocab_size)
     while arrays := passes.receive():
         target_pass = unpack(TargetPass, arrays)
-        verify_input = target_pass.verify_input
-        logits_Nv = _run(runner, target_pass.page_updates, target_pass.batch, verify_input)
-        verifier.verify(logits_Nv, verify_input)
+        logits_Nv = _run(runner, target_pass)
+        verifier.verify(logits_Nv, target_pass.verify_input)
         verifier.serve_next_distributions(logits_Nv)
 
 
-def _run(runner: ModelRunner, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> Tensor:
+def _run(runner: ModelRunner, target_pass: TargetPass) -> Tensor:
     """Logits [N, v] of this rank's part of the vocabulary."""
-    runner.update_pages(updates)
-    return runner.forward(batch, verify_input.logits_indices_N)
+    runner.update_pages(target_pass.page_updates)
+    return runner.forward(target_pass.verify_input.batch, target_pass.verify_input.logits_indices_N)

@@ -10,7 +10,8 @@ import dataclasses
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
-from specdist.engine.proposals import ProposalReply, Traffic
+from specdist.engine.proposals import Block, ProposalReply
+from specdist.engine.reports import Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.timeline import PhaseTime
@@ -58,6 +59,23 @@ class StatsRecorder:
             self._admitted.setdefault(sequence.order, self._now)
             self._shards[sequence.request.shard].num_shared_prompt_tokens += sequence.num_shared
 
+    def record_next_token(self, block: Block, *, is_reached: bool, is_miss: bool) -> None:
+        """See :meth:`specdist.stats.shard.Stats.observe_ahead`."""
+        stats = self._shards[block.sequence.request.shard]
+        stats.observe_ahead(block.ahead, is_reached=is_reached, is_miss=is_miss)
+
+    def record_dropped(self, block: Block) -> None:
+        """The next token has ended the sequence: its candidates count as drafted."""
+        self._shards[block.sequence.request.shard].num_draft_tokens += block.num_candidates
+
+    def record_block(self, block: Block, *, num_accepted: int) -> None:
+        """Count a verified block."""
+        self._shards[block.sequence.request.shard].observe_block(
+            num_drafted=block.num_candidates,
+            num_accepted=num_accepted,
+            num_trusted=min(block.num_trusted, num_accepted),
+        )
+
     def record_round(
         self,
         plan: RoundPlan,
@@ -91,7 +109,7 @@ class StatsRecorder:
         first.num_message_bytes += reply.traffic.num_bytes
         first.num_target_messages += target_traffic.num_messages
         first.num_target_message_bytes += target_traffic.num_bytes
-        first.num_preemptions += plan.num_preempted
+        first.num_preemptions += len(plan.suspended_slots)
         self._now = _Progress(
             self._now.decoding_ns + target.verify + reply.times.draft,
             self._now.num_draft_passes + len(reply.draft_pass_sizes_P),

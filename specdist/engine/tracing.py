@@ -1,4 +1,4 @@
-"""The per-token acceptance trace: what became of every drafted token, sequence by sequence. No tensors.
+"""The per-token acceptance trace: every drafted token and how it ended, sequence by sequence. No tensors.
 
 K candidates of a block.
 """
@@ -10,17 +10,17 @@ import math
 import numpy as np
 
 from specdist.data.traces import TracedToken
-from specdist.engine.proposals import TracedDrafts
-from specdist.engine.sequence import Sequence
+from specdist.engine.proposals import Block, ProposalReply
 
 
-def record_token_ahead(sequence: Sequence, drafts: TracedDrafts, index: int) -> None:
+def record_token_ahead(block: Block, reply: ProposalReply, index: int) -> None:
     """Record the token that was drafted ahead in the next token's place, if there was one and it was
-    verified.
+    verified; nothing if the run is not traced.
 
-    To be called before the next token is committed.
+    To be called before the next token is committed. ``index``: of the block in the reply.
     """
-    if not drafts.is_verified_R[index]:
+    drafts, sequence = reply.traced, block.sequence
+    if drafts is None or not drafts.is_verified_R[index]:
         return
     entropy, probability, top_probability, estimate = drafts.features_4R[:, index].tolist()
     sequence.trace.append(
@@ -41,28 +41,23 @@ def record_token_ahead(sequence: Sequence, drafts: TracedDrafts, index: int) -> 
 
 
 def record_block(
-    sequence: Sequence,
-    candidate_ids: list[int],
-    features_4K: np.ndarray,
-    *,
-    acceptance_K: np.ndarray | None,
-    num_trusted: int,
-    num_verified: int,
-    num_accepted: int,
+    block: Block, acceptance_K: np.ndarray | None, *, num_verified: int, num_accepted: int
 ) -> None:
-    """Record a block's candidates. To be called after the next token and before the accepted candidates are
-    committed.
+    """Record a block's candidates, if the run is traced. To be called after the next token and before the
+    accepted candidates are committed.
 
     Args:
         acceptance_K: acceptance probabilities; None for a block that was not in a target pass.
-        num_verified: leading candidates that count as verified, except the ``num_trusted`` first.
+        num_verified: leading candidates that count as verified, except the trusted ones.
     """
-    begin = sequence.num_completion_tokens
-    features = zip(candidate_ids, *features_4K.tolist(), strict=True)
+    if block.features_4K is None:
+        return
+    begin = block.sequence.num_completion_tokens
+    features = zip(block.candidate_ids, *block.features_4K.tolist(), strict=True)
     for depth, (token_id, entropy, probability, top_probability, estimate) in enumerate(features):
-        sequence.trace.append(
+        block.sequence.trace.append(
             TracedToken(
-                round=sequence.num_blocks,
+                round=block.sequence.num_blocks,
                 depth=depth,
                 position=begin + depth,
                 token_id=token_id,
@@ -70,7 +65,7 @@ def record_block(
                 draft_probability=probability,
                 top_probability=top_probability,
                 acceptance_probability=None if acceptance_K is None else float(acceptance_K[depth]),
-                is_verified=num_trusted <= depth < num_verified,
+                is_verified=block.num_trusted <= depth < num_verified,
                 is_accepted=depth < num_accepted,
                 head_probability=_known(estimate),
             )

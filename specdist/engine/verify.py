@@ -1,75 +1,91 @@
-"""Verification: one target pass over all blocks and prompt chunks, then the rejection rule for every
-candidate.
+"""The target's side of a round: one pass over all blocks and prompt chunks, then the rejection rule.
 
 A *block* is a sequence's next token followed by its candidates. The logits of each token verify the candidate
 after it; those of the last accepted token are what the following next token is sampled from, in the next
-round.
+round. So of the target's distributions the round needs one probability per candidate, and one whole
+distribution per sequence: a ``VerifyOutput`` offers no more, so that no rank has to hold the logits of all
+tokens. Here the whole target is in this process; see sharded_target.py for several ranks.
 
 R sequences that decode, C candidates of all of them, one after the other, K candidates of one block, T flat
-tokens, N tokens whose logits are wanted, W sequences whose next token is to be sampled.
+tokens, N tokens whose logits are wanted, W sequences whose next token is to be sampled, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.proposals import Block, VerifyInput
+from specdist.engine.reports import Traffic
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
-from specdist.engine.target import Target, VerifyInput, VerifyOutput
-from specdist.engine.tracing import record_block
 from specdist.models.flat import FlatBatch
-from specdist.sampling.distributions import Distributions
+from specdist.models.runner import ModelRunner
+from specdist.sampling.coupling import next_token_distributions
+from specdist.sampling.distributions import Distributions, SamplingSettings
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, count_accepted, verify_candidates
 from specdist.utils.ranges import arange_segments
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A sequence's tokens in the target pass: its next token, committed already, and the candidates after it.
+@dataclass(frozen=True)
+class FullDistributions:
+    """The verify output of a process that holds all N distributions."""
 
-    ``features_4K``: the candidates' draft features, if the run is traced. ``num_trusted``: leading candidates
-    that are kept without verification (SPRINTER only).
+    distributions_N: Distributions
+    verify_input: VerifyInput
+
+    @staticmethod
+    def of(logits_NV: Tensor, settings: SamplingSettings, verify_input: VerifyInput) -> FullDistributions:
+        """From logits over the whole vocabulary."""
+        keys_N = torch.from_numpy(verify_input.stream_keys_N)
+        positions_N = torch.from_numpy(verify_input.positions_N)
+        return FullDistributions(
+            next_token_distributions(logits_NV, settings, keys_N, positions_N), verify_input
+        )
+
+    def candidate_probabilities(self) -> Tensor:
+        device = self.distributions_N.device
+        index_C = torch.from_numpy(self.verify_input.target_logits_indices_C).to(device)
+        candidate_ids_C = torch.from_numpy(self.verify_input.candidate_ids_C).to(device)
+        return self.distributions_N.select(index_C).probabilities_of(candidate_ids_C).cpu()
+
+    def next_distributions(self, index_W: np.ndarray) -> Distributions:
+        return self.distributions_N.select(torch.from_numpy(index_W).to(self.distributions_N.device))
+
+
+class LocalTarget:
+    """The whole target in this process.
+
+    ``vocab_size``: number of token ids that can be drawn; the logits may be wider by padding.
     """
 
-    sequence: Sequence
-    candidate_ids: list[int]
-    draft_probabilities_K: np.ndarray
-    features_4K: np.ndarray | None = None
-    num_trusted: int = 0
+    is_single_rank = True
 
-    @property
-    def num_candidates(self) -> int:
-        return len(self.candidate_ids)
+    def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
+        self._runner = runner
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self.device = runner.device
+        self.traffic = Traffic()
 
-    @property
-    def num_skipped(self) -> int:
-        """Leading candidates whose acceptance is not computed: the trusted ones, unless a trace records
-        them."""
-        return self.num_trusted if self.features_4K is None else 0
+    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
+        self._runner.update_pages(updates)
+        logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
+        return FullDistributions.of(logits_NV[:, : self._vocab_size], self._settings, verify_input)
 
-    def trace(self, acceptance_K: np.ndarray | None, *, num_verified: int, num_accepted: int) -> None:
-        """Add the candidates to the sequence's trace, if the run is traced."""
-        if self.features_4K is not None:
-            record_block(
-                self.sequence,
-                self.candidate_ids,
-                self.features_4K,
-                acceptance_K=acceptance_K,
-                num_trusted=self.num_trusted,
-                num_verified=num_verified,
-                num_accepted=num_accepted,
-            )
+    def close(self) -> None:
+        """Nothing to do: no other rank waits."""
 
 
-@dataclass(frozen=True)
-class VerifiedBlock:
-    """A block, how many of its candidates are accepted, and the acceptance probability of each one that was
-    not skipped."""
+class VerifiedBlock(NamedTuple):
+    """A block, how many candidates are accepted, and the acceptance probabilities of those not skipped."""
 
     block: Block
     num_accepted: int
@@ -79,17 +95,11 @@ class VerifiedBlock:
 class Verifier:
     """Runs the target's passes, and keeps the distributions from which the next tokens are sampled."""
 
-    def __init__(self, target: Target, num_slots: int) -> None:
+    def __init__(self, target: Target) -> None:
         self._target = target
-        self._stream_keys = np.zeros(num_slots, np.int64)
         self._next_distributions: Distributions | None = None
         # By the sequences' order of admission.
         self._next_index_of: dict[int, int] = {}
-
-    def open(self, sequences: list[Sequence]) -> None:
-        """These sequences have been given a slot."""
-        for sequence in sequences:
-            self._stream_keys[sequence.slot] = sequence.stream_key
 
     def next_distributions(self, sequences: list[Sequence]) -> Distributions:
         """The target's distributions [W] after the tokens that the last pass has accepted."""
@@ -98,42 +108,36 @@ class Verifier:
         return self._next_distributions.select(index_W.to(self._next_distributions.device))
 
     def verify(
-        self, page_updates: PageUpdates, blocks: list[Block], chunks: list[Chunk], context: FlatBatch
+        self, page_updates: PageUpdates, blocks: list[Block], chunks: list[Chunk]
     ) -> list[VerifiedBlock]:
-        """One target pass over the blocks and the prompt chunks, whose tokens are ``context``."""
+        """One target pass over the blocks and the prompt chunks."""
         lengths_R = np.array([block.num_candidates + 1 for block in blocks], np.int64)
-        decoded = block_batch(blocks, lengths_R)
-        batch = FlatBatch(
-            np.concatenate([decoded.token_ids_T, context.token_ids_T]),
-            np.concatenate([decoded.slots_T, context.slots_T]),
-            np.concatenate([decoded.positions_T, context.positions_T]),
-        )
         # Logits are wanted of a block's tokens, except of those before skipped candidates, and of the last
         # token of a context that is complete.
         num_skipped_R = np.array([block.num_skipped for block in blocks], np.int64)
         num_logits_R = lengths_R - num_skipped_R
         block_logits_N = np.repeat(np.cumsum(lengths_R) - num_logits_R, num_logits_R)
         block_logits_N += arange_segments(num_logits_R)
-        complete = [chunk for chunk in chunks if chunk.completes_context]
         is_complete = np.array([chunk.completes_context for chunk in chunks], bool)
-        chunk_ends = len(decoded) + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
-        logits_indices_N = np.r_[block_logits_N, chunk_ends[is_complete] - 1].astype(np.int64)
+        chunk_ends = lengths_R.sum() + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
+        complete = [chunk.sequence for chunk in chunks if chunk.completes_context]
+        sequences = [block.sequence for block in blocks] + complete
+        stream_keys = np.array([sequence.stream_key for sequence in sequences], np.int64)
         starts_R = np.cumsum(num_logits_R) - num_logits_R
-        verify_input = VerifyInput.of_batch(
-            batch,
-            logits_indices_N=logits_indices_N,
-            stream_keys_N=self._stream_keys[batch.slots_T[logits_indices_N]],
+        verify_input = VerifyInput(
+            batch=flat_batch(blocks, chunks),
+            logits_indices_N=np.r_[block_logits_N, chunk_ends[is_complete] - 1].astype(np.int64),
+            stream_keys_N=np.repeat(stream_keys, np.r_[num_logits_R, np.ones(len(complete), np.int64)]),
             # All logits of a block but the last verify the candidate after their token.
             target_logits_indices_C=np.repeat(starts_R, num_logits_R - 1) + arange_segments(num_logits_R - 1),
         )
-        verify_output = self._target.forward(page_updates, batch, verify_input)
+        verify_output = self._target.forward(page_updates, verify_input)
         verified = _verify_blocks(blocks, num_logits_R - 1, verify_input, verify_output)
         num_accepted_R = np.array([block.num_accepted for block in verified], np.int64)
         index_W = np.r_[
             starts_R + num_accepted_R - num_skipped_R, len(block_logits_N) + np.arange(len(complete))
         ].astype(np.int64)
         self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
-        sequences = [block.sequence for block in blocks] + [chunk.sequence for chunk in complete]
         self._next_index_of = {sequence.order: index for index, sequence in enumerate(sequences)}
         return verified
 
@@ -145,12 +149,11 @@ def _verify_blocks(
     if not num_verified_R.sum():
         return [VerifiedBlock(block, block.num_skipped, np.zeros(0)) for block in blocks]
     index_C = verify_input.target_logits_indices_C
+    num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     keys_C = RandomKeys(
         stream_keys_N=verify_input.stream_keys_N[index_C],
         positions_N=verify_input.positions_N[index_C],
-        num_misses_N=np.repeat(
-            np.array([block.sequence.counters.num_misses for block in blocks], np.int64), num_verified_R
-        ),
+        num_misses_N=np.repeat(num_misses_R, num_verified_R),
     )
     target_C = verify_output.candidate_probabilities()
     draft_C = torch.from_numpy(
@@ -168,24 +171,17 @@ def _verify_blocks(
     ]
 
 
-def context_batch(chunks: list[Chunk]) -> FlatBatch:
-    """The prompt chunks' tokens."""
-    lengths = np.array([chunk.end - chunk.begin for chunk in chunks], np.int64)
-    begins = np.array([chunk.begin for chunk in chunks], np.int64)
-    token_ids = [token for chunk in chunks for token in chunk.sequence.token_ids[chunk.begin : chunk.end]]
+def flat_batch(blocks: list[Block], chunks: list[Chunk]) -> FlatBatch:
+    """The tokens of blocks, each from its sequence's last committed token on, and of prompt chunks."""
+    # Sequence, first position, and tokens of each.
+    parts = [
+        (block.sequence, len(block.sequence.token_ids) - 1, [block.next_token_id, *block.candidate_ids])
+        for block in blocks
+    ] + [(chunk.sequence, chunk.begin, chunk.sequence.token_ids[chunk.begin : chunk.end]) for chunk in chunks]
+    lengths = np.array([len(token_ids) for *_, token_ids in parts], np.int64)
+    begins = np.array([begin for _, begin, _ in parts], np.int64)
     return FlatBatch(
-        np.array(token_ids, np.int64),
-        np.repeat(np.array([chunk.sequence.slot for chunk in chunks], np.int64), lengths),
+        np.array([token for *_, token_ids in parts for token in token_ids], np.int64),
+        np.repeat(np.array([sequence.slot for sequence, *_ in parts], np.int64), lengths),
         np.repeat(begins, lengths) + arange_segments(lengths),
-    )
-
-
-def block_batch(blocks: list[Block], lengths_R: np.ndarray) -> FlatBatch:
-    """The blocks' tokens: each block begins with its sequence's last committed token."""
-    token_ids = [token for block in blocks for token in (block.sequence.token_ids[-1], *block.candidate_ids)]
-    firsts = np.array([len(block.sequence.token_ids) - 1 for block in blocks], np.int64)
-    return FlatBatch(
-        np.array(token_ids, np.int64),
-        np.repeat(np.array([block.sequence.slot for block in blocks], np.int64), lengths_R),
-        np.repeat(firsts, lengths_R) + arange_segments(lengths_R),
     )

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from specdist.engine.collectives import Collectives
-from specdist.engine.target import FullDistributions, VerifyInput, VerifyOutput
+from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.verify import FullDistributions
 from specdist.sampling.distributions import (
     Distributions,
     SamplingSettings,

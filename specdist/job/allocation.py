@@ -17,7 +17,7 @@ from specdist.cache.branch_pages import pages_per_branch
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.collectives import RANK_ZERO
-from specdist.engine.scheduler import SchedulerSettings
+from specdist.engine.limits import SchedulerSettings
 from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint
@@ -34,12 +34,12 @@ class BatchLimits:
     """How much may run at a time.
 
     Attributes:
-        num_branch_rows, max_branch_tokens: of the draft, on the rank that holds it.
+        num_branch_slots, max_branch_tokens: of the draft, on the rank that holds it.
         works_ahead: the draft works while the target does.
     """
 
     scheduling: SchedulerSettings
-    num_branch_rows: int = 0
+    num_branch_slots: int = 0
     max_branch_tokens: int = 0
     works_ahead: bool = False
 
@@ -55,7 +55,7 @@ class BatchLimits:
 
     @property
     def num_branch_pages(self) -> int:
-        return self.num_branch_rows * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
+        return self.num_branch_slots * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +129,17 @@ def target_limits(
 def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = True) -> PassLimits:
     """The draft's largest passes: chunks of the same prompts, and steps of all sequences and branches."""
     batch = limits.scheduling
-    num_seqs = batch.num_slots + limits.num_branch_rows
+    num_seqs = batch.num_slots + limits.num_branch_slots
     is_random = sampling.next_distributions == "rejection"
     steps = (1 + limits.works_ahead) * (batch.max_draft_tokens + 1)
-    num_kept = batch.num_slots * steps + limits.num_branch_rows * limits.max_branch_tokens
+    num_kept = batch.num_slots * steps + limits.num_branch_slots * limits.max_branch_tokens
     return PassLimits(
         # The first step of a round runs two tokens of a sequence whose last block was accepted whole.
         num_tokens=max(batch.max_num_batched_tokens, 2 * num_seqs),
         num_logits=num_seqs,
         num_seqs=num_seqs,
         max_seq_len=batch.max_seq_len,
-        num_kept=num_kept if is_random or limits.num_branch_rows else 0,
+        num_kept=num_kept if is_random or limits.num_branch_slots else 0,
         num_drawn=batch.num_slots if is_random else 0,
         has_kernel=has_kernel,
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.device_clock import synchronized_ns
-from specdist.engine.proposals import DraftAhead
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies.costs import BRANCH_COUNTS, CostModel, Curve

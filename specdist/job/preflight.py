@@ -14,7 +14,7 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
-from specdist.engine.scheduler import SchedulerSettings
+from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specdist.data import RowResult
-from specdist.engine.engine import EngineLoad
+from specdist.engine.reports import EngineLoad
 from specdist.stats.shard import Stats
 
 # Between lines in a log file, and between scalars.

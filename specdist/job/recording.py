@@ -17,7 +17,7 @@ from typing import Any
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.shard_queue import ClaimedShard
 from specdist.engine.faults import too_large
-from specdist.engine.sequence import Completion, Request
+from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress, Scalars

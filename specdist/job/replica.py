@@ -13,18 +13,19 @@ from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import clock_of
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
 from specdist.engine.engine import Engine
+from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
-from specdist.engine.proposals import DraftAhead, Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.engine.scheduler import SchedulerSettings
-from specdist.engine.sequence import Request
+from specdist.engine.request import Request
+from specdist.engine.sequence import StopRules
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.engine.target import LocalTarget, Target
 from specdist.engine.timeline import Timeline
+from specdist.engine.verify import LocalTarget
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import BRANCH_COUNTS, draft_curve, plan_ahead, target_curve
@@ -92,11 +93,11 @@ class Replica:
         self._activity.begin("sizing the cache")
         self.ahead = DraftAhead()
         self.num_pages = self._agree_on_pages()
-        num_branch_rows, max_branch_tokens = self._room_for_branches()
+        num_branch_slots, max_branch_tokens = self._room_for_branches()
         for runner in (self._target, self._draft):
             if runner is not None:
                 self.assembly().allocate(
-                    runner, num_branch_rows=num_branch_rows, max_branch_tokens=max_branch_tokens
+                    runner, num_branch_slots=num_branch_slots, max_branch_tokens=max_branch_tokens
                 )
         self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
         self._set_policy()
@@ -284,10 +285,10 @@ class Replica:
 
     def _agree_on_pages(self) -> int:
         """The number of pages that fit into the memory of every rank: all follow one page table."""
-        num_branch_rows, max_branch_tokens = self._room_for_branches()
+        num_branch_slots, max_branch_tokens = self._room_for_branches()
         limits = BatchLimits(
             scheduling=self._scheduling,
-            num_branch_rows=num_branch_rows,
+            num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
             works_ahead=self._config.drafts_ahead,
         )
@@ -338,13 +339,13 @@ class Replica:
         if dist.is_initialized():
             dist.barrier()
         if self._draft is not None:
-            num_branch_rows, _ = self._room_for_branches()
+            num_branch_slots, _ = self._room_for_branches()
             draft = draft_curve(
                 self._draft,
                 settings,
                 vocab_size,
                 uses_features=self._config.is_traced or uses_features(self._config.policy),
-                num_rows=self.num_slots + num_branch_rows,
+                num_rows=self.num_slots + num_branch_slots,
                 num_tokens_per_row=1,
                 num_context_tokens=num_context_tokens,
             )

@@ -4,7 +4,8 @@ The registry hands over queries, keys and values of one layer with the layer's o
 soft cap; the pages to use are passed in the ``paged_attention`` keyword argument of the model call. So no
 model code is copied.
 
-T flat tokens, H heads, G key/value heads, D head width, R rows, Q queries per row, L keys per row.
+T flat tokens, H heads, G key/value heads, D head width, R segments of a group,
+Q queries and L keys of each.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ class PagedAttention:
             )
             num_repeats = group_queries.shape[1] // heads
             bias = group.bias(rules.window, num_repeats, group_queries.dtype)
-            group_output = attend_rows(group_queries, keys_RGLD, values_RGLD, bias, rules)
+            group_output = attend_segments(group_queries, keys_RGLD, values_RGLD, bias, rules)
             if group.output_index is None:
                 return group_output
             if output_THD is None:
@@ -152,14 +153,16 @@ class PagedAttention:
         return output_THD
 
     def _gather(self, pages: Tensor, group: AttentionGroup, heads: int, width: int) -> Tensor:
-        rows = pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
+        gathered = (
+            pages[group.pages] if isinstance(group.pages, slice) else pages.index_select(0, group.pages)
+        )
         if group.foreign_keys is not None:
             # With several sequences this is a copy.
-            rows.view(-1, heads * width).index_fill_(0, group.foreign_keys, 0.0)
-        return rows.view(group.num_rows, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
+            gathered.view(-1, heads * width).index_fill_(0, group.foreign_keys, 0.0)
+        return gathered.view(group.num_segments, -1, heads, width)[:, : group.num_keys].transpose(1, 2)
 
 
-def attend_rows(
+def attend_segments(
     queries: Tensor, keys_RGLD: Tensor, values_RGLD: Tensor, bias: Tensor | None, rules: AttentionRules
 ) -> Tensor:
     """[R × Q, H, D] → the same shape. Query heads that share a key/value head become more queries of it.
@@ -167,12 +170,12 @@ def attend_rows(
     Args:
         bias: additive mask [R, 1, H / G × Q, L], as of :func:`specdist.models.flat.causal_bias`.
     """
-    num_rows, num_kv_heads, _, width = keys_RGLD.shape
-    num_queries, num_repeats = queries.shape[0] // num_rows, queries.shape[1] // num_kv_heads
+    num_segments, num_kv_heads, _, width = keys_RGLD.shape
+    num_queries, num_repeats = queries.shape[0] // num_segments, queries.shape[1] // num_kv_heads
     folded = (
-        queries.reshape(num_rows, num_queries, num_kv_heads, num_repeats, width)
+        queries.reshape(num_segments, num_queries, num_kv_heads, num_repeats, width)
         .permute(0, 2, 3, 1, 4)
-        .reshape(num_rows, num_kv_heads, num_repeats * num_queries, width)
+        .reshape(num_segments, num_kv_heads, num_repeats * num_queries, width)
     )
     if rules.softcap is None:
         output = F.scaled_dot_product_attention(
@@ -184,7 +187,7 @@ def attend_rows(
         scores = scores if bias is None else scores + bias
         output = scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values_RGLD
     return (
-        output.view(num_rows, num_kv_heads, num_repeats, num_queries, width)
+        output.view(num_segments, num_kv_heads, num_repeats, num_queries, width)
         .permute(0, 3, 1, 2, 4)
-        .reshape(num_rows * num_queries, num_kv_heads * num_repeats, width)
+        .reshape(num_segments * num_queries, num_kv_heads * num_repeats, width)
     )

@@ -4,7 +4,7 @@ Parallel 1-D arrays of token ids, slots and positions: prompt chunks, verificati
 and single draft steps are the same call and may be mixed in one. The tokens of a slot stand together, at
 consecutive positions. There is no padding and no batch axis.
 
-T flat tokens, S segments (a slot's tokens), R rows of a group, Q queries per row, L keys per row.
+T flat tokens, S segments (a slot's tokens), R segments of a group, Q queries and L keys of each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Rows share an attention call while the shortest has at least half the keys of the longest, so padding never
-# doubles the work; below this many keys the call itself costs more than the padding.
+# Segments share an attention call while the shortest has at least half the keys of the longest, so padding
+# never doubles the work; below this many keys the call itself costs more than the padding.
 FREE_PADDING_KEYS = 128
 
 
@@ -71,20 +71,20 @@ def causal_bias(
 
 @dataclass
 class AttentionGroup:
-    """Rows whose queries and keys are padded to common lengths for one attention call.
+    """Segments whose queries and keys are padded to common lengths for one attention call.
 
     Attributes:
         query_index_RQ: flat position of every query; None where the group is the whole batch, unpadded.
-        output_index: flat positions in the group's (row, query) order that are real, not padding.
-        pages: physical pages, row by row; a slice where they are consecutive and need no copy.
-        foreign_keys: places in the rows' pages, counted in tokens, of keys beyond a row's own that only
-            longer rows of the group have; None where all rows are equally long. What lies there was written
-            by other rows, or never: the bias hides it, but 0 × NaN is NaN.
+        output_index: flat positions in the group's (segment, query) order that are real, not padding.
+        pages: physical pages, segment by segment; a slice where they are consecutive and need no copy.
+        foreign_keys: places in the segments' pages, counted in tokens, of keys beyond a segment's own that
+            only longer ones of the group have; None where all are equally long. What lies there was written
+            by other sequences, or never: the bias hides it, but 0 × NaN is NaN.
         positions_RQ: position of every query; a key is visible at or before it.
         sees_all_keys: every query is at the last key's position, as in a decoding step of equal lengths.
     """
 
-    num_rows: int
+    num_segments: int
     num_queries: int
     num_keys: int
     query_index_RQ: Tensor | None
@@ -142,7 +142,7 @@ def plan_attention(
         positions_RQ = positions_T[index_RQ]
         groups.append(
             AttentionGroup(
-                num_rows=len(members_R),
+                num_segments=len(members_R),
                 num_queries=num_queries,
                 num_keys=num_keys,
                 query_index_RQ=None if in_order else torch.from_numpy(index_RQ.ravel()).to(device),
@@ -187,7 +187,7 @@ def _foreign_keys(num_keys_R: np.ndarray, num_places: int, device: torch.device)
 
 
 def _pages(pages_RP: np.ndarray, device: torch.device) -> Tensor | slice:
-    """A lone row whose pages lie side by side is read in place."""
+    """The pages of a lone segment are read in place if they lie side by side."""
     first = int(pages_RP[0, 0])
     if len(pages_RP) == 1 and bool((pages_RP[0] == np.arange(first, first + pages_RP.shape[1])).all()):
         return slice(first, first + pages_RP.shape[1])

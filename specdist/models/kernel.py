@@ -4,7 +4,8 @@ torch's FlashAttention reads the pages where they lie if its version takes their
 torch carries, wants a multiple of 256 tokens; FlashAttention-3, once activated, takes any. Otherwise the
 pages are gathered first. :mod:`specdist.models.probe` finds out at the start what this device can use.
 
-T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width, R rows.
+T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D head width, R segments that
+are gathered at once.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from torch import Tensor
 from torch.nn import attention as torch_attention
 
 from specdist.cache.key_value import KeyValueCache
-from specdist.models.attention import AttentionRules, attend_rows
+from specdist.models.attention import AttentionRules, attend_segments
 from specdist.models.segments import PagedSegments
 
 # Keys that SDPA gathers at once: 2**17 keys of 8 heads of width 128 in bfloat16 are 256 MiB.
 MAX_GATHERED_KEYS = 2**17
 # More splits would fill the device better at small batches and long contexts, but FlashAttention-2 joins the
 # splits of packed segments wrongly (https://github.com/pytorch/pytorch/issues/194167), and the number of
-# splits depends on the batch: with one, a row's result does not.
+# splits depends on the batch: with one, a segment's result does not.
 NUM_SPLITS = 1
 UNLIMITED = -1
 
@@ -89,20 +90,20 @@ class SdpaKernel:
         num_heads, num_kv_heads = queries_THD.shape[1], key_pages.shape[2]
         bias = segments.bias(rules.window, num_heads // num_kv_heads, queries_THD.dtype)
         foreign_SL11 = segments.foreign_keys()[:, :, None, None]
-        num_rows = max(1, self._max_gathered_keys // segments.num_keys)
+        num_at_once = max(1, self._max_gathered_keys // segments.num_keys)
         outputs = []
-        for first in range(0, len(segments.used_S), num_rows):
-            table_RP = segments.block_table_SP[first : first + num_rows]
+        for first in range(0, len(segments.used_S), num_at_once):
+            table_RP = segments.block_table_SP[first : first + num_at_once]
             keys_RGLD, values_RGLD = (
                 pages.index_select(0, table_RP.reshape(-1))
                 .view(len(table_RP), segments.num_keys, *pages.shape[2:])
-                .masked_fill_(foreign_SL11[first : first + num_rows], 0.0)
+                .masked_fill_(foreign_SL11[first : first + num_at_once], 0.0)
                 .transpose(1, 2)
                 for pages in (key_pages, value_pages)
             )
-            begin, end = (row * segments.num_queries for row in (first, first + len(table_RP)))
-            row_bias = bias[first : first + num_rows]
-            outputs.append(attend_rows(queries_THD[begin:end], keys_RGLD, values_RGLD, row_bias, rules))
+            begin, end = (index * segments.num_queries for index in (first, first + len(table_RP)))
+            own_bias = bias[first : first + num_at_once]
+            outputs.append(attend_segments(queries_THD[begin:end], keys_RGLD, values_RGLD, own_bias, rules))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 

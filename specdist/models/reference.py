@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdist.models.adapters import use_paged_attention
-from specdist.models.attention import AttentionRules, attend_rows
+from specdist.models.attention import AttentionRules, attend_segments
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.quantized import cast_dequantized, dequantized_config
 from specdist.models.weight_files import open_weights
@@ -125,7 +125,7 @@ class RecordingAttention:
             is_hidden_TT, -torch.inf
         )
         num_repeats = queries_THD.shape[1] // keys_TGD.shape[1]
-        return attend_rows(
+        return attend_segments(
             queries_THD,
             keys_TGD.transpose(0, 1)[None],
             values_TGD.transpose(0, 1)[None],

@@ -142,12 +142,12 @@ class ModelRunner:
         page_size: int,
         num_slots: int,
         max_seq_len: int,
-        num_branch_rows: int = 0,
+        num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
     ) -> None:
         """Allocate the cache, once: the slots' pages, and those of the branches after them."""
         acceleration = self._acceleration
-        num_all_pages = num_pages + num_branch_rows * pages_per_branch(max_branch_tokens, page_size)
+        num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
             self._shapes.shapes,
             num_pages=num_all_pages + (NUM_SCRATCH_PAGES if acceleration.is_static else 0),
@@ -160,18 +160,18 @@ class ModelRunner:
             num_pages=num_pages,
             page_size=page_size,
             max_seq_len=max_seq_len,
-            num_branch_rows=num_branch_rows,
+            num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
         )
         self._choose_kernel(page_size)
         if acceleration.is_static:
-            num_rows, table_width = self._table.pages.shape
+            num_all_slots, table_width = self._table.pages.shape
             self._static = StaticPasses(
                 self._run,
                 self._cache,
                 self._kernel or SdpaKernel(),
                 scratch_page=num_all_pages,
-                num_slots=num_rows,
+                num_slots=num_all_slots,
                 table_width=table_width,
                 device=self.device,
                 capturer=acceleration.capturer,
@@ -183,7 +183,7 @@ class ModelRunner:
         self._table.pages[updates.slots, updates.indices] = updates.pages
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
-        """Branch off each slot before a position, into a row after the slots."""
+        """Branch off each slot before a position, into a slot of its own after those of the sequences."""
         assert self._table is not None, NOT_ALLOCATED
         self._copy(self._table.open(slots_B, branches_B, positions_B))
 

@@ -75,7 +75,7 @@ def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_
     depends on the device.
 
     Args:
-        table_width: most pages of a row.
+        table_width: most pages of a slot.
     """
     num_segments = _smallest(SEGMENT_BUCKETS, len(segments.lengths_S))
     num_queries = _smallest(QUERY_BUCKETS, int(segments.lengths_S.max()))
@@ -137,8 +137,8 @@ def pack_inputs(
     table_SP = table.reshape(num_segments, num_pages)
     table_SP.fill(scratch_page)
     is_used_SP = np.arange(num_pages) * page_size < num_keys_S[:, None]
-    rows_SP = page_table[batch.slots_T[segments.starts_S], :num_pages]
-    table_SP[:num_real] = np.where(is_used_SP, rows_SP, scratch_page)
+    pages_SP = page_table[batch.slots_T[segments.starts_S], :num_pages]
+    table_SP[:num_real] = np.where(is_used_SP, pages_SP, scratch_page)
     return places_T
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specdist.engine.scheduler import SchedulerSettings
+from specdist.engine.limits import SchedulerSettings
 from specdist.job.allocation import (
     BatchLimits,
     HeldModel,
@@ -78,7 +78,7 @@ class _Work:
                 max_seq_len=self.row_tokens,
                 seed=0,
             ),
-            num_branch_rows=num_rows * self.num_branches,
+            num_branch_slots=num_rows * self.num_branches,
             max_branch_tokens=block_tokens if self.num_branches else 0,
             works_ahead=self.works_ahead,
         )

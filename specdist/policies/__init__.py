@@ -4,8 +4,8 @@ from specdist.policies.adaedl import AdaEdl
 from specdist.policies.base import (
     NUM_FEATURES,
     BatchPolicy,
-    DraftedRows,
     DraftFeatures,
+    DraftSequences,
     HeadPolicy,
     LengthPolicy,
     RoundContext,
@@ -31,7 +31,7 @@ __all__ = [
     "BatchPolicy",
     "ConfidenceThreshold",
     "DraftFeatures",
-    "DraftedRows",
+    "DraftSequences",
     "FixedLength",
     "GammaTune",
     "GammaTunePlus",

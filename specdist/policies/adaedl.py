@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, VerifiedBlocks
+from specdist.policies.base import DraftSequences, VerifiedBlocks
 from specdist.policies.options import (
     AMOUNT,
     MAX_DRAFT_TOKENS,
@@ -71,7 +71,7 @@ class AdaEdl(RegisteredPolicy):
     def initial_history(self) -> tuple[float, ...]:
         return 0.0, self.stop_bound
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
         if rows.features is not None:
             bounds_R = 1 - np.sqrt(self.entropy_factor * rows.features.entropies_R)

@@ -84,24 +84,24 @@ class RoundContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftedRows:
+class DraftSequences:
     """The sequences (and their branches) for which a policy decides.
 
     Attributes:
         slots_R: the sequences' slots.
-        draft_rows_R: an index for state of the policy along a block: the slot itself, or the number of a
+        draft_slots_R: an index for state of the policy along a block: the slot itself, or the number of a
             branch, which come after the slots. A new block begins with ``num_drafted`` 0.
         histories_RH: after the last resolved block, without the block that the target may still be verifying.
         num_drafted: tokens of the block so far, without one drafted ahead in the place of a next token.
         features: of the last of them; None before the first, and for a policy that does not use features.
         earlier_estimates_R: a trained head's, of the token before the last, for a policy that does not decide
             after the pass over a token; None before the second token, and without a head.
-        reach_R: probability that a branch will become its sequence's chain; 1 for a sequence itself.
+        reach_R: probability that a branch will become its sequence's candidates; 1 for a sequence itself.
         round: the round for which is drafted.
     """
 
     slots_R: np.ndarray
-    draft_rows_R: np.ndarray
+    draft_slots_R: np.ndarray
     histories_RH: np.ndarray
     num_drafted: int
     features: DraftFeatures | None
@@ -147,7 +147,7 @@ class LengthPolicy(Protocol):
         """The history [H] of a new sequence."""
         ...
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         """bool [R]: draft another token?"""
         ...
 
@@ -170,7 +170,7 @@ class BatchPolicy(LengthPolicy, Protocol):
     ) -> np.ndarray:
         """[R]: how many of each sequence's tokens drafted ahead go into the target's next pass.
 
-        The others stay in the chain and are verified later. ``features``: of all these tokens, sequence after
+        The others are kept and verified later. ``features``: of all these tokens, sequence after
         sequence.
         """
         ...

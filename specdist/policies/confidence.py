@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.base import DraftSequences, WithoutHistory
 from specdist.policies.options import (
     MAX_DRAFT_TOKENS,
     SHARE,
@@ -42,7 +42,7 @@ class ConfidenceThreshold(WithoutHistory, RegisteredPolicy):
     grid: ClassVar[Grid] = {"stop_probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features = True
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
         if rows.features is not None:
             wants_R &= rows.features.probabilities_R >= self.stop_probability

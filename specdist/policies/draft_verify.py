@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from specdist.policies.adaedl import THRESHOLD, moved_histories
-from specdist.policies.base import DraftedRows, VerifiedBlocks
+from specdist.policies.base import DraftSequences, VerifiedBlocks
 from specdist.policies.options import (
     MAX_DRAFT_TOKENS,
     SHARE,
@@ -54,7 +54,7 @@ class DraftVerify(RegisteredPolicy):
     def initial_history(self) -> tuple[float, ...]:
         return 0.0, self.stop_probability
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
         if rows.features is not None:
             wants_R &= rows.features.probabilities_R >= rows.histories_RH[:, THRESHOLD]

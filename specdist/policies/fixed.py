@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.base import DraftSequences, WithoutHistory
 from specdist.policies.options import COUNT, Grid, RegisteredPolicy, policy_option
 from specdist.policies.references import LEVIATHAN_2023
 
@@ -27,5 +27,5 @@ class FixedLength(WithoutHistory, RegisteredPolicy):
     def max_draft_tokens(self) -> int:
         return self.num_draft_tokens
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         return np.full(len(rows.slots_R), rows.num_drafted < self.num_draft_tokens)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows
+from specdist.policies.base import DraftSequences
 from specdist.policies.gammatune import GammaTune
 from specdist.policies.options import SHARE, Grid, policy_option
 
@@ -29,7 +29,7 @@ class GammaTunePlus(GammaTune):
     }
     uses_features = True
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = super().wants_more(rows)
         if rows.features is not None:
             wants_R &= rows.features.top_probabilities_R >= self.stop_probability

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, DraftFeatures, VerifiedBlocks, VerifiedTokens
+from specdist.policies.base import DraftFeatures, DraftSequences, VerifiedBlocks, VerifiedTokens
 from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
 from specdist.policies.costs import CostModel
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
@@ -116,7 +116,7 @@ class Goodput(RegisteredPolicy):
         histories_RH[:, 1] += verified_R
         return histories_RH
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         if rows.num_drafted == 0:
             self._begin(rows)
         elif rows.features is not None:
@@ -162,16 +162,16 @@ class Goodput(RegisteredPolicy):
         kept = 0.5 ** (len(tokens.depths_C) / FORECAST_MEMORY)
         self._forecast = kept * self._forecast + (1 - kept) * float(tokens.is_accepted_C.mean())
 
-    def _begin(self, rows: DraftedRows) -> None:
+    def _begin(self, rows: DraftSequences) -> None:
         """Drafting begins; in turns, g is the best that a round of equal blocks could reach."""
-        size = int(rows.draft_rows_R.max(initial=-1)) + 1
+        size = int(rows.draft_slots_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival, self._resolved = np.zeros(size), np.zeros(size)
             self._worth = np.zeros((size, self.max_draft_tokens))
             self._last = np.zeros((size, NUM_FEATURES))
-        self._survival[rows.draft_rows_R] = self._resolved[rows.draft_rows_R] = rows.reach_R
+        self._survival[rows.draft_slots_R] = self._resolved[rows.draft_slots_R] = rows.reach_R
         forecast_R = self._row_forecasts(rows.histories_RH)
-        self._worth[rows.draft_rows_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
+        self._worth[rows.draft_slots_R] = (forecast_R[:, None] ** self._steps_D).cumsum(axis=1)
         if not self._num_tokens:
             self._forecast += (PRIOR_ACCEPTANCE - self._forecast) * (1 - 0.5 ** (1 / IDLE_MEMORY))
         self._num_tokens = 0
@@ -180,34 +180,34 @@ class Goodput(RegisteredPolicy):
             # The step that drafts in place of the next tokens is done.
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
             return
-        num_rows = len(rows.draft_rows_R)
+        num_rows = len(rows.draft_slots_R)
         num_tokens_D = rows.round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
         ns_D = self._steps_D * self._draft_ns(num_rows)
         ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * self._steps_D)
         undrafted = rows.round.num_rows / max(1.0, float(self._target_ns(rows.round.num_rows)))
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
-    def _go_on(self, rows: DraftedRows, features: DraftFeatures) -> None:
+    def _go_on(self, rows: DraftSequences, features: DraftFeatures) -> None:
         """Every chain has one more token; a head may have given its estimate of the token before."""
-        draft_rows_R = rows.draft_rows_R
-        known_RF = _known(features, np.full(len(draft_rows_R), rows.num_drafted - 1))
+        draft_slots_R = rows.draft_slots_R
+        known_RF = _known(features, np.full(len(draft_slots_R), rows.num_drafted - 1))
         chances_R = self._acceptance.predict(known_RF)
         if not self.reads_head:
-            self._survival[draft_rows_R] *= chances_R
+            self._survival[draft_slots_R] *= chances_R
             return
         if rows.earlier_estimates_R is not None:
-            found_RF = with_head(self._last[draft_rows_R], rows.earlier_estimates_R)
-            self._resolved[draft_rows_R] *= self._acceptance_by_head.predict(found_RF)
-        self._last[draft_rows_R] = known_RF
-        self._survival[draft_rows_R] = self._resolved[draft_rows_R] * chances_R
+            found_RF = with_head(self._last[draft_slots_R], rows.earlier_estimates_R)
+            self._resolved[draft_slots_R] *= self._acceptance_by_head.predict(found_RF)
+        self._last[draft_slots_R] = known_RF
+        self._survival[draft_slots_R] = self._resolved[draft_slots_R] * chances_R
 
-    def _sequences_that_pay(self, rows: DraftedRows) -> np.ndarray:
+    def _sequences_that_pay(self, rows: DraftSequences) -> np.ndarray:
         """bool [R]: the sequences of the best plan (numbers of sequences and of further steps), if it
         pays."""
-        num_rows, num_steps = len(rows.draft_rows_R), self.max_draft_tokens - rows.num_drafted
+        num_rows, num_steps = len(rows.draft_slots_R), self.max_draft_tokens - rows.num_drafted
         if not num_rows or num_steps <= 0:
             return np.zeros(num_rows, bool)
-        worth_RD = self._survival[rows.draft_rows_R, None] * self._worth[rows.draft_rows_R, :num_steps]
+        worth_RD = self._survival[rows.draft_slots_R, None] * self._worth[rows.draft_slots_R, :num_steps]
         order_R = (-worth_RD[:, 0]).argsort(kind="stable")
         value_RD = worth_RD[order_R].cumsum(axis=0)
         value_RD -= self._goodput * self._plan_ns(rows, num_steps)
@@ -217,9 +217,9 @@ class Goodput(RegisteredPolicy):
             wants_R[order_R[: best_row + 1]] = True
         return wants_R
 
-    def _plan_ns(self, rows: DraftedRows, num_steps: int) -> np.ndarray:
+    def _plan_ns(self, rows: DraftSequences, num_steps: int) -> np.ndarray:
         """[R, D]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
-        num_rows = len(rows.draft_rows_R)
+        num_rows = len(rows.draft_slots_R)
         if num_rows > len(self._tokens_RD):
             counts_R = np.arange(1, num_rows + 1)
             self._tokens_RD = counts_R[:, None] * self._steps_D

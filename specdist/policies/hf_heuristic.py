@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, VerifiedBlocks
+from specdist.policies.base import DraftSequences, VerifiedBlocks
 from specdist.policies.options import (
     FIRST_DRAFT_TOKENS,
     FIRST_LENGTHS,
@@ -36,7 +36,7 @@ class HfHeuristic(RegisteredPolicy):
     def initial_history(self) -> tuple[float, ...]:
         return (self.num_draft_tokens,)
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         return rows.num_drafted < rows.histories_RH[:, 0]
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.base import DraftSequences, WithoutHistory
 from specdist.policies.options import (
     MAX_DRAFT_TOKENS,
     SHARE,
@@ -55,17 +55,17 @@ class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
     # By chain: that all of its block is accepted.
     _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
-        draft_rows_R = rows.draft_rows_R
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
+        draft_slots_R = rows.draft_slots_R
         if rows.num_drafted == 0:
-            self._begin(draft_rows_R)
+            self._begin(draft_slots_R)
         elif rows.features is not None and rows.features.estimates_R is not None:
-            self._survival[draft_rows_R] *= rows.features.estimates_R
-        is_below_R = 1 - self._survival[draft_rows_R] <= self.stop_threshold
+            self._survival[draft_slots_R] *= rows.features.estimates_R
+        is_below_R = 1 - self._survival[draft_slots_R] <= self.stop_threshold
         return is_below_R & (rows.num_drafted < self.max_draft_tokens)
 
-    def _begin(self, draft_rows_R: np.ndarray) -> None:
-        size = int(draft_rows_R.max(initial=-1)) + 1
+    def _begin(self, draft_slots_R: np.ndarray) -> None:
+        size = int(draft_slots_R.max(initial=-1)) + 1
         if size > len(self._survival):
             self._survival = np.append(self._survival, np.ones(size - len(self._survival)))
-        self._survival[draft_rows_R] = 1.0
+        self._survival[draft_slots_R] = 1.0

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.base import DraftSequences, WithoutHistory
 from specdist.policies.options import (
     MAX_DRAFT_TOKENS,
     SHARE,
@@ -52,7 +52,7 @@ class Sprinter(WithoutHistory, RegisteredPolicy):
     uses_features = False
     head_kind: ClassVar[HeadKind] = "verifier"
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
         if rows.features is not None and rows.features.estimates_R is not None:
             wants_R &= rows.features.estimates_R >= self.verifier_threshold

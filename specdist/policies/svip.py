@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftedRows, WithoutHistory
+from specdist.policies.base import DraftSequences, WithoutHistory
 from specdist.policies.options import (
     AMOUNT,
     MAX_DRAFT_TOKENS,
@@ -45,7 +45,7 @@ class Svip(WithoutHistory, RegisteredPolicy):
     grid: ClassVar[Grid] = {"stop_root_entropy": (0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.8)}
     uses_features = True
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
         if rows.features is not None:
             wants_R &= np.sqrt(rows.features.entropies_R) <= self.stop_root_entropy

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdist.cache.pages import PageTable
-from specdist.engine.scheduler import Scheduler, SchedulerSettings
-from specdist.engine.sequence import Request
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Request
+from specdist.engine.scheduler import Scheduler
 from specdist.replay.trace import ExhaustiveTrace
 
 

@@ -22,8 +22,8 @@ from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.policies import (
     BatchPolicy,
-    DraftedRows,
     DraftFeatures,
+    DraftSequences,
     FixedLength,
     HeadPolicy,
     LengthPolicy,
@@ -141,7 +141,7 @@ class _Run:
 
     def run(self) -> ReplayResult:
         while not (plan := self._scheduler.plan()).is_empty:
-            assert not plan.num_preempted, "there are pages for all sequences"
+            assert not plan.suspended_slots, "there are pages for all sequences"
             self._resolve(plan)
             num_drafted_R = self._draft(plan)
             self._histories.open(
@@ -216,9 +216,9 @@ class _Run:
                 self._count_step(len(active_A))
             if len(active_A):
                 wants_A = self._policy.wants_more(
-                    DraftedRows(
+                    DraftSequences(
                         slots_R=slots_R[active_A],
-                        draft_rows_R=slots_R[active_A],
+                        draft_slots_R=slots_R[active_A],
                         histories_RH=self._histories.of(slots_R[active_A]),
                         num_drafted=depth,
                         features=self._features(places_R[active_A], depth),

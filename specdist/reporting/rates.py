@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from specdist.policies import DraftedRows, DraftFeatures, FixedLength, LengthPolicy, RoundContext
+from specdist.policies import DraftFeatures, DraftSequences, FixedLength, LengthPolicy, RoundContext
 from specdist.policies.confidence import ConfidenceThreshold
 from specdist.policies.svip import Svip
 from specdist.reporting.runs import ReportedRun
@@ -163,9 +163,9 @@ def _cut_lengths(policy: LengthPolicy, blocks: Blocks) -> np.ndarray:
         active_B = active_B[blocks.num_drafted_B[active_B] > depth]
         features = DraftFeatures(*blocks.features_3BD[:, active_B, depth - 1]) if depth else None
         wants_B = policy.wants_more(
-            DraftedRows(
+            DraftSequences(
                 slots_R=active_B,
-                draft_rows_R=active_B,
+                draft_slots_R=active_B,
                 histories_RH=np.zeros((len(active_B), 0)),
                 num_drafted=depth,
                 features=features if policy.uses_features else None,

@@ -1,10 +1,8 @@
 """From logits to the distribution that a token is drawn from, the same for target and draft.
 
-Logits → distribution → draw → accept are four separate steps. Greedy is the one-hot distribution through the
-same path: :class:`OneHot` stores only the token ids, and has the same interface as :class:`Dense`.
-
-Logits that are NaN or infinite give no distribution. They need no check of their own: the draw is
-``NOT_FINITE``, which no candidate equals, and the probability of a token is 0 or NaN, so none is accepted.
+Logits → distribution → draw → accept are four separate steps. Greedy is the same path with one-hot
+distributions. Logits that are NaN or infinite need no check of their own: the draw is ``NOT_FINITE``, which
+no candidate equals, and the probability of a token is 0 or NaN, so none is accepted.
 
 N distributions, V vocabulary, M of the N.
 """
@@ -106,8 +104,7 @@ Distributions: TypeAlias = OneHot | Dense
 
 
 def tempered(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
-    """Logits over the temperature, which is positive. Half precision cannot hold the tail of a large
-    vocabulary: at least float32."""
+    """Logits over the (positive) temperature; at least float32, to hold the tail of a large vocabulary."""
     return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / settings.temperature
 
 

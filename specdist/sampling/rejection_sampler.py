@@ -9,11 +9,8 @@ temperature, top-k and top-p (Leviathan et al. 2023, Algorithm 1; Chen et al. 20
 
 Every emitted token then follows P, whatever Q is. The two steps may run in two processes: verification needs
 one number of each distribution per candidate, the next token the whole of both, at one position per sequence.
-Each takes random numbers of its own; sharing them between the steps would bias the output silently.
-
-Greedy decoding and gumbel coupling are the same rule on one-hot distributions (``OneHot``): the candidate is
-accepted if it is the target's token, and the recovered or bonus token is the target's token, known without
-sampling. A target without a draft samples a bonus token in every step.
+Each takes random numbers of its own; sharing them would bias the output silently. Greedy decoding and gumbel
+coupling are the same rule on one-hot distributions: the next token is then known without sampling.
 
 C candidates of all sequences, one after the other; R sequences; W of them whose next token is sampled;
 K the longest block.

@@ -15,7 +15,7 @@ from specdist.benchmark.draft_rank import DraftRank, DraftSource
 from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Specdist
 from specdist.benchmark.setting import Setting
-from specdist.engine.sequence import Request
+from specdist.engine.request import Request
 from specdist.utils.errors import UserError
 
 ORDER = DraftOrder(num_slots=2, choice=fixed_length(3))

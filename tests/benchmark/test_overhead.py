@@ -10,7 +10,7 @@ from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Specdist
 from specdist.benchmark.overhead import Stopwatch, fixed_length_told
 from specdist.benchmark.setting import Setting
-from specdist.policies import BatchPolicy, DraftedRows, FixedLength, LengthPolicy
+from specdist.policies import BatchPolicy, DraftSequences, FixedLength, LengthPolicy
 from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel, Curve
 from specdist.stats.shard import Stats
@@ -23,7 +23,7 @@ NAP_S = 0.002
 class Slow(FixedLength):
     """Sleeps before it answers."""
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         time.sleep(NAP_S)
         return super().wants_more(rows)
 

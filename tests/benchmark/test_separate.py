@@ -18,7 +18,7 @@ from specdist.benchmark.lineup import measure_costs, separate_orders
 from specdist.benchmark.methods import Generated, Method, Specdist
 from specdist.benchmark.profile import merge_traces
 from specdist.benchmark.setting import Setting
-from specdist.engine.proposals import DraftAhead
+from specdist.engine.draft_ahead import DraftAhead
 from tests.benchmark.conftest import NUM_DRAFT_TOKENS as K
 
 IN_TURNS = DraftOrder(num_slots=2, choice=fixed_length(K))

@@ -15,14 +15,14 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.interfaces import Proposer, Target
+from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
-from specdist.engine.proposals import DraftAhead, Proposer
-from specdist.engine.scheduler import SchedulerSettings
-from specdist.engine.sequence import Completion, Request
+from specdist.engine.request import Completion, Request
+from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.stopping import StopRules
-from specdist.engine.target import Target
 from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner
@@ -107,7 +107,7 @@ class Harness:
         for runner in self.runners:
             self.assembly.allocate(
                 runner,
-                num_branch_rows=self.scheduling.num_slots * num_branches,
+                num_branch_slots=self.scheduling.num_slots * num_branches,
                 max_branch_tokens=num_ahead_tokens,
             )
         self.stats_recorder = StatsRecorder()

@@ -106,17 +106,17 @@ class MarkovRunner:
         page_size: int,
         num_slots: int,
         max_seq_len: int,
-        num_branch_rows: int = 0,
+        num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
     ) -> None:
-        num_all_pages = num_pages + num_branch_rows * pages_per_branch(max_branch_tokens, page_size)
+        num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size
         self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
             max_seq_len=max_seq_len,
-            num_branch_rows=num_branch_rows,
+            num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
         )
         # Each token's part of the checksum: like a key, it depends on the position that it was run at.

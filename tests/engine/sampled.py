@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdist.engine.sequence import Completion
+from specdist.engine.request import Completion
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovModel, markov_pair, weights

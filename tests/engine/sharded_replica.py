@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from specdist.engine.interfaces import Target
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
-from specdist.engine.target import Target
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_sharded
 from specdist.models.runner import ModelRunner

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import RANK_ZERO, Collectives
-from specdist.engine.proposals import Traffic
-from specdist.engine.target import Target, VerifyInput, VerifyOutput
+from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.reports import Traffic
 from specdist.engine.vocab_parallel import VocabParallelVerifier
-from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.harness import PAGE_SIZE, Harness
@@ -84,11 +84,11 @@ class SlicedTarget:
         self._pool = ThreadPoolExecutor(len(runners))
         self.traffic = Traffic()
 
-    def forward(self, updates: PageUpdates, batch: FlatBatch, verify_input: VerifyInput) -> VerifyOutput:
+    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         logits = []
         for runner in self._runners:
             runner.update_pages(updates)
-            logits.append(runner.forward(batch, verify_input.logits_indices_N))
+            logits.append(runner.forward(verify_input.batch, verify_input.logits_indices_N))
 
         def follow(vocabulary: VocabParallelVerifier, logits_Nv: Tensor) -> None:
             assert vocabulary.verify(logits_Nv, verify_input) is None or not len(logits_Nv)

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from specdist.engine.sequence import Completion
+from specdist.engine.request import Completion
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.markov import MarkovModel
 from tests.statistics import chi_square_p_value

@@ -7,8 +7,9 @@ from transformers import PreTrainedModel
 
 from specdist.cache.pages import PageTable
 from specdist.engine.branches import BranchTable
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.proposals import DraftAhead, OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
 from specdist.models.flat import FlatBatch
 from specdist.policies import FixedLength
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches
@@ -37,7 +38,7 @@ class LoneDraft:
             page_size=PAGE_SIZE,
             num_slots=len(prompts),
             max_seq_len=MAX_SEQ_LEN,
-            num_branch_rows=NUM_BRANCHES * len(prompts),
+            num_branch_slots=NUM_BRANCHES * len(prompts),
             max_branch_tokens=NUM_DRAFT_TOKENS + 1,
         )
         self.draft = DraftWorker(
@@ -162,14 +163,14 @@ def test_the_likeliest_misses_are_chosen() -> None:
     assert chosen.token_ids_B.tolist() == [2, 5, 9]
     assert chosen.ranks_B.tolist() == [1, 1, 2]
     assert chosen.chances_B == pytest.approx([0.3, 0.5 * 0.3, 0.05])
-    assert len(set(chosen.rows_B.tolist())) == 3 and min(chosen.rows_B) >= 4
+    assert len(set(chosen.draft_slots_B.tolist())) == 3 and min(chosen.draft_slots_B) >= 4
     table.open(chosen, np.array([4, 3, 2]))
     found = table.find(np.array([1, 3]), np.array([20, 11]), np.array([8, 5]))
-    assert found.index_B.tolist() == [1] and found.rows_B.tolist() == [chosen.rows_B[1]]
+    assert found.index_B.tolist() == [1] and found.draft_slots_B.tolist() == [chosen.draft_slots_B[1]]
     assert found.lengths_B.tolist() == [3]
     assert table.num_tokens(np.array([3, 1, 0])).tolist() == [7, 2, 0]
     table.drop(np.array([3]))
-    assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).rows_B)
+    assert not len(table.find(np.array([3]), np.array([11]), np.array([5])).draft_slots_B)
 
 
 def test_estimates_for_a_random_draw() -> None:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
-from specdist.engine.proposals import ProposalReply, ProposalRequest, Proposer
+from specdist.engine.interfaces import Proposer
+from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.timeline import Timeline
-from specdist.policies import DraftedRows, FixedLength, WithoutHistory
+from specdist.policies import DraftSequences, FixedLength, WithoutHistory
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
 from tests.engine.markov import MarkovRunner
@@ -34,7 +35,7 @@ class Pausing(WithoutHistory):
     uses_features: ClassVar[bool] = False
     _num_bursts: int = 0
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         self._num_bursts += rows.num_drafted == 0
         is_pause = self._num_bursts % 3 == 0
         return np.full(len(rows.slots_R), not is_pause and rows.num_drafted < self.max_draft_tokens)

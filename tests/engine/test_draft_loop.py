@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.policies import DraftedRows, WithoutHistory
+from specdist.policies import DraftSequences, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
@@ -22,9 +22,9 @@ class Spy(WithoutHistory):
     threshold: float = 0.0
     max_draft_tokens: int = NUM_DRAFT_TOKENS
     uses_features: bool = True
-    asked: list[DraftedRows] = field(default_factory=list)
+    asked: list[DraftSequences] = field(default_factory=list)
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         self.asked.append(rows)
         wants = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
         if rows.features is not None:
@@ -81,7 +81,7 @@ def test_every_row_and_every_branch_stops_where_its_policy_says(num_branches: in
         replica.generate(requests_for(prompts_of_lengths(5, 23, 12)))
         stats = replica.stats_recorder.close_shard(0)
         lengths.append(np.flatnonzero(stats.draft_length_histogram).max())
-        chains = np.concatenate([rows.draft_rows_R for rows in spy.asked])
+        chains = np.concatenate([rows.draft_slots_R for rows in spy.asked])
         slots = np.concatenate([rows.slots_R for rows in spy.asked])
         assert ((chains != slots).any()) == (num_branches > 0)
         assert set(slots.tolist()) == {0, 1, 2}

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from specdist.engine import remote
 from specdist.engine.draft_worker import ColocatedDraft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
-from specdist.engine.proposals import Proposer
+from specdist.engine.interfaces import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.engine.sequence import Completion
+from specdist.engine.request import Completion
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import Wire
 from specdist.models.flat import FlatBatch

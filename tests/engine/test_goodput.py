@@ -7,7 +7,7 @@ import pytest
 
 from specdist.engine import draft_loop
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.policies import DraftedRows, DraftFeatures, Goodput, VerifiedTokens, WithoutHistory
+from specdist.policies import DraftFeatures, DraftSequences, Goodput, VerifiedTokens, WithoutHistory
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
@@ -43,7 +43,7 @@ class Picky(WithoutHistory):
     reads_head: bool = False
     num_left_out: int = field(default=0, init=False)
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
 
     def num_to_verify(
@@ -123,7 +123,7 @@ def test_dropping_drawn_tokens_by_their_value_is_detected(monkeypatch: pytest.Mo
 
     def picky_extend(self: DraftLoop, draft_batch: DraftBatch) -> np.ndarray:
         lengths = extend(self, draft_batch)
-        for line, (row, tail) in enumerate(zip(draft_batch.rows_R, draft_batch.tails_R, strict=True)):
+        for line, (row, tail) in enumerate(zip(draft_batch.draft_slots_R, draft_batch.tails_R, strict=True)):
             unlikely = np.flatnonzero(
                 self._draft_state.probabilities[row, tail : tail + lengths[line]] < UNLIKELY
             )

@@ -14,7 +14,14 @@ from specdist.engine import draft_loop
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration
-from specdist.policies import DraftedRows, HeadKind, LengthPolicy, SpecDecPlusPlus, Sprinter, WithoutHistory
+from specdist.policies import (
+    DraftSequences,
+    HeadKind,
+    LengthPolicy,
+    SpecDecPlusPlus,
+    Sprinter,
+    WithoutHistory,
+)
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import constant_head, random_head
@@ -132,10 +139,10 @@ class Spy(WithoutHistory):
 
     max_draft_tokens: int = 4
     uses_features: bool = False
-    asked: list[DraftedRows] = field(default_factory=list)
+    asked: list[DraftSequences] = field(default_factory=list)
     head_kind: ClassVar[HeadKind] = "acceptance"
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         self.asked.append(rows)
         return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from specdist.engine.sequence import Completion, Request
+from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, Harness, requests_for

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
-    DraftedRows,
+    DraftSequences,
     FixedLength,
     GammaTune,
     GammaTunePlus,
@@ -126,7 +126,7 @@ class Countdown:
     uses_features: ClassVar[bool] = False
     initial_history: ClassVar[tuple[float, ...]] = (5.0,)
 
-    def wants_more(self, rows: DraftedRows) -> np.ndarray:
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
         return rows.num_drafted < rows.histories_RH[:, 0]
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:

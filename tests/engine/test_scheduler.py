@@ -1,8 +1,9 @@
 """The scheduler without a model: what is run, in what order, within which limits."""
 
 from specdist.cache.pages import PageTable
-from specdist.engine.scheduler import RoundPlan, Scheduler, SchedulerSettings
-from specdist.engine.sequence import Request
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Request
+from specdist.engine.scheduler import RoundPlan, Scheduler
 
 PAGE_SIZE = 4
 
@@ -83,7 +84,7 @@ def test_a_finished_row_makes_room_in_the_same_round() -> None:
 def test_the_youngest_sequence_is_preempted_and_later_repeats_its_block() -> None:
     rounds = scheduler([8, 8], num_pages=8, max_draft_tokens=3, max_new_tokens=20, max_num_batched_tokens=64)
     plans = [rounds.plan()]
-    while not plans[-1].num_preempted:
+    while not plans[-1].suspended_slots:
         run_round(plans[-1], num_accepted=3)
         plans.append(rounds.plan())
     [old] = plans[-1].decoding

@@ -12,9 +12,11 @@ import pytest
 from specdist.cache.pages import PageUpdates
 from specdist.engine import engine as engine_module
 from specdist.engine.device_clock import DeviceClock
-from specdist.engine.proposals import AheadReport, ProposalReply, RoleTimes, Traffic
+from specdist.engine.proposals import ProposalReply
+from specdist.engine.reports import AheadReport, RoleTimes, Traffic
+from specdist.engine.request import Request
 from specdist.engine.scheduler import RoundPlan
-from specdist.engine.sequence import Request, Sequence
+from specdist.engine.sequence import Sequence
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import PhaseTime
 from specdist.sampling.distributions import SamplingSettings

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specdist.engine.sequence import FinishReason, Request, Sequence
-from specdist.engine.stopping import StopCheck, StopRules
+from specdist.engine.request import FinishReason, Request
+from specdist.engine.sequence import Sequence, StopCheck, StopRules
 from tests.engine.harness import decode
 
 EOS = 7

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from specdist.data import TracedToken
-from specdist.engine.sequence import Completion
+from specdist.engine.request import Completion
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, decode, requests_for

@@ -9,14 +9,8 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.packing import pack, unpack
-from specdist.engine.proposals import (
-    AheadReport,
-    OpenedSequences,
-    ProposalReply,
-    ProposalRequest,
-    RoleTimes,
-    TracedDrafts,
-)
+from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
 from specdist.engine.wire import FRAME_INTS, Wire
 from specdist.models.flat import FlatBatch
 

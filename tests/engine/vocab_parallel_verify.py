@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 
 from specdist.engine.collectives import Collectives
-from specdist.engine.target import FullDistributions, VerifyInput, VerifyOutput
+from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.verify import FullDistributions
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings
@@ -29,8 +31,11 @@ def verify_input_about(token_ids_T: np.ndarray) -> VerifyInput:
     batch = FlatBatch(token_ids_T, places // BLOCK, places % BLOCK + 20)
     keys = np.array([stream_key(3, row, 0) for row in range(NUM_ROWS)])
     judges = places[places % BLOCK < BLOCK - 1]
-    return VerifyInput.of_batch(
-        batch, logits_indices_N=places, stream_keys_N=keys[batch.slots_T], target_logits_indices_C=judges
+    return VerifyInput(
+        batch=batch,
+        logits_indices_N=places,
+        stream_keys_N=keys[batch.slots_T],
+        target_logits_indices_C=judges,
     )
 
 
@@ -85,7 +90,12 @@ for vocab_size, dtype in ((50, torch.float32), (50, torch.bfloat16), (96, torch.
 
 # Where nothing is asked, nothing is exchanged.
 nothing = np.zeros(0, np.int64)
-empty = VerifyInput(nothing, nothing, nothing, nothing, nothing)
+empty = VerifyInput(
+    batch=FlatBatch(nothing, nothing, nothing),
+    logits_indices_N=nothing,
+    stream_keys_N=nothing,
+    target_logits_indices_C=nothing,
+)
 verify_outputs_on(torch.zeros(0, 50), SamplingSettings(), empty)
 assert counted[-1].num_calls == 0
 

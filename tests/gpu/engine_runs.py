@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
-from specdist.engine.sequence import Completion
+from specdist.engine.request import Completion
 from specdist.models.kernel import GatheredVarlenKernel, VarlenKernel
 from specdist.models.runner import Acceleration
 from specdist.policies import LengthPolicy

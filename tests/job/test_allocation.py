@@ -12,7 +12,7 @@ import torch
 import yaml
 from transformers import LlamaConfig
 
-from specdist.engine.scheduler import SchedulerSettings
+from specdist.engine.limits import SchedulerSettings
 from specdist.job import allocation
 from specdist.job.allocation import (
     PAGE_SIZE,
@@ -163,7 +163,7 @@ def test_an_8b_with_its_draft_on_one_gpu(middle: ModelSize, small: ModelSize) ->
 
 
 def test_branches_take_scores_and_pages_of_the_drafts_gpu(small: ModelSize) -> None:
-    plain, forked = rows(), rows(num_branch_rows=32 * 12, max_branch_tokens=6, works_ahead=True)
+    plain, forked = rows(), rows(num_branch_slots=32 * 12, max_branch_tokens=6, works_ahead=True)
     found = []
     for limits in (plain, forked):
         held = HeldModel(size=small, tp_size=1, limits=draft_limits(limits, TOP_P))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specdist.engine.engine import EngineLoad
+from specdist.engine.reports import EngineLoad
 from specdist.job import generate, progress
 from specdist.job.progress import LINE_INTERVAL_S, Counts, Progress, Scalars
 from specdist.stats.shard import Stats

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
-from specdist.engine.target import FullDistributions, VerifyInput
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.verify import FullDistributions
 from specdist.models.adapters import use_paged_attention
 from specdist.models.attention import LayerShapes
 from specdist.models.flat import FlatBatch, Segments
@@ -85,11 +86,10 @@ def test_deciding_holds_what_is_reserved_for_logits(name: str) -> None:
     size = model_size("it", WIDE, 2)
     keys, positions = np.zeros(NUM_ASKED, np.int64), np.arange(NUM_ASKED)
     verify_input = VerifyInput(
+        batch=FlatBatch(keys, keys, positions),
         logits_indices_N=positions,
         stream_keys_N=keys,
         target_logits_indices_C=positions[:-8],
-        positions_N=positions,
-        candidate_ids_C=keys[:-8],
     )
     found = []
     # Beside the logits themselves, which are held twice where a recorded pass has given them.

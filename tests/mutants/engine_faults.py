@@ -44,21 +44,21 @@ ENGINE_FAULTS = (
     Mutant(
         name="blocks-stand-one-position-too-late",
         file="engine/verify.py",
-        old="firsts = np.array([len(block.sequence.token_ids) - 1 for block in blocks], np.int64)",
-        new="firsts = np.array([len(block.sequence.token_ids) for block in blocks], np.int64)",
+        old="(block.sequence, len(block.sequence.token_ids) - 1, ",
+        new="(block.sequence, len(block.sequence.token_ids), ",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="rejected-candidates-stay-in-drafts-cache",
         file="engine/draft_worker.py",
-        old="        draft_state.num_computed[slots_R] = np.minimum(draft_state.num_computed[slots_R], kept_R)\n",
+        old="        state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)\n",
         new="",
         tests=(DRAFT_CACHE,),
     ),
     Mutant(
         name="draft-never-runs-what-cache-lacks",
-        file="engine/draft_state.py",
-        old="begins_A = np.minimum(self.num_computed[rows_A], positions_A - 1)",
+        file="engine/draft_loop.py",
+        old="begins_A = np.minimum(self.num_computed[draft_slots_A], positions_A - 1)",
         new="begins_A = positions_A - 1",
         tests=(
             DRAFT_CACHE,
@@ -68,43 +68,43 @@ ENGINE_FAULTS = (
     Mutant(
         name="tokens-drafted-ahead-kept-after-miss",
         file="engine/draft_worker.py",
-        old="np.where(is_hit_R, chains.num_ahead[slots_R] - 1, 0)",
-        new="np.maximum(chains.num_ahead[slots_R] - 1, 0)",
+        old="np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)",
+        new="np.maximum(state.num_ahead[slots_R] - 1, 0)",
         tests=(LONE_DRAFT,),
     ),
     Mutant(
         name="token-drafted-ahead-judged-by-neighbours-probability",
-        file="engine/draft_worker.py",
-        old="torch.from_numpy(draft_state.probabilities[slots_W, positions_W])",
-        new="torch.from_numpy(draft_state.probabilities[slots_W, positions_W + 1])",
+        file="engine/draft_ahead.py",
+        old="torch.from_numpy(state.probabilities[slots_W, positions_W])",
+        new="torch.from_numpy(state.probabilities[slots_W, positions_W + 1])",
         tests=(AHEAD,),
     ),
     Mutant(
         name="rejected-token-ahead-leaves-no-residual",
         file="engine/draft_worker.py",
-        old="is_rejected_W = (is_rejected_R | is_verified_R)[drawn] & ~is_hit_R[drawn]",
-        new="is_rejected_W = is_rejected_R[drawn] & ~is_hit_R[drawn]",
+        old="np.where(is_rejected_R[drawn], positions_W, NOWHERE)",
+        new="np.where((num_accepted_R < num_candidates_R)[drawn], positions_W, NOWHERE)",
         tests=(AHEAD,),
     ),
     Mutant(
         name="draft-does-not-count-rows-misses",
         file="engine/draft_worker.py",
-        old="        draft_state.num_misses[slots_R] += (is_rejected_R | is_verified_R) & ~is_hit_R\n",
+        old="        state.num_misses[slots_R] += is_rejected_R\n",
         new="",
         tests=(ROW_IDENTITY,),
     ),
     Mutant(
         name="engine-counts-no-miss-of-token-ahead",
         file="engine/engine.py",
-        old="missed = not outcome.is_hit and (outcome.num_tokens > 0 or not was_full)",
+        old="missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)",
         new="missed = not was_full",
         tests=(ROW_IDENTITY,),
     ),
     Mutant(
         name="row-gave-way-goes-on-with-new-decision",
         file="engine/engine.py",
-        old="DRAW if sequence.forced_next_token is None else sequence.forced_next_token",
-        new="sequence.token_ids[-1] if sequence.forced_next_token is not None else DRAW",
+        old="DRAW if s.forced_next_token is None else s.forced_next_token",
+        new="s.token_ids[-1] if s.forced_next_token is not None else DRAW",
         tests=(ROW_IDENTITY, GIVING_WAY),
     ),
     Mutant(
@@ -123,7 +123,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="stop-token-not-emitted",
-        file="engine/stopping.py",
+        file="engine/sequence.py",
         old='num_kept, reason = index + 1, "stop"',
         new='num_kept, reason = index, "stop"',
         tests=(
@@ -133,14 +133,14 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="tokens-after-stop-token-emitted",
-        file="engine/stopping.py",
+        file="engine/sequence.py",
         old='                num_kept, reason = index + 1, "stop"\n',
         new='                reason = "stop"\n',
         tests=(STOPPING,),
     ),
     Mutant(
         name="stop-string-found-token-late",
-        file="engine/stopping.py",
+        file="engine/sequence.py",
         old="if self._first_stop(self.decode(committed + new_ids[:count])) is not None",
         new="if self._first_stop(self.decode(committed + new_ids[: count - 1])) is not None",
         tests=(IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall",),
@@ -162,30 +162,30 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="adopted-branch-probabilities-of-lost-chain",
-        file="engine/draft_state.py",
-        old="        self.probabilities[targets] = self.probabilities[sources]\n",
+        file="engine/draft_ahead.py",
+        old="            state.probabilities[targets] = state.probabilities[sources]\n",
         new="",
         tests=(BRANCHES,),
         is_dangerous=True,
     ),
     Mutant(
         name="adopted-branch-scores-of-lost-chain",
-        file="engine/draft_state.py",
-        old="        self._scores.adopt(sources, targets)\n",
+        file="engine/draft_ahead.py",
+        old="            state.scores.copy(sources, targets)\n",
         new="",
         tests=(BRANCHES,),
     ),
     Mutant(
         name="branch-draws-numbers-of-chain-replaces",
         file="engine/draft_ahead.py",
-        old="draft_state.num_misses[branches.rows_B] = draft_state.num_misses[branches.slots_B] + 1",
-        new="draft_state.num_misses[branches.rows_B] = draft_state.num_misses[branches.slots_B]",
+        old="state.num_misses[draft_slots_B] = state.num_misses[slots_B] + 1",
+        new="state.num_misses[draft_slots_B] = state.num_misses[slots_B]",
         tests=(ROW_IDENTITY,),
     ),
     Mutant(
         name="branches-draw-from-stream-of-their-own",
         file="engine/draft_ahead.py",
-        old="        draft_state.stream_keys[branches.rows_B] = draft_state.stream_keys[branches.slots_B]\n",
+        old="        state.stream_keys[draft_slots_B] = state.stream_keys[slots_B]\n",
         new="",
         tests=(ROW_IDENTITY,),
     ),
@@ -207,7 +207,7 @@ ENGINE_FAULTS = (
     Mutant(
         name="adopted-branchs-keys-stay-after",
         file="engine/draft_ahead.py",
-        old="            self._runner.adopt_branches(branches_B, slots_B, positions_B, lengths_B)\n",
+        old="            self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)\n",
         new="",
         tests=(DRAFT_CACHE,),
     ),
@@ -230,15 +230,15 @@ ENGINE_FAULTS = (
     Mutant(
         name="page-shared-before-full",
         file="cache/pages.py",
-        old="min(length // self.page_size, len(row.keys))",
-        new="min(-(-length // self.page_size), len(row.keys))",
+        old="min(length // self.page_size, len(own.keys))",
+        new="min(-(-length // self.page_size), len(own.keys))",
         tests=(PAGES,),
     ),
     Mutant(
         name="last-token-of-context-shared",
         file="cache/pages.py",
-        old="row.keys[: (len(context_ids) - 1) // self.page_size]",
-        new="row.keys[: len(context_ids) // self.page_size]",
+        old="own.keys[: (len(context_ids) - 1) // self.page_size]",
+        new="own.keys[: len(context_ids) // self.page_size]",
         tests=(PAGES,),
     ),
     Mutant(
@@ -265,15 +265,15 @@ ENGINE_FAULTS = (
     # Heads and lossy runs.
     Mutant(
         name="lossy-run-trusts-last-token-of-block-too",
-        file="engine/engine.py",
-        old="num_trusted=max(0, num_drafted - 1) if self._trusts_draft else 0",
-        new="num_trusted=num_drafted if self._trusts_draft else 0",
+        file="engine/proposals.py",
+        old="num_trusted=max(0, num_drafted - 1) if trusts_draft else 0",
+        new="num_trusted=num_drafted if trusts_draft else 0",
         tests=(SPRINTER,),
     ),
     Mutant(
         name="every-run-trusts-draft",
-        file="engine/engine.py",
-        old="num_trusted=max(0, num_drafted - 1) if self._trusts_draft else 0",
+        file="engine/proposals.py",
+        old="num_trusted=max(0, num_drafted - 1) if trusts_draft else 0",
         new="num_trusted=max(0, num_drafted - 1)",
         tests=(IN_TURNS,),
     ),
@@ -286,16 +286,16 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="heads-estimate-kept-with-next-token",
-        file="engine/draft_loop.py",
-        old="            self._draft_state.keep_estimates(places, known_A)\n",
-        new="            self._draft_state.keep_estimates((rows_A, positions_A), known_A)\n",
+        file="engine/draft_features.py",
+        old="        self._features.keep_estimates(places, known_A)\n",
+        new="        self._features.keep_estimates((places[0], places[1] + 1), known_A)\n",
         tests=(HEADS + "::test_the_trace_has_the_head_s_estimates[greedy-none]",),
     ),
     Mutant(
         name="policy-told-heads-estimate-of-another-row",
-        file="engine/draft_loop.py",
-        old="features = DraftFeatures.of_head(estimates_A)",
-        new="features = DraftFeatures.of_head(np.roll(estimates_A, 1))",
+        file="engine/draft_features.py",
+        old="return DraftFeatures.of_head(estimates_A)",
+        new="return DraftFeatures.of_head(np.roll(estimates_A, 1))",
         tests=(SPRINTER,),
     ),
     Mutant(
@@ -309,12 +309,10 @@ ENGINE_FAULTS = (
     Mutant(
         name="token-policy-looked-at-thrown-away",
         file="engine/draft_loop.py",
-        old="            active_A = active_A[keep_A]\n"
-        "            if not len(active_A):\n                break\n            last = None",
-        new="            if depth:\n"
-        "                num_drafted_R[active_A[~keep_A & (num_wanted_R[active_A] > depth)]] -= 1\n"
-        "            active_A = active_A[keep_A]\n            if not len(active_A):\n                break\n"
-        "            last = None",
+        old="                keep_A = self._wants_more(draft_batch, active_A, depth, last)\n",
+        new="                keep_A = self._wants_more(draft_batch, active_A, depth, last)\n"
+        "                if depth:\n"
+        "                    num_drafted_R[active_A[~keep_A]] -= 1\n",
         tests=(POLICIES + "[none-confidence]",),
         is_dangerous=True,
     ),
@@ -322,7 +320,7 @@ ENGINE_FAULTS = (
         name="token-head-doubts-thrown-away",
         file="engine/draft_loop.py",
         old="                if not len(active_A):\n                    break\n                estimates_A = None\n",
-        new="                num_drafted_R[np.setdiff1d(np.arange(len(rows_R)), active_A)] -= 1\n"
+        new="                num_drafted_R[np.setdiff1d(np.arange(len(draft_slots_R)), active_A)] -= 1\n"
         "                if not len(active_A):\n                    break\n                estimates_A = None\n",
         tests=(HEADS + "::test_the_output_follows_the_target_s_distribution[plain-none-sprinter]",),
     ),
@@ -371,14 +369,14 @@ ENGINE_FAULTS = (
     Mutant(
         name="specdecpp-forgets-all-estimates-but-last",
         file="policies/specdecpp.py",
-        old="self._survival[draft_rows_R] *= rows.features.estimates_R",
-        new="self._survival[draft_rows_R] = rows.features.estimates_R",
+        old="self._survival[draft_slots_R] *= rows.features.estimates_R",
+        new="self._survival[draft_slots_R] = rows.features.estimates_R",
         tests=(HEAD_POLICIES,),
     ),
     Mutant(
         name="specdecpp-carries-blocks-estimates-into-next",
         file="policies/specdecpp.py",
-        old="        self._survival[draft_rows_R] = 1.0\n",
+        old="        self._survival[draft_slots_R] = 1.0\n",
         new="",
         tests=(HEAD_POLICIES,),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdist.policies import DraftedRows, DraftFeatures, LengthPolicy, RoundContext, VerifiedBlocks
+from specdist.policies import DraftFeatures, DraftSequences, LengthPolicy, RoundContext, VerifiedBlocks
 
 
 def begun(policy: LengthPolicy, num_rows: int = 1) -> np.ndarray:
@@ -46,9 +46,9 @@ def asked(
     features = DraftFeatures(entropies_R=given[0], probabilities_R=given[1], top_probabilities_R=given[2])
     if estimates is not None:
         features = dataclasses.replace(features, estimates_R=np.array(estimates))
-    rows = DraftedRows(
+    rows = DraftSequences(
         slots_R=np.arange(num_rows),
-        draft_rows_R=np.arange(num_rows) if chains is None else np.array(chains),
+        draft_slots_R=np.arange(num_rows) if chains is None else np.array(chains),
         histories_RH=histories_RH,
         num_drafted=num_drafted,
         features=features if num_drafted and (policy.uses_features or estimates is not None) else None,

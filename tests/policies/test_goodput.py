@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from specdist.policies import (
-    DraftedRows,
     DraftFeatures,
+    DraftSequences,
     Goodput,
     RoundContext,
     VerifiedBlocks,
@@ -37,11 +37,11 @@ def question(
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
     earlier: list[float] | None = None,
-) -> DraftedRows:
-    draft_rows_R = np.arange(num_rows)
-    return DraftedRows(
-        slots_R=draft_rows_R,
-        draft_rows_R=draft_rows_R,
+) -> DraftSequences:
+    draft_slots_R = np.arange(num_rows)
+    return DraftSequences(
+        slots_R=draft_slots_R,
+        draft_slots_R=draft_slots_R,
         histories_RH=np.zeros((num_rows, 2)) if histories_RH is None else histories_RH,
         num_drafted=num_drafted,
         features=features,

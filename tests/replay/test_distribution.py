@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from specdist.engine.sequence import Completion, Request
+from specdist.engine.request import Completion, Request
 from specdist.policies import FixedLength, LengthPolicy
 from specdist.replay import ExhaustiveTrace, ReplaySettings, replay
 from specdist.sampling.distributions import SamplingSettings

@@ -8,9 +8,9 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
-from specdist.engine.scheduler import SchedulerSettings
-from specdist.engine.sequence import Completion
-from specdist.engine.stopping import StopRules
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Completion
+from specdist.engine.sequence import StopRules
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,

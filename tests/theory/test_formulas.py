@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdist.policies import DraftedRows, DraftFeatures, RoundContext, Sprinter
+from specdist.policies import DraftFeatures, DraftSequences, RoundContext, Sprinter
 from specdist.theory.formulas import (
     best_length,
     flops_verifying_all,
@@ -64,9 +64,9 @@ def simulated_runs(num_acceptable: int, rates: tuple[float, float], num_runs: in
         if depth:
             chance = rates[0] if depth <= num_acceptable else rates[1]
             features = DraftFeatures.of_head((generator.random(len(active)) < chance).astype(float))
-        rows = DraftedRows(
+        rows = DraftSequences(
             slots_R=active,
-            draft_rows_R=active,
+            draft_slots_R=active,
             histories_RH=np.zeros((len(active), 0)),
             num_drafted=depth,
             features=features,

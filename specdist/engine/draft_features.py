@@ -1,0 +1,131 @@
+"""Features of drafted tokens, and a trained head's estimates: for policies, heads and traces that use them.
+
+A pass over a token gives the head's estimate of that token, so the estimate comes with the pass after the
+token's draw; the other features come with the draw. A token that the draft has not drawn has no features and
+gets no estimate.
+
+R sequences, A draft slots that are drafting, T tokens, C tokens of several sequences, one after the other,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.models.flat import FlatBatch
+from specdist.models.runner import ModelRunner
+from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
+from specdist.utils.ranges import arange_segments
+
+# Index of a token's last feature, the head's estimate.
+ESTIMATE = 3
+UNKNOWN = np.nan
+Places = tuple[np.ndarray, np.ndarray]
+
+
+class TokenFeatures:
+    """The fields of DraftFeatures by draft slot and position, NaN where unknown. Memory that is never written
+    costs nothing."""
+
+    def __init__(self, num_draft_slots: int, max_length: int) -> None:
+        self._features = np.zeros((NUM_FEATURES, num_draft_slots, max_length), np.float32)
+
+    def forget(self, places: Places) -> None:
+        """The tokens here are not drafted ones."""
+        self._features[:, places[0], places[1]] = UNKNOWN
+
+    def is_drafted(self, places: Places) -> np.ndarray:
+        """Which tokens the draft has drawn; known only if features are kept."""
+        return ~np.isnan(self._features[0, places[0], places[1]])
+
+    def keep(self, places: Places, features_3T: np.ndarray) -> None:
+        """All features but the estimate, of the tokens drawn here."""
+        self._features[:ESTIMATE, places[0], places[1]] = features_3T
+
+    def keep_estimates(self, places: Places, estimates_T: np.ndarray | float) -> None:
+        """A head's estimates of tokens that were drawn before, or ``UNKNOWN``."""
+        self._features[ESTIMATE, places[0], places[1]] = estimates_T
+
+    def at(self, places: Places) -> DraftFeatures:
+        return DraftFeatures(*self._features[:, places[0], places[1]].astype(np.float64))
+
+    def verified(
+        self,
+        slots_R: np.ndarray,
+        begins_R: np.ndarray,
+        num_verified_R: np.ndarray,
+        num_accepted_R: np.ndarray,
+    ) -> VerifiedTokens:
+        """What a policy that learns from single tokens is told: each sequence's verified tokens, from
+        ``begins`` on, of which the first ones were accepted."""
+        depths_C = arange_segments(num_verified_R)
+        places_C = np.repeat(slots_R, num_verified_R), np.repeat(begins_R, num_verified_R) + depths_C
+        return VerifiedTokens(
+            features=self.at(places_C),
+            depths_C=depths_C,
+            is_accepted_C=depths_C < np.repeat(num_accepted_R, num_verified_R),
+        )
+
+    def head_inputs_at(self, places: Places) -> np.ndarray:
+        """float32 [3, T]: what a head reads, 0 where unknown; its estimate there is dropped anyway."""
+        return np.nan_to_num(self._features[:ESTIMATE, places[0], places[1]])
+
+    def copy(self, sources: Places, targets: Places) -> None:
+        """Let the targets have the features of the sources."""
+        self._features[:, targets[0], targets[1]] = self._features[:, sources[0], sources[1]]
+
+
+class HeadReader:
+    """Runs the draft's passes where the draft has a trained head."""
+
+    def __init__(
+        self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool, decides_after_pass: bool
+    ) -> None:
+        self._runner = runner
+        self._features = features
+        self._keeps_estimates = keeps_estimates
+        self._decides_after_pass = decides_after_pass
+
+    def forward(
+        self,
+        batch: FlatBatch,
+        logits_index: np.ndarray,
+        places: Places,
+        features_3A: Tensor | None,
+        *,
+        is_first: bool,
+    ) -> tuple[Tensor, np.ndarray | None]:
+        """Logits [A, V] and, where they are asked for, the head's estimates [A].
+
+        Args:
+            places: of the tokens whose logits are wanted.
+            features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
+                an earlier loop has kept them.
+        """
+        if is_first and self._runner.head_uses_features:
+            features_3A = torch.from_numpy(self._features.head_inputs_at(places)).to(self._runner.device)
+        logits_AV, estimates_A = self._runner.forward_with_estimates(
+            batch, logits_index, features_3A if self._runner.head_uses_features else None
+        )
+        if not self._keeps_estimates:
+            known = self._decides_after_pass and not is_first
+            return logits_AV, estimates_A.cpu().numpy() if known else None
+        known_A = estimates_A.cpu().numpy()
+        if is_first:
+            known_A = np.where(self._features.is_drafted(places), known_A, UNKNOWN)
+        self._features.keep_estimates(places, known_A)
+        return logits_AV, known_A
+
+
+def policy_features(features_3A: Tensor | None, estimates_A: np.ndarray | None) -> DraftFeatures | None:
+    """What a policy is told of the last drawn tokens, from what is known of them."""
+    features = None if features_3A is None else DraftFeatures(*features_3A.cpu().double().numpy())
+    if estimates_A is None:
+        return features
+    if features is None:
+        return DraftFeatures.of_head(estimates_A)
+    return dataclasses.replace(features, estimates_R=estimates_A)

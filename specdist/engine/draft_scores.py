@@ -1,0 +1,59 @@
+"""The scores that drafted tokens were drawn from, as each drafting step left them on the device.
+
+S draft slots that a step drew for, W of them that are looked up, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# In the place of a position without scores.
+NOWHERE = -1
+# In entries without scores; steps are counted from 1.
+NO_STEP = 0
+
+
+class StepScores:
+    """One matrix per drafting step; for every draft slot and position, its step and its line in that matrix.
+
+    Scores are probabilities where the residual or a random draw needs them, else whatever the draw is the
+    largest of: see :class:`specdist.sampling.branch_estimates.DraftDistributions`.
+    """
+
+    def __init__(self, num_draft_slots: int, max_length: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._step_of = np.zeros((num_draft_slots, max_length), np.int64)
+        self._line_of = np.zeros((num_draft_slots, max_length), np.int32)
+        self._steps: dict[int, Tensor] = {}
+        self._next = NO_STEP + 1
+
+    def keep(self, draft_slots_S: np.ndarray, positions_S: np.ndarray, scores_SV: Tensor) -> None:
+        """Keep, without a copy, the scores that these slots' tokens were drawn from."""
+        self._steps[self._next] = scores_SV
+        self._step_of[draft_slots_S, positions_S] = self._next
+        self._line_of[draft_slots_S, positions_S] = np.arange(len(draft_slots_S))
+        self._next += 1
+
+    def at(self, draft_slots_W: np.ndarray, positions_W: np.ndarray) -> Tensor:
+        """[W, V]: the scores kept at these positions; zeros where a position is ``NOWHERE``."""
+        steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[draft_slots_W, positions_W])
+        lines_W = self._line_of[draft_slots_W, positions_W].astype(np.int64)
+        scores_WV = torch.zeros(len(draft_slots_W), self._vocab_size, device=self._device)
+        for step in np.unique(steps_W[steps_W != NO_STEP]).tolist():
+            found_W = np.flatnonzero(steps_W == step)
+            lines_V = self._steps[step][torch.from_numpy(lines_W[found_W]).to(self._device)]
+            scores_WV[torch.from_numpy(found_W).to(self._device)] = lines_V.float()
+        return scores_WV
+
+    def forget_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
+        """Drop all scores except those of tokens that are still to be verified."""
+        needed = set(np.unique(self._step_of[places]).tolist())
+        self._steps = {step: scores for step, scores in self._steps.items() if step in needed}
+
+    def copy(self, sources: tuple[np.ndarray, np.ndarray], targets: tuple[np.ndarray, np.ndarray]) -> None:
+        """Let the targets have the scores of the sources."""
+        self._step_of[targets] = self._step_of[sources]
+        self._line_of[targets] = self._line_of[sources]

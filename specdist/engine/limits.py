@@ -1,0 +1,37 @@
+"""The limits of a batch. No tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerSettings:
+    """Limits of a batch, in sequences and tokens."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_draft_tokens: int
+    num_ahead_tokens: int = 0
+    max_new_tokens: int
+    max_seq_len: int
+    seed: int
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences in flight. Each must always get its whole block into a pass, or the lengths of its
+        blocks, and with them its tokens, would depend on the other sequences."""
+        return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // (self.max_draft_tokens + 1)))
+
+    def halved(self) -> SchedulerSettings:
+        """Half the sequences and tokens, but at least one sequence and its block."""
+        return replace(
+            self,
+            max_num_seqs=max(1, self.num_slots // 2),
+            max_num_batched_tokens=max(self.max_draft_tokens + 1, self.max_num_batched_tokens // 2),
+        )
+
+    @property
+    def is_smallest(self) -> bool:
+        """One sequence at a time, and one block of it."""
+        return self.num_slots == 1 and self.max_num_batched_tokens == self.max_draft_tokens + 1

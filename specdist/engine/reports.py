@@ -1,0 +1,134 @@
+"""What rounds report besides tokens: times, passes, traffic, the outcome of the work ahead, traced tokens.
+
+R sequences that decode, C candidates of all of them, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from specdist.engine.packing import BoolArray, Float32Array, Packed
+from specdist.policies import NUM_FEATURES
+from specdist.stats.shard import AheadOutcome
+
+
+@dataclass(frozen=True)
+class RoleTimes:
+    """Nanoseconds that the draft's side has spent since its last reply, and its peak memory."""
+
+    prefill: int = 0
+    draft: int = 0
+    transfer: int = 0
+    idle: int = 0
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLoad:
+    """Running sequences, and free pages of the cache."""
+
+    num_seqs: int = 0
+    num_free_pages: int = 0
+
+
+class PassCounts:
+    """The draft's passes since the last reply."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []
+        self._num_head_tokens = 0
+
+    def count(self, num_tokens: int, num_head_tokens: int) -> None:
+        """A pass over so many tokens, of which a head has given so many estimates."""
+        self._sizes.append(num_tokens)
+        self._num_head_tokens += num_head_tokens
+
+    def take(self) -> tuple[np.ndarray, int]:
+        """Tokens of every pass, and the head's estimates."""
+        counts = np.array(self._sizes, np.int64), self._num_head_tokens
+        self._sizes, self._num_head_tokens = [], 0
+        return counts
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks."""
+
+    num_messages: int = 0
+    num_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.num_messages + other.num_messages, self.num_bytes + other.num_bytes)
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)
+
+
+Features = Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=NUM_FEATURES)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedDrafts:
+    """What a trace records of drafted tokens. Features are NaN where no pass has given the estimate yet.
+
+    Attributes:
+        features_4C: of the candidates of this reply.
+        is_verified_R, is_hit_R: whether a token had been drafted ahead in the place of the next token and was
+            verified, and whether it was accepted.
+        token_ids_R, features_4R, acceptance_R: of that token; the probability with which it is accepted.
+    """
+
+    features_4C: Features
+    is_verified_R: BoolArray
+    is_hit_R: BoolArray
+    token_ids_R: np.ndarray
+    features_4R: Features
+    acceptance_R: Float32Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class AheadReport:
+    """The outcome of the work ahead, for every sequence that decodes.
+
+    Attributes:
+        num_tokens_R: tokens that had been drafted ahead.
+        is_hit_R: the first of them is the next token and the others are the candidates; else they are
+            dropped.
+        num_branches_R, num_branch_tokens_R: branches that had been prepared, and their tokens.
+        branch_ranks_R: rank (from 1) of the alternative whose branch has become the candidates; 0 if none
+            has.
+    """
+
+    num_tokens_R: np.ndarray
+    is_hit_R: BoolArray
+    num_branches_R: np.ndarray
+    num_branch_tokens_R: np.ndarray
+    branch_ranks_R: np.ndarray
+
+    @staticmethod
+    def nothing(num_seqs: int) -> AheadReport:
+        """Of a draft that did not work ahead."""
+        none_R = np.zeros(num_seqs, np.int64)
+        return AheadReport(
+            num_tokens_R=none_R,
+            is_hit_R=none_R.astype(bool),
+            num_branches_R=none_R,
+            num_branch_tokens_R=none_R,
+            branch_ranks_R=none_R,
+        )
+
+    def outcomes(self, num_drafted_R: np.ndarray) -> list[AheadOutcome]:
+        """Sequence by sequence. Drafted are the candidates of the reply."""
+        columns = (
+            self.num_tokens_R,
+            self.is_hit_R,
+            self.num_branches_R,
+            self.num_branch_tokens_R - np.where(self.branch_ranks_R > 0, num_drafted_R, 0),
+            self.branch_ranks_R,
+        )
+        return [
+            AheadOutcome(*values) for values in zip(*(column.tolist() for column in columns), strict=True)
+        ]

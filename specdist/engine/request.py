@@ -1,0 +1,44 @@
+"""A request, and the completion that it becomes. No tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specdist.data.traces import TracedToken
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
+
+    ``shard``: whose statistics its work belongs to. ``max_new_tokens``: this request's own limit; None: the
+    scheduler's.
+    """
+
+    row_id: int
+    sample_index: int
+    prompt_ids: list[int]
+    shard: int = 0
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A finished request.
+
+    ``token_ids`` ends with the stop token, if one ended it; ``text`` does not contain it. ``error``: why it
+    could not be finished; its tokens are then those generated before the error.
+    """
+
+    request: Request
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    trace: tuple[TracedToken, ...] = ()
+    error: str | None = None
