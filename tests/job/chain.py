@@ -1,4 +1,4 @@
-"""A pair of models that count: which tokens a run emits is known without any arithmetic of a machine.
+"""A pair of models that count, so that the tokens of a run are known in advance.
 
 Both see the last token alone. The target says that token t is followed by t + 1. The draft says so too, but
 after every sixth token it leaves one out. Every choice is by a wide margin, so that rounding decides nothing.
@@ -23,7 +23,7 @@ from tests.engine.heads import random_head
 from tests.job.pair import NUM_VOCAB_TOKENS, random_llama, save, train_tokenizer
 
 PERIOD = 6
-# Of an estimate: a token that it is asked about will certainly pass.
+# The logit of an estimate that is certainly positive.
 SURE = 20.0
 
 
@@ -33,7 +33,7 @@ def successor(token_id: int, step: int = 1) -> int:
 
 
 def drafts_successor(token_id: int) -> int:
-    """What the draft says: every sixth token is followed by one that the target denies."""
+    """The draft's next token: after every sixth token it is one that the target rejects."""
     return successor(token_id, 2 if token_id % PERIOD == 0 else 1)
 
 
@@ -77,7 +77,7 @@ def _chain_model(follows: Callable[[int], int]) -> PreTrainedModel:
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    # As long as their root mean square is 1, the last norm leaves them as they are; the product of two of
+    # While their root mean square is 1, the last norm leaves them unchanged; the product of two equal ones of
     # them is then 64, and of a token with another one 8 on average and 40 at most.
     embedding = torch.randn(NUM_VOCAB_TOKENS, 64, generator=torch.Generator().manual_seed(1))
     embedding /= embedding.square().mean(dim=1, keepdim=True).sqrt()

@@ -20,7 +20,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def heads(pair: Pair) -> dict[str, Path]:
-    """Of the policies that read one."""
+    """Heads for the policies that read one."""
     return write_heads(pair)
 
 
@@ -40,7 +40,7 @@ def options(pair: Pair) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def greedy(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The run folder of an undisturbed greedy run, only to be read, and what the run said."""
+    """The run folder of an undisturbed greedy run, only to be read, and the run's output."""
     output = tmp_path_factory.mktemp("greedy") / "run"
     return output, run_here(**options, output=output)
 

@@ -1,4 +1,4 @@
-"""What TensorBoard would read of a folder: records of length, checksum, event and checksum."""
+"""Reads a folder as TensorBoard does: records of length, checksum, event and checksum."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.job.pair import Pair
 
 
 def write_head(folder: Path, kind: HeadKind, draft_folder: Path, *, seed: int = 5) -> Path:
-    """One that was never trained, and doubts half of the tokens. An acceptance head reads features."""
+    """An untrained head that doubts half of the tokens. An acceptance head reads features."""
     folder.mkdir(parents=True)
     draft = open_checkpoint("--draft", str(draft_folder))
     head = random_head(draft.config, offset=1.0, seed=seed, uses_features=kind == "acceptance")

@@ -17,7 +17,7 @@ POLL_S = 0.001
 
 
 def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool] = lambda: True) -> None:
-    """Until the moment comes, or the job ends by itself."""
+    """Wait until the moment comes, or the job ends by itself."""
     deadline = time.monotonic() + TIMEOUT_S
     while not reached() and is_running():
         assert time.monotonic() < deadline, "the moment never came"
@@ -25,7 +25,7 @@ def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool] = lam
 
 
 def fork_quietly(main: Main = generate, **options: Any) -> BaseProcess:
-    """The job, started in a process of its own that says nothing."""
+    """Start the job in a process of its own, without output."""
     process = fork(_run_quietly, arguments(**options), main)
     process.start()
     return process

@@ -28,7 +28,7 @@ Main = Callable[[Sequence[str]], int]
 
 @dataclass(frozen=True)
 class Ended:
-    """How the job ended and what it said."""
+    """The exit code and the output of a job."""
 
     code: int
     stdout: str
@@ -58,12 +58,12 @@ def parse(**options: Any) -> GenerateConfig:
 
 
 def run_here(main: Main = main, **options: Any) -> Ended:
-    """One rank in this process, which saves the seconds that importing the libraries takes."""
+    """One rank in this process, which saves the seconds of importing the libraries."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             code = main(arguments(**options))
-        except SystemExit as end:  # how argparse refuses
+        except SystemExit as end:  # argparse exits this way
             code = int(end.code or 0)
     return Ended(code, stdout.getvalue(), stderr.getvalue())
 
@@ -98,7 +98,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def refused(ended: Ended, *fragments: object) -> str:
-    """The message, which must hold all the fragments; nothing on stdout, no traceback."""
+    """The message of a refusal; it must contain all fragments, with nothing on stdout and no traceback."""
     assert ended.code == 2, ended.stderr
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
@@ -129,7 +129,7 @@ def shard_stats(output: Path) -> list[dict[str, Any]]:
 
 
 def logged_rows(output: Path, shard: int) -> bytes:
-    """The whole lines of rows in the part logs of a shard, one holder's after the other's."""
+    """The complete lines of rows in the part logs of a shard, one holder after the other."""
     lines: list[bytes] = []
     for path in part_logs(output, shard):
         with contextlib.suppress(FileNotFoundError):

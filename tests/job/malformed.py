@@ -43,7 +43,7 @@ from tests.job.telling import run_and_tell
 NUM_ROWS = 12
 NUM_SHARDS = 4
 TIMEOUT_S = 40
-# What the earlier run had finished, and the shard that it was at.
+# The shards that the earlier run had finished, and the one that it was working on.
 FINISHED, UNFINISHED = (0, 1), 2
 RUN = "run"
 DEAD_REPLICA = "gone-1-ab12"
@@ -51,7 +51,7 @@ RESULT_NAMES = [item.name for item in fields(RowResult)]
 
 
 class Fault(AssertionError):
-    """What must never be."""
+    """An outcome that must never happen."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class World:
 
 @dataclass(frozen=True)
 class Trial:
-    """One damaged file and what became of it."""
+    """One damaged file and the outcome of the job."""
 
     world: World
     subject: Subject
@@ -214,12 +214,12 @@ class Trial:
         return message
 
     def _check_run(self, after: dict[str, bytes], damaged: str) -> None:
-        """It was completed, and every shard is what it would have been."""
+        """The run was completed, and every shard is what it would have been without damage."""
         if after == self.world.shards:
             return
         if {**after, damaged: b""} != {**self.world.shards, damaged: b""}:
             raise Fault("the completed run has other bytes")
-        # Damage that leaves the size as it was is found where shards are read.
+        # Damage that does not change the size is found when shards are read.
         try:
             merge_run(RunFolder(self.folder / RUN), self.folder / "merged.arrow")
         except UserError as error:

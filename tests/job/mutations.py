@@ -106,7 +106,7 @@ def remove_value(rng: random.Random, content: bytes) -> bytes:
 
 
 def add_value(rng: random.Random, content: bytes) -> bytes:
-    """A key that nobody knows."""
+    """An unknown key."""
 
     def add(parent: Any, key: Any) -> None:
         if isinstance(parent, dict):
@@ -191,6 +191,6 @@ def _at_some_node(rng: random.Random, content: bytes, act: Callable[[Any, Any], 
         value = parent[key]
         keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
         waiting += [(value, key) for key in keys]
-    # The upper nodes mean more than the thousands below them, such as a tokenizer's tokens.
+    # Upper nodes matter more than the thousands below them, such as the tokens of a tokenizer.
     act(*rng.choice(nodes[:40] if rng.random() < 0.5 else nodes))
     return json.dumps(root[0] if root else None).encode("utf-8", "surrogatepass")

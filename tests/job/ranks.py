@@ -14,7 +14,7 @@ from tests.job.launching import TIMEOUT_S, Ended, Main, arguments
 
 @contextlib.contextmanager
 def started_ranks(num_ranks: int, main: Main = generate, **options: Any) -> Iterator[World]:
-    """The job as so many ranks; who is still there at the end of the block is killed."""
+    """The job as so many ranks; ranks still alive at the end of the block are killed."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with started_world(num_ranks, main, arguments(**options), environment=environment) as world:
         yield world
@@ -28,7 +28,7 @@ def fork_ranks(num_ranks: int, main: Main = generate, **options: Any) -> Ended:
 
 
 def free_port() -> int:
-    """One that nobody listens at now."""
+    """A port on which nothing listens now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Jobs of three ranks that stand still in one way each, most without a model. Called in the ranks."""
+"""Jobs of three ranks that hang in one way each, most without a model. Called in the ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(work: Work, arguments: Sequence[str]) -> int:
 
 
 def hang() -> None:
-    """As a read does whose server does not answer."""
+    """Like a read from a server that does not answer."""
     while True:
         time.sleep(3600)
 
@@ -55,7 +55,7 @@ def one_hangs(arguments: Sequence[str]) -> int:
 
 
 def one_is_slow(arguments: Sequence[str]) -> int:
-    """It takes longer than any rank may stand still, in many steps; the others wait for it."""
+    """It takes longer than a rank may hang, in many steps; the others wait for it."""
 
     def work(topology: Topology, activity: Activity) -> None:
         if topology.rank == 1:
@@ -68,7 +68,7 @@ def one_is_slow(arguments: Sequence[str]) -> int:
 
 
 def one_cannot_read(arguments: Sequence[str]) -> int:
-    """The main job; its second rank's storage does not answer after a few tensors of the target."""
+    """The main job; the storage of its second rank stops answering after a few tensors of the target."""
     cut, num_cut = loading._cut, itertools.count()
 
     def cut_or_hang(*read: Any) -> Any:
@@ -89,7 +89,7 @@ def one_never_comes(arguments: Sequence[str]) -> int:
 
 
 def the_first_never_comes(arguments: Sequence[str]) -> int:
-    """The one that has the store at which the others meet."""
+    """The rank with the store at which the others meet."""
     if os.environ["RANK"] == "0":
         hang()
     return run(lambda topology, activity: None, arguments)
@@ -107,21 +107,21 @@ def one_does_not_leave(arguments: Sequence[str]) -> int:
 
 
 def one_hangs_at_its_end(arguments: Sequence[str]) -> int:
-    """In what a library does when all is over."""
+    """In the teardown of a library."""
     if os.environ["RANK"] == "1":
         entry.dist.destroy_process_group = hang
     return run(lambda topology, activity: None, arguments)
 
 
 def hold_the_interpreter() -> None:
-    """As an extension does that reads without letting other threads run."""
+    """Like an extension that reads without letting other threads run."""
     sleep = ctypes.PyDLL(None).sleep
     while True:
         sleep(3600)
 
 
 def one_holds_its_interpreter(arguments: Sequence[str]) -> int:
-    """No thread of it can say anything."""
+    """None of its threads can run."""
 
     def work(topology: Topology, activity: Activity) -> None:
         activity.begin("loading the target")
@@ -133,6 +133,6 @@ def one_holds_its_interpreter(arguments: Sequence[str]) -> int:
 
 
 def all_hold_their_interpreters(arguments: Sequence[str]) -> int:
-    """Nobody can notice anything."""
+    """No thread of any rank can run."""
     watchdog.HELD_MARGIN_S = 1.0
     return run(lambda topology, activity: hold_the_interpreter(), arguments)

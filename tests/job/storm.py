@@ -51,7 +51,7 @@ PAUSED_SHARE = 0.2
 
 
 def start_replica(**options: Any) -> BaseProcess:
-    """What it says is kept beside the run's folder."""
+    """Start a replica; its output goes to a file beside the run's folder."""
     words = words_folder(options["output"])
     words.mkdir(exist_ok=True)
     return fork_telling(words / uuid.uuid4().hex, **options)
@@ -63,7 +63,7 @@ def words_folder(output: Path) -> Path:
 
 @contextmanager
 def replicas(num: int, **options: Any) -> Iterator[list[BaseProcess]]:
-    """The list may be changed; whoever is in it at the end is ended."""
+    """Replicas at work; the list may be changed, and those in it at the end are killed."""
     processes = [start_replica(**options) for _ in range(num)]
     try:
         yield processes
@@ -125,7 +125,7 @@ def storm(
 def storms(
     folder: Path, options: dict[str, Any], *, num_kills: int, num_replicas: int, rng: random.Random
 ) -> Iterator[int]:
-    """Run after run until so many have been killed; after each, how many they are so far. ``folder`` has an
+    """Run after run until so many replicas have been killed; yields their number so far after each run. ``folder`` has an
     undisturbed run in ``undisturbed``."""
     num_killed = num_runs = 0
     while num_killed < num_kills:

@@ -1,4 +1,4 @@
-"""A job in a process of its own, whose words, the interpreter's last ones included, go into a file."""
+"""A job in a process of its own; all its output, up to the end of the interpreter, goes to a file."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from specdist.cli.generate import main
 from tests.forked import fork
 from tests.job.launching import arguments
 
-# A damaged length must not take the machine's memory.
+# A damaged length must not use up the machine's memory.
 MAX_ADDRESS_BYTES = 32 * 2**30
 
 
 def fork_telling(told: Path, **options: object) -> BaseProcess:
-    """The job, started."""
+    """Start the job."""
     process = fork(_run, arguments(**options), told)
     process.start()
     return process
 
 
 def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int | None, str]:
-    """The exit code (None: it had to be ended) and what it said."""
+    """The exit code (None: it had to be killed) and the output."""
     process = fork_telling(told, **options)
     process.join(timeout_s)
     code = process.exitcode

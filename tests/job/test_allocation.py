@@ -1,4 +1,4 @@
-"""What a rank has room for: sums for GPUs that nobody here has, and the words for those too small."""
+"""The memory plan of a rank: sums for GPUs of any size, and the messages for those that are too small."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def rows(
 
 
 def loaded(*held: tuple[ModelSize, int], total_bytes: int = H100.memory_bytes) -> DeviceMemory:
-    """A GPU with these models on it, and what the driver takes."""
+    """A GPU with these models on it, and the memory of the driver."""
     weights = sum(size.weight_bytes(tp_size) for size, tp_size in held)
     return DeviceMemory(total_bytes=total_bytes, free_bytes=max(0, total_bytes - CONTEXT_BYTES - weights))
 
@@ -95,7 +95,7 @@ def target_on(size: ModelSize, tp_size: int, limits: BatchLimits, sampling: Samp
 
 
 def check_sum(room: CacheRoom) -> None:
-    """Nothing is promised twice: weights, reserve and cache are within the GPU's memory."""
+    """No memory is planned twice: weights, reserve and cache fit into the GPU."""
     assert room.memory is not None and room.needs is not None
     taken = room.memory.total_bytes - room.memory.free_bytes
     assert taken + room.needs.total + room.budget_bytes == room.memory.total_bytes
@@ -105,12 +105,12 @@ def check_sum(room: CacheRoom) -> None:
 def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize) -> None:
     limits = rows()
     memory = loaded((large, 4))
-    # The weights that DESIGN's example speaks of: 35 GB, and the embedding whole on every rank.
+    # The weights of the example: 35 GB, and the whole embedding on every rank.
     assert 35e9 < memory.total_bytes - memory.free_bytes < 40e9
     room = room_on_gpu([target_on(large, 4, limits)], limits, TOP_P, memory, num_communicators=2)
     check_sum(room)
     assert room.needs is not None
-    # Of 42 GiB that are free 5 to 8 are kept for passes; a flat 15 % of the GPU were 12.
+    # Of 42 GiB that are free 5 to 8 are kept for passes; a flat 15 % of the GPU would be 12.
     assert 5 * GIB < room.needs.total < 8 * GIB
     assert room.num_pages == 32 * 8192 // PAGE_SIZE
     # 80 KiB per token: 32 rows of 8192 take 20 GiB.
@@ -118,7 +118,7 @@ def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize)
 
 
 def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
-    """If it is not, put the line that this prints between the markers."""
+    """If it differs, put the line that this prints between the markers."""
     limits = rows(max_num_batched_tokens=4096)
     held = target_on(large, 4, limits)
     room = room_on_gpu(
@@ -171,13 +171,13 @@ def test_branches_take_scores_and_pages_of_the_drafts_gpu(small: ModelSize) -> N
         check_sum(room)
         assert room.needs is not None
         found.append((room.needs.kept_scores, room.cache_bytes))
-    # Of every drafted token a row over 128,256 ids in float32: half a megabyte.
+    # For every drafted token a row of 128,256 float32 scores: half a megabyte.
     assert found[0][0] == 32 * 6 * 128_256 * 4
     assert found[1][0] == (32 * 12 + 32 * 12 * 6) * 128_256 * 4
     assert found[1][1] > found[0][1]
 
 
-def test_the_planner_says_what_the_job_does(large: ModelSize, small: ModelSize) -> None:
+def test_the_planner_predicts_the_memory_plan_of_the_job(large: ModelSize, small: ModelSize) -> None:
     """The most rows that the planner finds have all their pages in the job; one more has not."""
     plain = Sampling()
     for target, tp_size, num_communicators in ((large, 4, 2), (large, 2, 2), (small, 1, 1)):
@@ -205,7 +205,9 @@ def config_of(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("total_gib", [16, 22])
-def test_a_gpu_on_which_nothing_is_left_says_where_the_memory_went(middle: ModelSize, total_gib: int) -> None:
+def test_a_gpu_without_room_for_a_cache_gives_a_message_that_says_where_the_memory_went(
+    middle: ModelSize, total_gib: int
+) -> None:
     limits = rows(max_seq_len=32_768)
     total_bytes = total_gib * GIB
     room = room_on_gpu(
@@ -229,7 +231,7 @@ def test_a_gpu_on_which_nothing_is_left_says_where_the_memory_went(middle: Model
     assert (f"lower --max_seq_len to {num_tokens}" in message) == (num_tokens > 0) == (total_gib == 22)
 
 
-def test_what_is_asked_for_is_the_caches_and_no_copy_is_taken_off_it(middle: ModelSize) -> None:
+def test_a_requested_cache_size_is_used_in_full(middle: ModelSize) -> None:
     limits = rows(max_seq_len=131_072)
     room = room_on_gpu(
         [target_on(middle, 1, limits)], limits, TOP_P, loaded((middle, 1)), given_bytes=8 * GIB
@@ -238,7 +240,7 @@ def test_what_is_asked_for_is_the_caches_and_no_copy_is_taken_off_it(middle: Mod
 
 
 class Runner:
-    """As far as memory depends on it."""
+    """The part of a model runner on which memory depends."""
 
     dtype = torch.bfloat16
 
@@ -248,7 +250,7 @@ class Runner:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a GPU with 30 of 80 GiB free, 3 of them kept by the allocator, is asked."""
+    """The calls made to a GPU with 30 of 80 GiB free, 3 of them held by the allocator."""
     found: list[str] = []
 
     def mem_get_info(device: object) -> tuple[int, int]:
@@ -270,7 +272,7 @@ def rank_room(size: ModelSize, config: Any, monkeypatch: pytest.MonkeyPatch, *, 
     return room_for_cache(config, models, topology, rows(), target=Runner(), draft=None)  # type: ignore[arg-type]
 
 
-def test_a_rank_gives_back_what_loading_left_before_it_asks_what_is_free(
+def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -282,13 +284,13 @@ def test_a_rank_gives_back_what_loading_left_before_it_asks_what_is_free(
     for said in ("memory of cuda:0", "80.00 in all = 50.00 taken", "reserved (activations", "NCCL 1.00",
                  f"{room.num_pages} pages, {room.num_pages * PAGE_SIZE} tokens"):  # fmt: skip
         assert said in line, line
-    # Other ranks have no channel to the draft, and decide nothing.
+    # Other ranks have no channel to the draft and plan no draft memory.
     other = rank_room(large, config_of(), monkeypatch, rank=1)
     assert room.needs is not None and other.needs is not None
     assert other.needs.nccl < room.needs.nccl and other.needs.logits < room.needs.logits
 
 
-def test_too_much_asked_for_is_a_warning(
+def test_a_cache_larger_than_the_rows_need_gives_a_warning(
     large: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="specdist")

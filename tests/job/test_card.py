@@ -1,4 +1,4 @@
-"""The card of a run's folder: what it says, and that libraries understand it."""
+"""The card of a run folder: its contents, and that libraries understand it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def front_matter(card: str) -> dict[str, Any]:
     return yaml.safe_load(matter)
 
 
-def test_the_demo_of_a_card(tmp_path: Path) -> None:
+def test_the_card_of_a_run_says_what_was_run(tmp_path: Path) -> None:
     card = text()
     assert "# Completions by large of data/prompts.arrow" in card
     assert "14 completions of 7 prompts, generated with specdist by speculative decoding." in card
@@ -49,7 +49,7 @@ def test_the_demo_of_a_card(tmp_path: Path) -> None:
 
 
 def test_error_rows_are_not_completions() -> None:
-    """And completions that were cut are told: both would be taken for answers."""
+    """And completions that were cut are reported: both could be mistaken for answers."""
     assert "error" not in text().split("## How")[0] and "were cut" not in text()
     card = text(num_completions=11, num_cut=2)
     assert "11 completions of 7 prompts, generated" in card and "14 completions" not in card
@@ -70,12 +70,12 @@ def test_a_target_alone_drafts_nothing() -> None:
     assert "## Methods" not in card and "| draft |" not in card and "acceptance |" not in card
 
 
-def test_a_run_up_to_the_law_says_so() -> None:
+def test_a_run_that_is_reproducible_in_distribution_says_so() -> None:
     assert "give the same distribution" in text(info={"reproducibility": "distribution"})
 
 
 @pytest.mark.parametrize("name", ["---\nx: y", "a: b # c", "<script>", "`|`", "**", "é中😀"])
-def test_strange_names_break_nothing(name: str) -> None:
+def test_unusual_names_are_escaped(name: str) -> None:
     card = text(stop=[name], info={"target": name, "prompts": name})
     assert front_matter(card)["configs"][0]["config_name"] == "default"
     assert " ".join(name.split()) in front_matter(card)["pretty_name"]
@@ -87,7 +87,7 @@ def test_strange_names_break_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "size"), [(7, "n<1K"), (500, "1K<n<10K"), (10**6, "n>1M")])
-def test_the_size_is_that_of_the_hub(num_rows: int, size: str) -> None:
+def test_the_size_category_is_that_of_the_hub(num_rows: int, size: str) -> None:
     assert front_matter(text(num_rows=num_rows))["size_categories"] == [size]
 
 
@@ -111,7 +111,7 @@ def test_a_card_is_written_once_and_deleted_with_its_run(tmp_path: Path) -> None
 def test_libraries_read_the_folder_of_a_run(
     greedy: tuple[Path, Ended], options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What the job leaves is a data set by itself; who relaunches a complete run gets the same card."""
+    """A run folder is a data set as it is; relaunching a complete run gives the same card."""
     output = tmp_path / "run"
     shutil.copytree(greedy[0], output)
     rows = datasets.load_dataset(str(output), split="train", cache_dir=str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""The end of a run in five lines, and the command that goes on with one that was stopped."""
+"""The last five lines of a run, and the command that resumes a stopped one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lines_of(folder: RunFolder) -> dict[str, str]:
     return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
 
-def test_a_complete_run(tmp_path: Path) -> None:
+def test_the_last_lines_of_a_complete_run(tmp_path: Path) -> None:
     path = tmp_path / "my run"
     lines = lines_of(write_run(path))
     assert lines["rows"] == "14 of 14, in 3 finished shards"
@@ -49,13 +49,13 @@ def test_a_stopped_run_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert lines["output"] == f"{folder.path}; to resume: the command"
 
 
-def test_before_the_first_finished_shard(tmp_path: Path) -> None:
+def test_the_last_lines_before_the_first_finished_shard(tmp_path: Path) -> None:
     lines = lines_of(write_run(tmp_path / "run", ()))
     assert lines["speed"] == "nothing was generated"
     assert lines["acceptance"] == "nothing was drafted; exact"
 
 
-def test_a_job_ends_with_them(greedy: tuple[Path, Ended]) -> None:
+def test_a_job_ends_with_its_five_lines(greedy: tuple[Path, Ended]) -> None:
     """The document stays the last line of stdout, which has no other."""
     ended = greedy[1]
     said = [line.split("] ", 1)[1].split()[0] for line in ended.stderr.splitlines()[-5:]]
@@ -71,7 +71,9 @@ def test_a_job_ends_with_them(greedy: tuple[Path, Ended]) -> None:
         (["python", "-m", "specdist.cli", "generate"], "python -m specdist.cli generate"),
     ],
 )
-def test_the_command_that_was_typed(words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_to_resume_is_the_one_that_was_typed(
+    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "orig_argv", words)
     monkeypatch.setattr(closing, "find_launcher", lambda: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -81,7 +83,7 @@ def test_the_command_that_was_typed(words: list[str], expected: str, monkeypatch
 
 
 def test_the_command_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has started says nothing of itself; a parent without this job's options is not it."""
+    """A rank's command line is not the launcher's; a parent without the job's options is not a launcher."""
     launched: Any = ["/venv/bin/python", "/venv/bin/accelerate", "launch", "jobs/generate.py", "--seed", "1"]
     monkeypatch.setattr(sys, "argv", ["jobs/generate.py", "--seed", "1"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "jobs/generate.py", "--seed", "1"])

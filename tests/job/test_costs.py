@@ -1,4 +1,4 @@
-"""How far to draft ahead, and how many branches: what the measured times say."""
+"""How far to draft ahead, and with how many branches, as measured times suggest."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ def plan(target_pass: int, draft_steps: list[int], num_branches: int | None = No
     return found.num_tokens, found.num_branches
 
 
-def test_a_draft_that_costs_nothing_does_all_it_can() -> None:
+def test_a_free_draft_drafts_as_far_ahead_as_it_may() -> None:
     assert plan(1000, [1] * 5) == (MAX_DRAFT_TOKENS + 1, BRANCH_COUNTS[-1])
 
 
@@ -63,8 +63,8 @@ def test_every_size_up_to_the_largest_block_is_measured() -> None:
     assert min(curve.ns) > 0
 
 
-def test_the_costs_that_are_frozen_first_are_everybodys(options: dict[str, Any], tmp_path: Path) -> None:
-    """Two replicas that start together measure both; both decide by the same times."""
+def test_every_replica_uses_the_costs_that_were_frozen_first(options: dict[str, Any], tmp_path: Path) -> None:
+    """Two replicas that start together both measure; both then use the same times."""
     config = parse(**options, policy="goodput", output=tmp_path / "run")
     topology = topology_from_environment(config)
     first, second = (plan_run(config, plan_models(config), topology) for _ in range(2))
@@ -75,7 +75,7 @@ def test_the_costs_that_are_frozen_first_are_everybodys(options: dict[str, Any],
         run.membership.leave()
 
 
-def test_passes_are_measured_behind_a_context() -> None:
+def test_passes_are_measured_after_a_context() -> None:
     runner = paged_runner(tiny_model("llama"))
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
     last_positions: set[int] = set()
@@ -91,7 +91,7 @@ def test_passes_are_measured_behind_a_context() -> None:
     assert last_positions == {9, 10, 11, 12}
 
 
-def test_a_disturbed_pass_is_not_taken_for_dear() -> None:
+def test_a_disturbed_measurement_does_not_raise_the_cost() -> None:
     runner = paged_runner(tiny_model("llama"))
     runner.allocate(num_pages=8, page_size=PAGE_SIZE, num_slots=3, max_seq_len=16)
 

@@ -103,7 +103,7 @@ def test_a_process_killed_at_every_stage_ends_with_the_same_files(
 
 
 def test_a_storm_of_kills_ends_with_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
-    """Kills a few rows apart, with several samples a row: whatever the moments above leave out."""
+    """Kills a few rows apart, with several samples per row: moments that the tests above leave out."""
     options = options | SLOW | {"num_samples": 2, "max_new_tokens": 40}
     assert run_here(**options, output=tmp_path / "undisturbed").code == 0
     output = tmp_path / "run"
@@ -148,7 +148,7 @@ def test_killed_ranks_that_draft_ahead_end_with_the_same_files(
     kill_ranks_and_relaunch(output, **options)
     assert sum(shard["num_ahead_hits"] for shard in shard_stats(output)) > 0
     assert sum(sum(shard["num_branch_hits_per_rank"]) for shard in shard_stats(output)) > 0
-    # Times of its own would make it another run; a folder without rows keeps the manifest that it has.
+    # Its own measured times would make it another run; a folder without rows keeps its manifest.
     undisturbed.mkdir()
     shutil.copy(output / "manifest.json", undisturbed)
     assert fork_ranks(3, **options, tp_size=2, output=undisturbed).totals["num_rows"] == 24
@@ -201,7 +201,7 @@ def test_rows_of_a_part_log_are_kept_and_only_the_others_generated(
         expected[row_id]["completion"] = MARK
     assert rows == expected
     assert untouched.stat().st_mtime_ns == modified
-    # The work of this run: that of the four rows which no log had, and none for the last shard.
+    # The work of this run is that of the four rows that no log had, and none for the last shard.
     stats = shard_stats(output)
     assert stats[1]["num_draft_tokens"] == sum(row["num_draft_tokens"] for row in rows[16:20])
     assert stats[2]["num_target_passes"] == 0

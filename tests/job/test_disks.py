@@ -1,4 +1,4 @@
-"""Disks that fill up, cannot be written, or lose files under the job: told, and nothing finished is lost."""
+"""Disks that fill up, fail, or lose files during the job: it is reported, and no finished row is lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def remount(folder: Path, options: str) -> None:
 def test_a_disk_that_is_full_at_any_moment_costs_no_row(
     options: dict[str, Any], greedy: tuple[Path, Ended], small_disk: Path
 ) -> None:
-    """Whichever file it is that finds no room: the job says so, and goes on when there is some."""
+    """Whichever file finds no room: the job reports it, and a relaunch with more room continues."""
     output = small_disk / "run"
     refusals = []
     for num_kib in range(4, 400, 24):
@@ -65,7 +65,7 @@ def test_an_error_of_the_disk_ends_the_job_and_a_restart_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     moment: int,
 ) -> None:
-    """As above for those who may not mount: from some moment on the disk syncs nothing."""
+    """As above where mounting is not allowed: from some moment on, fsync fails."""
     real, num_calls = os.fsync, 0
 
     def fsync(descriptor: int) -> None:
@@ -94,10 +94,10 @@ def test_a_folder_that_cannot_be_written_is_refused_before_models_are_loaded(
         refused(run_here(**options, output=output), f"--output {output} cannot be written", "Read-only")
 
 
-def test_a_log_that_cannot_be_written_is_told_once_and_no_more(
+def test_a_log_that_cannot_be_written_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Results have files of their own; nobody wants to lose a night to a log, or read a traceback a line."""
+    """Results have their own files: a log must not cost a night of work, nor print a traceback per line."""
     (tmp_path / "rank.log").symlink_to("/dev/full")
     handler = RunLog(tmp_path / "rank.log")
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_log_that_cannot_be_written_is_told_once_and_no_more(
 
 
 @pytest.mark.parametrize("change", ["deleted", "truncated", "other", "touched"])
-def test_prompts_that_change_while_the_job_runs(
+def test_prompts_that_change_while_the_job_runs_end_it(
     pair: Pair,
     options: dict[str, Any],
     greedy: tuple[Path, Ended],
@@ -118,7 +118,7 @@ def test_prompts_that_change_while_the_job_runs(
     monkeypatch: pytest.MonkeyPatch,
     change: str,
 ) -> None:
-    """After the first shard. What is finished stays, and the job goes on when they are back."""
+    """After the first shard: what is finished stays, and the job continues once the prompts are restored."""
     prompts, output = tmp_path / "prompts.arrow", tmp_path / "run"
     content = pair.prompts.read_bytes()
     prompts.write_bytes(content)
@@ -152,7 +152,7 @@ def test_prompts_that_change_while_the_job_runs(
 def test_a_model_file_that_vanishes_before_it_is_read_is_named(
     pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the checks and the loading, as when somebody cleans up a cache."""
+    """Between the checks and the loading, as when a cache is cleaned up."""
     target = tmp_path / "target"
     shutil.copytree(pair.target, target)
     load = replica.load_whole

@@ -1,4 +1,4 @@
-"""The job as users start it, alone and on several ranks: the same files, with what is documented in them."""
+"""The job as users start it, in one process and on several ranks: the same files, as documented."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sampled(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_the_fixture_exercises_speculation(greedy: tuple[Path, Ended], sampled: tuple[Path, Ended]) -> None:
-    """Other tests would pass by accident if the draft were always right or wrong, or every row alike."""
+    """Other tests would pass by accident if the draft were always right or wrong, or all rows equal."""
     for output, ended in (greedy, sampled):
         assert 0.3 < ended.totals["draft_acceptance_rate"] < 0.9
         rows = read_output(output)
@@ -79,7 +79,7 @@ def test_output_has_the_documented_columns_and_rows_in_input_order(
 
 
 def test_datasets_reads_the_shards(greedy: tuple[Path, Ended], tmp_path: Path) -> None:
-    """The call that the documentation gives."""
+    """With the call given in the documentation."""
     output, _ = greedy
     dataset = load_dataset(
         "arrow", data_files=str(output / "shards" / "*.arrow"), split="train", cache_dir=str(tmp_path)
@@ -159,7 +159,9 @@ def test_ranks_write_the_files_of_one_process(
 
 
 @pytest.mark.ranks
-def test_rows_of_the_decisions_alone_write_the_same_files(options: dict[str, Any], tmp_path: Path) -> None:
+def test_gathering_logits_of_next_tokens_only_writes_the_same_files(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     """Without top-p the target's ranks give rank 0 nothing of the other places but a few numbers."""
     settings = options | SAMPLED | {"top_p": 1}
     assert run_here(**settings, output=tmp_path / "alone").code == 0

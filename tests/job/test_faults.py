@@ -1,4 +1,4 @@
-"""Ranks that die, hang or lack memory: their replica ends in seconds or goes on, and nothing is lost."""
+"""Ranks that die, hang or run out of memory: their replica ends in seconds or goes on; nothing is lost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_rank_that_dies_or_hangs_ends_its_replica_and_is_named_in_every_log(
             assert what in log
     assert logged_rows(output, 0).startswith(rows)
     (claim,) = (output / "claims").glob("shard-*")
-    # A lead that is left gives its shard back; one that was killed is seen to be dead.
+    # A rank 0 that is left gives its shard back; one that was killed is recognised as dead.
     assert (json.loads(claim.read_text())["replica"] is None) == (rank != RANK_ZERO)
     if rank == RANK_ZERO:
         assert run_here(**(options | changes | {"tp_size": 1}), output=output).totals["num_rows"] == 24
@@ -183,7 +183,7 @@ def test_a_target_of_nans_is_refused_and_single_rows_of_them_are_errors(
     assert ended.code == 2
     assert "error: the target's logits are not finite" in ended.stderr and "--dtype float32" in ended.stderr
     assert logged_rows(output, 0) == b""
-    # As many as cannot be told from accidents.
+    # So few that they can be accidents.
     few = run_here(**options, limit=NUM_SUSPECT_ROWS - 1, output=tmp_path / "few")
     assert few.totals["num_error_rows"] == NUM_SUSPECT_ROWS - 1
     assert all("not finite" in row["error"] for row in read_output(tmp_path / "few").to_pylist())

@@ -1,4 +1,4 @@
-"""The main job under a policy that is led by measured costs."""
+"""The main job with a policy that depends on measured costs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_costs_are_measured_once_and_frozen(
     assert info["reproducibility"] == "tokens"
     costs = info["costs"]
     assert costs["target"]["sizes"][0] == costs["draft"]["sizes"][0] == 1
-    # As if it had been stopped before its last shard was finished.
+    # As if it had been stopped before it finished its last shard.
     for path in output.glob("*/shard-00002.*"):
         path.unlink()
     monkeypatch.setattr("specdist.job.costs.measure_curve", lambda *_, **__: pytest.fail("measured again"))
@@ -43,7 +43,7 @@ def test_costs_are_measured_once_and_frozen(
         ({"temperature": 1.0, "acceptance": "gumbel"}, "tokens"),
     ],
 )
-def test_a_run_says_how_far_it_can_be_repeated(
+def test_a_run_states_its_reproducibility(
     options: dict[str, Any], settings: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
     run = options | settings | {"policy": "goodput", "limit": 2, "output": tmp_path / "run"}

@@ -66,7 +66,7 @@ def generate_unchecked(arguments: Sequence[str] | None) -> int:
 def known_everywhere(copying: dict[str, Any], output: Path, ended: Ended) -> None:
     assert ended.totals["exact"] is True
     assert completions(output) == expected(copying, output)
-    # The draft errs on purpose: both verify outputs have been passed.
+    # The draft errs on purpose: tokens were both accepted and rejected.
     assert 0.2 < ended.totals["draft_acceptance_rate"] < 1
 
 
@@ -75,13 +75,13 @@ def test_one_process_copies_from_far_back(copying: dict[str, Any], tmp_path: Pat
 
 
 @pytest.mark.ranks
-def test_two_ranks_and_a_draft_do_as_one_process(copying: dict[str, Any], tmp_path: Path) -> None:
+def test_two_ranks_and_a_draft_copy_like_one_process(copying: dict[str, Any], tmp_path: Path) -> None:
     known_everywhere(copying, tmp_path / "run", fork_ranks(3, **copying, tp_size=2, output=tmp_path / "run"))
 
 
 @pytest.mark.ranks
 def test_with_the_old_fault_the_job_does_not_begin(copying: dict[str, Any], tmp_path: Path) -> None:
-    """Frequencies in bfloat16, as ended with 0 and said exact before."""
+    """With frequencies in bfloat16 the job once ended with 0 and claimed to be exact."""
     ended = fork_ranks(3, generate_with_the_old_fault, **copying, tp_size=2, output=tmp_path / "run")
     assert ended.code == 2, ended.stderr
     assert "layer 0 queries differ by" in ended.stderr and "Nothing was generated" in ended.stderr

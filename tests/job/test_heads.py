@@ -1,4 +1,4 @@
-"""Runs whose policy reads a trained head: what is refused, what says that it is not exact, and ranks."""
+"""Runs whose policy reads a trained head: refusals, lossy runs, resuming, and several ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lossy_run(lossy: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.usefixtures("no_models")
-def test_what_does_not_fit_is_refused_before_a_model_is_loaded(
+def test_a_head_that_does_not_fit_is_refused_before_a_model_is_loaded(
     options: dict[str, Any], heads: dict[str, Path], pair: Pair, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
@@ -93,7 +93,7 @@ def test_a_lossy_run_says_so_everywhere(lossy_run: tuple[Path, Ended]) -> None:
     # What is not verified is kept, and the rest as often as what is verified.
     assert totals["predictions"]["theory"]["tokens_per_row_pass"]["ratio"] == pytest.approx(1, abs=0.05)
     operations = totals["operations"]
-    # Every token was run by the target at least once, which the paper does not count.
+    # The target ran every token at least once, which the paper does not count.
     assert operations["target_flops_per_token"]["ratio"] > 1.5
     assert operations["target_calls_per_token"]["measured"] < 1
     # At the start and at the end.
@@ -141,7 +141,7 @@ def test_a_verifier_that_only_says_when_to_stop_changes_no_greedy_token(
     assert 'verify: "all" in --output, "doubted" now' in message
 
 
-def test_a_run_goes_on_with_its_own_head_only(
+def test_a_run_continues_only_with_its_own_head(
     lossy: dict[str, Any], lossy_run: tuple[Path, Ended], pair: Pair, tmp_path: Path
 ) -> None:
     output = lossy_run[0]
@@ -182,7 +182,7 @@ def test_goodput_with_a_head_changes_no_greedy_token(
 def test_ranks_emit_what_one_process_does(
     options: dict[str, Any], heads: dict[str, Path], policy: str, tmp_path: Path
 ) -> None:
-    """The target sliced over two ranks, the draft with its head on a third."""
+    """The target sharded over two ranks, the draft with its head on a third."""
     common = options | SAMPLED | {"policy": policy, "head": heads[policy]}
     assert run_here(**common, output=tmp_path / "alone").code == 0
     ended = fork_ranks(3, **common, tp_size=2, output=tmp_path / "ranks")
@@ -205,7 +205,7 @@ def test_a_draft_with_a_head_works_ahead(
 
 
 @pytest.mark.ranks
-def test_a_trusted_draft_that_works_ahead_emits_what_the_target_would_deny(
+def test_a_trusted_draft_that_works_ahead_emits_tokens_that_the_target_would_reject(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     """With models that count, so that the draft's errors, and nothing else, stand in the output."""

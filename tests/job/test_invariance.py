@@ -1,4 +1,4 @@
-"""A row's completion depends on the row, the seed and the settings: not on how the run is cut or packed."""
+"""A completion depends on its row, the seed and the settings, not on how the run is sharded or batched."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def test_rows_do_not_depend_on_the_shards(
     assert read_output(tmp_path / "run").equals(read_output(sampled))
 
 
-def test_rows_do_not_depend_on_the_rows_behind_them(
-    options: dict[str, Any], sampled: Path, tmp_path: Path
-) -> None:
+def test_rows_do_not_depend_on_later_rows(options: dict[str, Any], sampled: Path, tmp_path: Path) -> None:
     """``--limit`` gives the first rows of the whole run."""
     assert run_here(**(options | SAMPLED), limit=13, output=tmp_path / "run").code == 0
     assert read_output(tmp_path / "run").equals(read_output(sampled).slice(0, 13))

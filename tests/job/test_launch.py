@@ -1,4 +1,4 @@
-"""The exit code of a launch is that of its ranks, which accelerate's own is not."""
+"""The exit code of a launch is that of its ranks, unlike accelerate's own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failed(*codes: int) -> ChildFailedError:
         (SignalException("asked to stop", signal.SIGTERM), 75),
     ],
 )
-def test_it_is_that_of_the_rank_that_failed_first(
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(
     error: Exception | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a run says of the check of its loaded target: in the manifest, the log, the totals and the card."""
+"""How a run reports the check of its loaded target: in the manifest, the log, the totals and the card."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_says_what_was_compared(greedy: tuple[Path, Ended]) -> None:
 def test_a_target_that_is_not_the_one_in_the_files_ends_the_job(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would have generated fluently, and ended with 0."""
+    """Without the check it would have generated fluent text and ended with 0."""
     load = replica.load_whole
 
     def load_wrongly(checkpoint: Any, **where: Any) -> PreTrainedModel:
@@ -72,7 +72,7 @@ def test_a_run_that_could_not_be_checked_does_not_say_that_it_is_exact(
 
 
 def test_a_restart_leaves_the_manifest_as_it_is(options: dict[str, Any], tmp_path: Path) -> None:
-    """Replicas and restarts check what they load; the manifest has the word of the first."""
+    """Replicas and restarts check what they load; the manifest keeps the result of the first."""
     output = tmp_path / "run"
     run_here(**options, output=output)
     before = (output / "manifest.json").read_bytes()

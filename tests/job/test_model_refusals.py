@@ -1,4 +1,4 @@
-"""Models that cannot work are refused by name before they are loaded: damaged, of another family, unfit."""
+"""Models that cannot work are refused by name before loading: damaged, unsupported or mismatched."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_an_unusable_model_folder_is_refused(
     tmp_path: Path,
     damage: Callable[[Path], list[str]],
 ) -> None:
-    """Downloads break off; each way of it is told with the file's name, not with a library's traceback."""
+    """Downloads break off; every case is reported with the file's name, not with a library's traceback."""
     fragments = damage(broken)
     prompts = {}
     if damage is lose_chat_template:

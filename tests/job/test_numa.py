@@ -1,4 +1,4 @@
-"""Ranks are bound to the CPUs next to their GPUs, and to no CPU that they may not use."""
+"""Ranks are bound to the CPUs next to their GPUs, but only to CPUs that they may use."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_mask_without_a_near_cpu_is_left_as_it_is(
 
 
 @pytest.mark.parametrize("fault", ["no nvidia-smi", "a GPU on a machine of one node"])
-def test_where_nothing_is_known_nothing_is_done(
+def test_ranks_on_unknown_hardware_are_not_bound(
     node: Path, masks: list[set[int]], monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     if fault == "no nvidia-smi":
@@ -98,7 +98,7 @@ def bound(node: Path, answers: multiprocessing.SimpleQueue[set[int]]) -> None:
     answers.put(os.sched_getaffinity(0))
 
 
-def test_the_kernel_takes_it(node: Path) -> None:
+def test_the_kernel_accepts_the_binding(node: Path) -> None:
     """In a process of its own, which ends with its binding."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()

@@ -1,4 +1,4 @@
-"""Ranks do not outlive their launcher: a relaunch would put a second copy of the models beside them."""
+"""Ranks do not outlive their launcher: a relaunch would load a second copy of the models."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def launched(
 
 
 def wait_for(process: psutil.Process) -> None:
-    """Until it has ended; nobody is its parent who would wait for it."""
+    """Wait until the process has ended; it has no parent here that could wait for it."""
     _, alive = psutil.wait_procs([process], timeout=SOON_S)
     assert not alive or process.status() == psutil.STATUS_ZOMBIE
 
@@ -116,7 +116,7 @@ def test_a_rank_ends_with_its_launcher(
 
 
 def test_a_rank_outlives_the_thread_that_has_started_it(tmp_path: Path) -> None:
-    """For which the kernel would send its signal of a parent's death."""
+    """The kernel's parent-death signal would be sent at the end of that thread."""
     with launched(tmp_path, gentle=True, leaves=True) as (_, rank, words):
         time.sleep(1.5)
         assert rank.is_running() and words.read_text() == ""

@@ -1,4 +1,4 @@
-"""Every policy that --policy offers can be built, run, resumed, and told from another."""
+"""Every policy that --policy offers can be built, run and resumed, and differs from the others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_greedy_text_is_the_same_and_the_run_continues(
 def test_files_of_a_draft_that_works_ahead_do_not_depend_on_preemption(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Its history leaves a row's slot and comes back on the rank of the draft, which must be told."""
+    """The history of a row leaves its slot and comes back on the draft's rank, which must be notified."""
     changes = {"policy": "gammatune_plus", "overlap": "ahead", "num_branches": 0, "temperature": 1}
     changes |= {"max_new_tokens": 90, "max_draft_tokens": 6}
     roomy, cramped = tmp_path / "roomy", tmp_path / "cramped"

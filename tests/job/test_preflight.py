@@ -1,4 +1,4 @@
-"""Who may open a folder beside whom."""
+"""Which jobs may open the same folder at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def join(output: Path, *, is_shared: bool) -> Membership:
     return member
 
 
-def test_a_folder_that_is_not_for_several_is_refused_until_the_first_has_left(tmp_path: Path) -> None:
+def test_a_folder_for_one_job_is_refused_until_the_first_has_left(tmp_path: Path) -> None:
     first = join(tmp_path / "run", is_shared=False)
     with pytest.raises(UserError, match=rf"run is being written by process {os.getpid()} on .*: wait until"):
         join(tmp_path / "run", is_shared=False)
@@ -26,7 +26,7 @@ def test_a_folder_that_is_not_for_several_is_refused_until_the_first_has_left(tm
     join(tmp_path / "run", is_shared=False).leave()
 
 
-def test_a_run_is_for_as_many_as_come(tmp_path: Path) -> None:
+def test_any_number_of_replicas_may_join_a_run(tmp_path: Path) -> None:
     members = [join(tmp_path / "run", is_shared=True) for _ in range(3)]
     assert len(members[0].others()) == 2
     for member in members:

@@ -46,7 +46,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_log_file_gets_a_line_a_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    """What earlier runs and other replicas have done counts as done, and not for the rate."""
+    """Work of earlier runs and other replicas counts as done, but not for the rate."""
     with caplog.at_level(logging.INFO):
         bar = Progress(100, 10)
         bar.skip(30)
@@ -117,7 +117,7 @@ def test_a_ratio_of_nothing_is_left_out(tmp_path: Path) -> None:
 
 @has_tensorboard
 def test_a_run_can_be_watched(options: dict[str, Any], greedy: Any, tmp_path: Path) -> None:
-    """By --tensorboard no row changes; a restart writes beside what is there."""
+    """--tensorboard changes no row; a restart writes another file beside the first."""
     output = tmp_path / "run"
     assert run_here(**options, tensorboard=True, output=output).code == 0
     assert shard_bytes(output) == shard_bytes(greedy[0])
@@ -138,7 +138,7 @@ def test_a_run_can_be_watched(options: dict[str, Any], greedy: Any, tmp_path: Pa
     assert read_scalars(again)["run/rows_done"][-1][0] == 24
 
 
-def test_without_the_package_nothing_is_begun(
+def test_without_the_package_the_job_does_not_start(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], no_models: None, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("specdist.cli.generate.TENSORBOARD_PACKAGE", "no_such_package")

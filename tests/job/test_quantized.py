@@ -162,7 +162,7 @@ def test_a_scheme_that_another_file_declares_is_refused(
         plan_models(config)
 
 
-def test_what_published_files_hold_for_nothing_is_let_be(
+def test_unused_tensors_of_published_files_are_ignored(
     options: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     """Frequencies of each layer's rotary embedding, position ids and masks: earlier versions stored them."""

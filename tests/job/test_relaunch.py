@@ -31,10 +31,10 @@ def state(output: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_finished_run_does_nothing_and_says_its_totals(
+def test_relaunching_a_finished_run_only_prints_its_totals(
     options: dict[str, Any], greedy: tuple[Path, Ended], finished: Path, no_models: None
 ) -> None:
-    """A requeued job that had just ended must not load 140 GB to find that out."""
+    """A requeued job that is already complete must not load 140 GB to find that out."""
     before = state(finished)
     ended = run_here(**options, output=finished)
     assert "nothing to do" in ended.stderr

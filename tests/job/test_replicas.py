@@ -67,7 +67,7 @@ def test_a_replica_that_joins_late_helps(shared: tuple[dict[str, Any], Path], tm
 def test_the_others_finish_what_a_killed_replica_had(
     shared: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
-    """Nobody starts anything again: the one that is left does it all."""
+    """Nothing is started again: the remaining replica does all the rest."""
     options, undisturbed = shared
     output = tmp_path / "run"
     with replicas(2, **options, output=output) as processes:
@@ -120,8 +120,8 @@ def test_storms_over_three_replicas_end_with_the_same_files(
     assert list(totals)[-1] == NUM_KILLS
 
 
-def test_the_first_replicas_costs_are_everybodys(options: dict[str, Any], tmp_path: Path) -> None:
-    """What is decided by measured times decides how many tokens are drafted, and with them the files."""
+def test_all_replicas_use_the_costs_of_the_first(options: dict[str, Any], tmp_path: Path) -> None:
+    """Measured times determine how many tokens are drafted, and with them the files."""
     options = options | SHARED | {"policy": "goodput", "temperature": 0}
     output = tmp_path / "run"
     with replicas(3, **options, output=output) as processes:

@@ -1,4 +1,4 @@
-"""Theory beside practice at the end of a run: fields that add up, and a table for people."""
+"""Theory and measurement at the end of a run: fields that add up, and a readable table."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_page_of_a_real_run(greedy: tuple[Path, Ended], tmp_path: Path) -> Non
 
 
 @pytest.mark.ranks
-def test_work_ahead_is_predicted_too(options: dict[str, Any], tmp_path: Path) -> None:
+def test_drafting_ahead_is_predicted_too(options: dict[str, Any], tmp_path: Path) -> None:
     output = tmp_path / "run"
     ended = fork_ranks(3, **options, tp_size=2, overlap="ahead", num_branches=1, output=output)
     predictions = ended.totals["predictions"]

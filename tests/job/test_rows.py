@@ -1,4 +1,4 @@
-"""What single rows can hold: text that cannot be used, chats, and the ways in which a completion ends."""
+"""The contents of single rows: unusable text, chats, and the ways in which a completion ends."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_the_length_ends_at_the_longest_sequence(options: dict[str, Any], tmp_pa
     assert lengths.count(40) > 5
 
 
-def test_options_without_effect_are_told(options: dict[str, Any], tmp_path: Path) -> None:
+def test_options_without_effect_are_reported(options: dict[str, Any], tmp_path: Path) -> None:
     """Silence would let a user believe that they had sampled."""
     ended = run_here(**options, top_k=5, num_samples=2, limit=2, output=tmp_path / "run")
     assert ended.code == 0

@@ -1,4 +1,4 @@
-"""Asked to stop: finished rows are saved, shards given back, all ranks leave together."""
+"""A job that is asked to stop saves finished rows, gives its shards back, and all its ranks leave."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.job.ranks import fork_ranks, started_ranks
 from tests.ranks import REPOSITORY
 
 SLOW = {"rows_per_shard": 6, "max_num_seqs": 2, "max_new_tokens": 60, "temperature": 1, "top_p": 0.9}
-# A process that waits to be stopped, and what becomes of it: {gentle} or not, with {grace} seconds to end.
+# A process that waits to be stopped, {gentle} or not, with {grace} seconds to end.
 WAITING = """
 import logging, sys, time
 from specdist.job import signals
@@ -66,7 +66,7 @@ def start(num_ranks: int = 1, **options: Any) -> subprocess.Popen[str]:
 
 
 def check_given_back(output: Path, rows: bytes) -> None:
-    """The second shard is nobody's; it has all the rows that it had, and nobody pretends to be alive."""
+    """The second shard has no holder and all its rows, and no heartbeat is left."""
     (claim,) = (output / "claims").glob("shard-*")
     assert json.loads(claim.read_text())["replica"] is None
     assert logged_rows(output, 1).startswith(rows)
@@ -104,7 +104,9 @@ def test_a_job_that_is_asked_to_stop_saves_its_rows_and_gives_its_shards_back(
 
 
 @pytest.mark.ranks
-def test_ranks_that_are_all_told_leave_together(slow: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+def test_ranks_that_all_get_the_signal_leave_together(
+    slow: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
     """A cluster's scheduler may send the signal to every process itself."""
     options, undisturbed = slow
     output = tmp_path / "run"
@@ -192,7 +194,7 @@ def test_a_job_that_does_not_come_to_the_end_of_its_round_is_ended() -> None:
     assert "not ended" in stderr
 
 
-def test_who_leaves_in_time_leaves_as_it_likes() -> None:
+def test_a_process_that_leaves_in_time_is_not_killed() -> None:
     process = waiting(gentle=True, leaves=True)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

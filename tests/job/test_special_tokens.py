@@ -94,12 +94,12 @@ def test_of_a_chat_only_the_templates_own_are_special(make: Any) -> None:
     assert own == ["<s>", *["<|start|>", "<|sep|>", "<|end|>"] * 2, "<|start|>", "<|sep|>"]
     assert special_ids(tokenizer, token_ids) == own
     assert len(special_ids(tokenizer, plain.prompt_ids(chat))) > len(own)
-    # What is told of the prompt is the text that it was, and the model gets the same text.
+    # The output has the prompt's text, and the model gets the same text.
     assert split.rendered(chat).text == plain.rendered(chat).text
     assert attack.replace(" ", "") in tokenizer.decode(token_ids).replace(" ", "").replace("\u2581", "")
 
 
-def test_nobody_writes_an_alias() -> None:
+def test_an_alias_of_a_special_token_cannot_be_written() -> None:
     _, split = encoders(byte_level())
     for character in (chr(0x100000), chr(0x108001)):
         for prompt in (f"a{character}", [{"role": "user", "content": f"a{character}"}]):

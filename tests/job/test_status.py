@@ -1,4 +1,4 @@
-"""What jobs/status.py says of a run, at every stage of it, and what jobs/merge.py makes of a complete one."""
+"""What jobs/status.py prints at every stage of a run, and what jobs/merge.py writes of a complete one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def member(output: Path, name: str, shard: int) -> Membership:
     return found
 
 
-def test_a_complete_run(finished: Path) -> None:
+def test_the_last_lines_of_a_complete_run(finished: Path) -> None:
     code, stdout, _ = job("status.py", finished)
     assert code == 0
     status = json.loads(stdout.splitlines()[-1])
@@ -64,7 +64,7 @@ def test_a_complete_run(finished: Path) -> None:
     assert "3 of 3 shards done" not in stdout and "3 of 3 done, 0 running" in stdout
 
 
-def test_a_run_at_work(finished: Path) -> None:
+def test_the_status_of_a_running_run(finished: Path) -> None:
     """One shard done, one held by a replica with two rows, one held by a replica whose process has ended."""
     unfinish(finished, 1)
     unfinish(finished, 2)
@@ -103,7 +103,7 @@ def test_shards_that_were_given_back_wait(finished: Path) -> None:
     assert (status.num_done, status.running, status.failed, status.num_waiting) == (2, [], [], 1)
 
 
-def test_a_replica_elsewhere_is_judged_by_its_heartbeats_age_at_first(finished: Path) -> None:
+def test_a_remote_replica_is_first_assessed_by_the_age_of_its_heartbeat(finished: Path) -> None:
     unfinish(finished, 1)
     holder = member(finished, "elsewhere", 1)
     holder.heartbeat._beat.process = replace(holder.heartbeat._beat.process, machine="another")
@@ -118,7 +118,7 @@ def test_a_replica_elsewhere_is_judged_by_its_heartbeats_age_at_first(finished: 
     assert [held.shard for held in reader.read().running] == [1]
 
 
-def test_a_folder_without_a_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_has_no_status(tmp_path: Path) -> None:
     code, stdout, stderr = job("status.py", tmp_path)
     assert (code, stdout) == (2, "")
     assert "is not the folder of a run" in stderr
@@ -168,7 +168,7 @@ def rewritten(folder: RunFolder, shard: int, table: pa.Table) -> None:
     folder.finish_shard(shard, table, {})
 
 
-def test_what_is_not_whole_is_not_merged(finished: Path, tmp_path: Path) -> None:
+def test_an_incomplete_or_damaged_run_is_not_merged(finished: Path, tmp_path: Path) -> None:
     output = tmp_path / "merged.arrow"
     folder = RunFolder(finished)
     table = pa.ipc.open_file(folder.data_path(1)).read_all()

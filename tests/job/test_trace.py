@@ -18,7 +18,7 @@ from tests.job.pair import Pair
 from tests.job.ranks import fork_ranks
 from tests.job.test_crash import fork_and_kill, num_logged
 
-# Ranks decide these from slices of the vocabulary.
+# Ranks choose these tokens from shards of the vocabulary.
 SAMPLED = {"temperature": 1, "top_k": 40, "seed": 3}
 SLOW = {"max_num_seqs": 2, "rows_per_shard": 12, "max_new_tokens": 48, "trace": True}
 

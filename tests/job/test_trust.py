@@ -1,4 +1,4 @@
-"""What comes with a model runs, or is unpickled, with the user's word alone."""
+"""Code that comes with a model runs, and pickles are read, only with the user's consent."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Trap:
         return os.mkdir, (str(self.mark),)
 
 
-def test_code_of_a_model_is_not_run_unasked(
+def test_code_of_a_model_is_not_run_without_consent(
     options: dict[str, Any], own: Path, no_models: None, tmp_path: Path
 ) -> None:
     """Refused before anything of it is imported, as a target and as a draft."""
@@ -96,7 +96,7 @@ def test_code_of_a_model_is_not_run_unasked(
     assert not (tmp_path / "imported").exists()
 
 
-def test_code_of_a_tokenizer_is_not_run_unasked(pair: Pair, tmp_path: Path) -> None:
+def test_code_of_a_tokenizer_is_not_run_without_consent(pair: Pair, tmp_path: Path) -> None:
     """Also in the folder of a family that transformers knows."""
     shutil.copytree(pair.target, tmp_path / "model")
     change_json(tmp_path / "model" / "tokenizer_config.json", auto_map={"AutoTokenizer": ["x.X", None]})
@@ -106,7 +106,7 @@ def test_code_of_a_tokenizer_is_not_run_unasked(pair: Pair, tmp_path: Path) -> N
         open_checkpoint("--target", str(tmp_path / "model"))
 
 
-def test_code_of_a_model_runs_with_the_users_word(
+def test_code_of_a_model_runs_with_consent(
     options: dict[str, Any], greedy: tuple[Path, Ended], own: Path, tmp_path: Path
 ) -> None:
     """The same weights give the same rows; a run without it is another run."""
@@ -124,7 +124,7 @@ def test_code_of_a_model_runs_with_the_users_word(
     assert "\n  target: " in ended.stderr and ended.code == 2
 
 
-def test_pickled_weights_are_read_when_asked_for(
+def test_pickled_weights_are_read_with_consent(
     pair: Pair, options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     """And give the same rows."""

@@ -1,4 +1,4 @@
-"""Waiting has an end: a replica in which no rank gets on ends in --rank_timeout, and shows where it was."""
+"""A replica in which no rank makes progress ends after --rank_timeout, and shows where it was."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_a_read_that_hangs_is_in_the_log_of_its_rank(options: dict[str, Any], tm
 
 
 def test_a_rank_that_is_slow_is_waited_for(still: dict[str, Any]) -> None:
-    """For twice as long as all ranks together may stand still."""
+    """It takes twice as long as all ranks together may hang."""
     assert standing.STEP_S * standing.NUM_STEPS == 2 * TIMEOUT_S
     codes, words = ended(standing.one_is_slow, still)
     assert codes == [0] * NUM_RANKS and not any("this replica ends" in said for said in words), words
 
 
-def test_ranks_that_do_not_come_are_named(still: dict[str, Any]) -> None:
+def test_ranks_that_do_not_arrive_are_named(still: dict[str, Any]) -> None:
     with started_ranks(NUM_RANKS, standing.one_never_comes, **still) as world:
         for rank in (0, 2):
             world.processes[rank].join(SOON_S)
@@ -92,7 +92,7 @@ def test_ranks_that_do_not_come_are_named(still: dict[str, Any]) -> None:
             assert "init_process_group" in set(stacks(said))
 
 
-def test_a_first_rank_that_does_not_come_is_named(still: dict[str, Any]) -> None:
+def test_a_rank_0_that_does_not_arrive_is_named(still: dict[str, Any]) -> None:
     """Without a launcher that has a store for them the others have no place to meet."""
     with started_ranks(NUM_RANKS, standing.the_first_never_comes, **still) as world:
         for rank in (1, 2):
@@ -103,7 +103,7 @@ def test_a_first_rank_that_does_not_come_is_named(still: dict[str, Any]) -> None
             assert "was not reached within 5 s" in said
 
 
-def test_the_last_barrier_has_an_end(still: dict[str, Any]) -> None:
+def test_the_last_barrier_has_a_timeout(still: dict[str, Any]) -> None:
     codes, words = ended(standing.one_does_not_leave, still)
     assert codes == [1] * NUM_RANKS
     for rank, said in enumerate(words):
@@ -159,7 +159,7 @@ def test_loading_and_measuring_are_counted_in_steps(
 
 @pytest.mark.parametrize("timeout_s", [1.0, 600.0, 1e9, math.inf])
 def test_a_collective_gives_up_long_after_the_watchdog(timeout_s: float) -> None:
-    """An honest wait for slow storage lasts for hours."""
+    """A legitimate wait for slow storage can take hours."""
     topology = Topology(
         rank=0,
         world_size=2,
