@@ -125,8 +125,8 @@ def storm(
 def storms(
     folder: Path, options: dict[str, Any], *, num_kills: int, num_replicas: int, rng: random.Random
 ) -> Iterator[int]:
-    """Run after run until so many replicas have been killed; yields their number so far after each run. ``folder`` has an
-    undisturbed run in ``undisturbed``."""
+    """Run after run until so many replicas have been killed; yields the number so far after
+    each run. ``folder`` has an undisturbed run in ``undisturbed``."""
     num_killed = num_runs = 0
     while num_killed < num_kills:
         output = folder / f"run-{num_runs}"
