@@ -50,7 +50,7 @@ def join(tp_size: int) -> Topology:
 
 
 def leave() -> None:
-    """What a rank's module calls last. Nobody hangs up while another is still talking, and the interpreter's
+    """What a rank's module calls last. No rank leaves while another still communicates, and the interpreter's
     teardown, in which libraries' threads may abort, is left out, as in the job."""
     dist.barrier()
     dist.destroy_process_group()

@@ -38,7 +38,7 @@ def chi_square_p_value_of_rows(counts_CV: Tensor, probabilities_CV: Tensor) -> f
         counts = torch.cat([counts_V[~small_V], counts_V[small_V].sum()[None]])
         expected = torch.cat([expected_V[~small_V], pooled[None]])
         if pooled < MIN_EXPECTED:
-            # The others are then verified given that the token was one of them.
+            # The others are then tested given that the token was one of them.
             counts, expected = counts[:-1], expected[:-1] * counts[:-1].sum() / expected[:-1].sum()
         if len(expected) > 1:
             statistic += float(((counts - expected) ** 2 / expected).sum())

@@ -101,7 +101,7 @@ def is_below(imported: str, module: str) -> bool:
 
 
 def test_no_modules_import_each_other() -> None:
-    """Also within a package: a cycle works only in the order in which somebody happened to import."""
+    """Also within a package: a cycle works only for some orders of imports."""
     try:
         TopologicalSorter({module: set(imported_modules(path)) for module, path in FILES.items()}).prepare()
     except CycleError as error:

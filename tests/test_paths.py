@@ -130,14 +130,14 @@ def test_extras_are_installed_from_the_checkout() -> None:
         ("make_synthetic.py", ["--shape", "huge", "--output", "x"]),
     ],
 )
-def test_every_job_ends_with_2_for_what_its_user_did_wrong(
+def test_every_job_ends_with_exit_code_2_for_a_mistake_of_its_user(
     job: str,
     arguments: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """As the README says; a script can tell it from a failure."""
+    """As the README says, so that a script can tell it from a failure."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [job, *arguments])
     with pytest.raises(SystemExit) as ended:

@@ -29,7 +29,7 @@ STEPS: list[Ends] = [
 
 
 class GrowingRows:
-    """Feeds a runner the chunks of a schedule: per pass, up to which position each slot's row is run."""
+    """Feeds a runner the chunks of a schedule: per pass, the position up to which each slot's row is run."""
 
     def __init__(
         self, plain: PreTrainedModel, schedule: list[Ends], *, page_size: int, seed: int = 0

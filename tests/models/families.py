@@ -1,4 +1,4 @@
-"""Tiny random models of every family that the engine promises to run."""
+"""Tiny random models of every supported family."""
 
 from __future__ import annotations
 

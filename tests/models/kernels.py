@@ -1,4 +1,4 @@
-"""Kernels that run on a CPU: one that is right, and some that are not."""
+"""Attention kernels that run on a CPU: a right one and some wrong ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RaisingKernel(PlainKernel):
 
 
 class WindowlessKernel(PlainKernel):
-    """Overlooks the window."""
+    """Ignores the sliding window."""
 
     name = "windowless"
 
@@ -44,7 +44,7 @@ class WindowlessKernel(PlainKernel):
 
 
 class StaleKernel(PlainKernel):
-    """Misses the newest key of every segment that has more than one."""
+    """Leaves out the newest key of every segment that has more than one."""
 
     name = "stale"
 

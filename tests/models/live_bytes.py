@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Inside the context: ``peak`` is the most that has been alive at a time, of tensors made inside."""
+    """``peak``: the most bytes alive at one time, of tensors created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A rank that loads its slice of a large checkpoint and checks the most memory that it ever held."""
+"""A rank that loads its shard of a large checkpoint and checks its peak memory."""
 
 import json
 import os
@@ -27,7 +27,7 @@ topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 checkpoint = open_checkpoint("--target", sys.argv[1])
 if topology.holds_target:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     model = load_sharded(
         checkpoint,

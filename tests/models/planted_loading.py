@@ -1,4 +1,4 @@
-"""A rank of the test of the check at the start: sound slices pass it, slices with a planted fault do not."""
+"""A rank of the test of the loading check: sound shards pass it, shards with a planted fault do not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FAULTS: dict[str, Callable[[nn.Module], object]] = {
 def failure(
     folder: str, dtype: torch.dtype, spoil: Callable[[nn.Module], object] | None = None
 ) -> str | None:
-    """What the check says on rank 0, which alone has something to compare."""
+    """The result of the check on rank 0, which alone compares."""
     checkpoint = open_checkpoint("--target", folder)
     where = {"device": topology.device, "vocab_size": VOCAB_SIZE, "group": group}
     model = load_sharded(checkpoint, dtype=dtype, **where)

@@ -29,8 +29,8 @@ from specdist.models.sizes import SUMMED
 from tests.models.families import VOCAB_SIZE
 from tests.ranks import join, leave
 
-# The same products, rounded at the same places: two errors of one size, which thousands of logits make a
-# steady one.
+# The same products, rounded at the same places: errors of the same size, and over thousands of logits their
+# ratio is steady.
 FACTOR = 2.5
 # The old rotary buffers are planted again: so far beyond what is allowed is the shared model then, at least.
 FAULT_FACTOR = 1.2

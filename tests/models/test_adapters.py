@@ -1,4 +1,4 @@
-"""Models between transformers and the paged cache, there and back; GPT-Neo's scores in half precision."""
+"""Switching models between transformers and the paged cache; GPT-Neo's scores in half precision."""
 
 import copy
 
@@ -17,7 +17,7 @@ NUM_SWITCHES = 3
 
 @pytest.mark.parametrize("family", ["gpt_neo", "gpt2"])
 def test_the_same_weights_run_in_both_by_turns(family: str) -> None:
-    """As in a benchmark. Rows of transformers' batch are padded, which only its own masks know of."""
+    """As in a benchmark. The rows of transformers' batch are padded, which only its own masks exclude."""
     plain = tiny_model(family)
     model = copy.deepcopy(plain)
     token_ids = torch.from_numpy(np.random.default_rng(0).integers(2, VOCAB_SIZE, size=(2, 24)))

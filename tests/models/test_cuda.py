@@ -29,7 +29,7 @@ KINDS = [
 def test_passes_match_plain_forwards(
     family: str, dtype: torch.dtype, schedule: list[Ends], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With all that is on by default; a graph that had to be given up is a failure here."""
+    """With everything that is on by default; a graph that was given up is a failure here."""
     plain = tiny_model(family, initializer_range=0.05)
     paged = copy.deepcopy(plain).to(GPU, dtype)
     use_paged_attention(paged)
@@ -48,5 +48,5 @@ def test_kernels_are_right_where_they_run(dtype: torch.dtype) -> None:
     assert probe_kernel(VarlenKernel(), KINDS, page_size=256, **common) is None
     assert probe_kernel(GatheredVarlenKernel(), KINDS, page_size=16, **common) is None
     reason = probe_kernel(VarlenKernel(), KINDS, page_size=16, **common)
-    # Of FlashAttention-2; its successors take any size.
+    # For FlashAttention-2; its successors take any page size.
     assert reason is None or "256" in reason

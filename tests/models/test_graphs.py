@@ -1,4 +1,4 @@
-"""Whether a recorded pass is replayed is decided by what it answers the first time."""
+"""A recorded pass is replayed only if its first replay gives the right result."""
 
 import copy
 import logging
@@ -79,8 +79,8 @@ def test_a_recorded_function_is_checked_once_and_then_replayed() -> None:
     assert (capturer.num_captures, capturer.num_replays) == (1, 3)
 
 
-def test_a_row_that_is_not_finite_costs_no_graphs() -> None:
-    """Its damage is in the pass itself; a replay that is damaged elsewhere is wrong."""
+def test_a_row_that_is_not_finite_does_not_end_replays() -> None:
+    """The pass itself is not finite there; a replay that is not finite elsewhere is wrong."""
     damaged = torch.tensor([[torch.nan, 2.0], [torch.inf, 3.0]])
     graphs = CheckedGraphs(FakeCapturer())
     graphs.run("key", lambda: damaged)
@@ -99,7 +99,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("capturer", FAULTS.values(), ids=FAULTS)
-def test_one_fault_ends_all_replays(capturer: FakeCapturer, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_wrong_replay_ends_all_replays(capturer: FakeCapturer, caplog: pytest.LogCaptureFixture) -> None:
     graphs, function = CheckedGraphs(capturer), Counted()
     with caplog.at_level(logging.WARNING):
         for key in ("a", "a", "b", "b"):
@@ -111,7 +111,7 @@ def test_one_fault_ends_all_replays(capturer: FakeCapturer, caplog: pytest.LogCa
 
 
 def test_a_rank_that_gives_up_runs_as_often_as_the_others() -> None:
-    """Every run has collectives that the other ranks wait for."""
+    """Every pass has collectives that the other ranks wait for."""
     num_runs = []
     for capturer in (FakeCapturer(), *FAULTS.values()):
         graphs, function = CheckedGraphs(capturer), Counted()
@@ -121,7 +121,7 @@ def test_a_rank_that_gives_up_runs_as_often_as_the_others() -> None:
     assert len(set(num_runs)) == 1
 
 
-def test_so_many_graphs_and_no_more() -> None:
+def test_the_number_of_graphs_is_limited() -> None:
     capturer, function = FakeCapturer(), Counted()
     graphs = CheckedGraphs(capturer, max_graphs=2)
     for key in "abcabc":
@@ -153,7 +153,7 @@ def test_passes_are_right_without_replays() -> None:
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_a_pass_that_fails_while_it_warms_up_is_not_made_up_for() -> None:
+def test_a_pass_that_fails_during_warm_up_is_not_repeated() -> None:
     """Ranks that share the model are in the middle of the same run: another one would meet with its rest."""
     function = Counted()
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):

@@ -1,4 +1,4 @@
-"""The faster float32 product gives the same numbers, and only to those who ask for it."""
+"""The faster float32 product gives the same results, and is used only on request."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Loading a target's slices: the memory it takes."""
+"""The memory of loading a sharded target."""
 
 import json
 from pathlib import Path
@@ -36,5 +36,5 @@ def test_a_rank_holds_its_slice_and_at_most_one_file(tmp_path: Path) -> None:
     for path in tmp_path.glob("rank*.json"):
         report = json.loads(path.read_text())
         print({name: f"{value / 2**20:.0f} MiB" for name, value in report.items()})  # noqa: T201 (with -s)
-        # Half of the model in memory is what sharding is for.
+        # Sharding over two ranks is meant to halve the memory.
         assert report["slice"] < 0.6 * report["checkpoint"]

@@ -1,4 +1,4 @@
-"""The check at every start: what was loaded is the model in the files, or the job does not begin."""
+"""The loading check: what was loaded is the model in the files, or the job does not begin."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def test_frequencies_in_bfloat16_are_found(tmp_path: Path, family: str) -> None:
     assert "--target" in str(error.value) and "Nothing was generated" in str(error.value)
 
 
-def test_a_reference_that_cannot_be_made_is_told_and_is_no_error(
+def test_a_reference_that_cannot_be_computed_is_reported_and_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a run may be right; it may not say that it is exact."""
+    """Such a run may be right, but must not claim to be exact."""
     folder = saved(tmp_path)
     monkeypatch.setattr("specdist.models.reference.WeightNames", lambda _: 1 / 0)
     check = checked(folder, torch.float32)
     assert check.to_json() == {"is_checked": False, "reason": "ZeroDivisionError: division by zero"}
 
 
-def test_a_number_that_is_none_is_a_difference(tmp_path: Path) -> None:
+def test_nan_counts_as_a_difference(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)

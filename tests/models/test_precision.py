@@ -1,4 +1,4 @@
-"""Models that two ranks share against whole ones, in every precision, beyond two thousand positions."""
+"""Models sharded over two ranks against whole ones, in every precision, beyond two thousand positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDE = {
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("part", range(4))
-def test_shared_models_agree_as_far_as_rounding_lets_them_and_not_with_the_old_fault(
+def test_sharded_models_agree_up_to_rounding_but_not_with_the_old_fault_planted(
     tmp_path: Path, part: int
 ) -> None:
     """Rotary frequencies in half precision, which float32 and short texts hid, are found in every family."""

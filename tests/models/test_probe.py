@@ -1,4 +1,4 @@
-"""A kernel is used only where it was found to be right, and a log line says why another is not."""
+"""A kernel is used only if the probe found it right, and a log line says why another is not used."""
 
 import logging
 
@@ -30,7 +30,7 @@ def test_a_wrong_kernel_is_found_out(kernel: PagedKernel, dtype: torch.dtype) ->
     assert reason is not None and "differs from plain attention" in reason
 
 
-def test_the_best_kernel_that_is_right(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_best_right_kernel_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
     right = PlainKernel()
     with caplog.at_level(logging.INFO):
         chosen = choose_kernel(
@@ -46,7 +46,7 @@ def test_the_best_kernel_that_is_right(caplog: pytest.LogCaptureFixture) -> None
     assert "windowless: differs" in message and "trace" not in message and "nan" not in message
 
 
-def test_without_any_kernel_that_is_right(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_right_kernel_none_is_used(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         chosen = choose_kernel(
             [RaisingKernel(), NanKernel()], [GLOBAL], page_size=16, dtype=torch.float32, device=CPU

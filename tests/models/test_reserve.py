@@ -1,4 +1,4 @@
-"""What passes need beside weights and cache: the terms against passes that are run, and their sums."""
+"""The memory of passes beside weights and cache: each term against measured passes, and their sums."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_deciding_holds_what_is_reserved_for_logits(name: str) -> None:
-    """On the side of the target, and of the draft with its features."""
+def test_verifying_and_drafting_hold_what_is_reserved_for_logits(name: str) -> None:
+    """For the target, and for the draft with its features."""
     settings, sampling = SETTINGS[name]
     size = model_size("it", WIDE, 2)
     keys, positions = np.zeros(NUM_ASKED, np.int64), np.arange(NUM_ASKED)

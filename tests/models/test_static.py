@@ -1,4 +1,4 @@
-"""Static passes against one plain forward per row; what padding may touch; and how buckets are chosen."""
+"""Static passes against one plain forward per row; what padding may write to; the choice of buckets."""
 
 import copy
 
@@ -157,7 +157,7 @@ def bucket_of(lengths: list[int], keys: int, num_logits: int, table_width: int =
     return choose_bucket(segments, num_logits, page_size=16, table_width=table_width)
 
 
-def test_buckets() -> None:
+def test_sizes_are_rounded_up_to_buckets() -> None:
     assert bucket_of([1], 1, 1) == Bucket(1, 1, 16, 1)
     assert bucket_of([1] * 5, 257, 5) == Bucket(8, 1, 32, 8)
     assert bucket_of([1, 5, 6], 512, 12) == Bucket(4, 6, 32, 24)
@@ -165,9 +165,9 @@ def test_buckets() -> None:
     assert bucket_of([6] * 64, 300, 0) == Bucket(64, 6, 32, 64)
 
 
-def test_what_is_left_to_ragged_passes() -> None:
+def test_large_or_uneven_batches_are_left_to_ragged_passes() -> None:
     assert bucket_of([17], 17, 1) is None
     assert bucket_of([1] * 257, 300, 257) is None
-    # Padding would multiply the tokens, or there are enough of them.
+    # Padding would multiply the tokens, or there are enough of them without.
     assert bucket_of([1] * 31 + [16], 300, 32) is None
     assert bucket_of([16] * (MAX_TOKENS // 16 + 1), 300, 1) is None

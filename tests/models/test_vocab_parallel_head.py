@@ -1,4 +1,4 @@
-"""A rank's slice of the output head."""
+"""A rank's shard of the output head."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def filled(whole: nn.Linear, ids: range) -> VocabParallelHead:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_slices_side_by_side_are_the_whole_without_its_padding(has_bias: bool) -> None:
+def test_the_shards_of_a_head_together_are_the_whole_without_its_padding(has_bias: bool) -> None:
     whole = nn.Linear(8, VOCAB_SIZE, bias=has_bias)
     hidden = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     parts = [filled(whole, ids)(hidden) for ids in vocab_ranges(VOCAB_SIZE - 5, 4)]
@@ -31,14 +31,14 @@ def test_slices_side_by_side_are_the_whole_without_its_padding(has_bias: bool) -
     torch.testing.assert_close(torch.cat(parts, dim=1), whole(hidden)[:, :-5], atol=1e-6, rtol=1e-6)
 
 
-def test_a_slice_goes_through_onednn_like_a_whole_head() -> None:
+def test_a_shard_of_a_head_goes_through_onednn_like_a_whole_one() -> None:
     """It is not a plain ``nn.Linear``, and a head is the largest layer of all."""
     head = filled(nn.Linear(8, MIN_WEIGHTS // 4), range(MIN_WEIGHTS // 8))
     OneDnnLinears(head)
     assert ("forward" in vars(head)) == torch.backends.mkldnn.is_available()
 
 
-def test_a_head_that_is_no_linear_layer_is_refused() -> None:
+def test_a_head_that_is_not_a_linear_layer_is_refused() -> None:
     model = tiny_model("llama")
     model.set_output_embeddings(nn.Sequential(model.get_output_embeddings()))
     name, head = find_head(model)

@@ -37,7 +37,7 @@ def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
     assert recommended["mode"] == "branches"
     assert "=>   draft GPU, branches" in done.stdout
     assert f"--num_processes {recommended['num_processes']} jobs/generate.py" in done.stdout
-    # What it wrote is what the main job takes.
+    # The main job accepts what it wrote.
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.tp_size == recommended["tp_size"] == 4
     assert config.num_draft_tokens == recommended["num_draft_tokens"]

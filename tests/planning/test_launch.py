@@ -1,4 +1,4 @@
-"""What ``jobs/plan.py`` prints can be typed as it stands: its files exist, and no replicas share a GPU."""
+"""The commands that ``jobs/plan.py`` prints can be typed: their files exist, and no replicas share a GPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def checked(line: str) -> Command:
 
 
 def check_gpus(commands: list[Command], gpus_per_node: int) -> None:
-    """Nobody shares a GPU, everybody has enough, and none is asked for that the node has not."""
+    """No replicas share a GPU, each has enough, and all of them exist on the node."""
     used = [gpu for command in commands for gpu in command.gpus or ()]
     assert len(used) == len(set(used)) and max(used, default=0) < gpus_per_node
     for command in commands:

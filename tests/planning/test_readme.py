@@ -1,4 +1,4 @@
-"""The README's plan is what its command prints."""
+"""The plan in the README is what its command prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGIN, END = "<!-- plan:begin -->", "<!-- plan:end -->"
 
 
 def test_the_readmes_plan_is_that_of_its_command() -> None:
-    """If it is not, run the command and put what it prints between the markers."""
+    """If it differs, run the command and put its output between the markers."""
     before, _, rest = documentation().partition(BEGIN)
     shown = rest.partition(END)[0].strip("\n`")
     command = re.findall(r"```bash\n(.*?)```", before, re.DOTALL)[-1].replace("\\\n", " ")

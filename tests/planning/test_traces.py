@@ -1,4 +1,4 @@
-"""Acceptance from the trace of a run."""
+"""The acceptance rate from the trace of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REJECTED = token(is_verified=True, is_accepted=False)
 AFTER = token(is_verified=False, is_accepted=False)
 
 
-def test_it_is_of_the_judged_tokens_of_all_shards(tmp_path: Path) -> None:
+def test_acceptance_is_that_of_the_verified_tokens_of_all_shards(tmp_path: Path) -> None:
     first = write(tmp_path / "stats/shard-00000.trace.arrow", ACCEPTED, REJECTED, AFTER, AFTER)
     write(tmp_path / "stats/shard-00001.trace.arrow", ACCEPTED, ACCEPTED)
     assert acceptance_of(tmp_path) == pytest.approx(3 / 4)

@@ -46,7 +46,7 @@ def test_what_the_engine_adds_is_found_in_two_runs() -> None:
     assert found.passes.target == COSTS.passes.target
 
 
-def test_acceptance_is_of_the_candidates_that_were_judged() -> None:
+def test_acceptance_is_that_of_the_verified_candidates() -> None:
     stats = Stats()
     for num_accepted in (3, 0, 1, 3):
         stats.observe_block(num_drafted=3, num_accepted=num_accepted)

@@ -1,4 +1,4 @@
-"""Rows and blocks as a draft would tell a policy of them."""
+"""The arguments with which a draft calls a policy."""
 
 from __future__ import annotations
 

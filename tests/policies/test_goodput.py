@@ -154,14 +154,14 @@ def test_a_prompt_in_the_pass_makes_time_no_cheaper() -> None:
     assert beside == [False, False]
 
 
-def test_a_row_is_judged_by_its_own_past_too() -> None:
+def test_the_forecast_of_a_row_depends_on_its_own_past_too() -> None:
     """After 0 of 40 and 40 of 40 accepted tokens, when the average is what was assumed."""
     policy = goodput(flat_costs(target=100, draft=10, per_token=32))
     histories_RH = np.array([[0.0, 40.0], [40.0, 40.0]])
     assert policy.wants_more(question(2, 0, histories_RH=histories_RH)).tolist() == [False, True]
 
 
-def test_a_rows_past_is_what_was_judged_of_it() -> None:
+def test_the_past_of_a_row_is_its_verified_tokens() -> None:
     policy = goodput(flat_costs(target=100, draft=10))
     blocks = VerifiedBlocks(
         histories_RH=np.array([[0.0, 0.0], [8.0, 16.0]]),
@@ -174,7 +174,7 @@ def test_a_rows_past_is_what_was_judged_of_it() -> None:
     np.testing.assert_allclose(policy.next_histories(blocks), expected)
 
 
-def test_nothing_judged_is_nothing_learned() -> None:
+def test_without_verified_tokens_nothing_is_learned() -> None:
     policy = goodput(flat_costs(target=100, draft=10))
     before = policy._forecast
     nothing = np.zeros(0)
@@ -198,7 +198,7 @@ def test_a_head_that_doubts_a_token_ends_the_block_one_token_later() -> None:
     assert policy.wants_more(question(2, 1, alike)).tolist() == [True, True]
 
 
-def test_the_head_s_word_is_calibrated_by_what_the_target_says() -> None:
+def test_the_head_s_estimates_are_calibrated_by_the_target() -> None:
     """A head that says 0.3 of tokens of which nine in ten are accepted, as one with unequal weights does."""
     policy = goodput(flat_costs(target=100, draft=10, per_token=32), reads_head=True)
     before, _ = chances(policy, 0.3)
@@ -222,10 +222,10 @@ def chances(policy: Goodput, estimate: float) -> list[float]:
     return policy._chances(told([0.5] * 2, [estimate, np.nan]), np.zeros(2)).tolist()
 
 
-def test_what_is_ready_is_verified_by_the_head_s_word() -> None:
+def test_ready_candidates_are_verified_by_the_head_s_estimates() -> None:
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])), reads_head=True)
     ready = told([0.95] * 5, [0.95, 0.001, 0.95, 0.9, np.nan])
     assert policy.num_to_verify(ready, np.array([2, 3]), 2).tolist() == [1, 3]
-    # Without a head the estimates are nobody's.
+    # Without a head the estimates are not used.
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
     assert policy.num_to_verify(ready, np.array([2, 3]), 2).tolist() == [2, 3]

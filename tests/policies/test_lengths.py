@@ -1,4 +1,4 @@
-"""Policies that choose a block's length by what became of the row's last ones."""
+"""Policies that choose the length of a block by the acceptance of the row's previous ones."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_gammatune_stays_within_its_limits() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.7, 0.9])
-def test_a_window_that_is_where_it_belongs_stays_there(rate: float) -> None:
+def test_a_window_at_its_fixed_point_stays_there(rate: float) -> None:
     """(1 - η) w + η A is not w in floating point, and the ceiling would make one token more of it."""
     policy = gammatune(num_draft_tokens=7, length_rate=rate)
     rows = begun(policy)

@@ -13,7 +13,7 @@ from specdist.policies.registry import POLICIES, all_papers, papers_of
 def test_every_choice_has_its_references() -> None:
     assert set(OF_ACCEPTANCE) == set(get_args(get_type_hints(GenerateConfig)["acceptance"]))
     for name, policy in POLICIES.items():
-        # transformers' heuristic is of no paper.
+        # transformers' heuristic has no paper.
         assert policy.papers or name == "hf_heuristic"
 
 

@@ -88,7 +88,7 @@ def check_rates(name: str, live: list[list[float]]) -> None:
 
 @pytest.mark.parametrize("name", ROW_POLICIES)
 def test_replayed_rates_are_those_of_a_live_run(name: str) -> None:
-    """In any batch: a row's blocks are its own affair."""
+    """In any batch: the blocks of a row depend on that row alone."""
     live = []
     for group in by_group(all_at_once(name, LIVE_SEED)):
         num_tokens = sum(len(completion.token_ids) for completion in group)

@@ -32,7 +32,7 @@ def small_trace(settings: SamplingSettings) -> ExhaustiveTrace:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_entries_say_what_became_of_the_drafts_tokens(temperature: float) -> None:
+def test_entries_record_the_acceptance_of_the_drafts_tokens(temperature: float) -> None:
     for prompt in small_trace(SamplingSettings(temperature=temperature)).prompts:
         assert prompt.num_tokens <= MAX_NEW_TOKENS
         for position in range(prompt.num_tokens):
@@ -85,7 +85,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         ExhaustiveTrace.read(tmp_path / "trace.arrow")
 
 
-def test_drafts_given_the_outcome_follow_the_drafts_law() -> None:
+def test_drafts_given_the_outcome_follow_the_drafts_distribution() -> None:
     """x ~ P, then y given x: y ~ Q, and y is accepted with probability min(1, P/Q). Off the path y ~ Q."""
     generator = torch.Generator().manual_seed(1)
     num, size = 40_000, 6

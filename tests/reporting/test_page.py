@@ -1,4 +1,4 @@
-"""What a report says: every panel holds something or a reason, and what nobody may overlook comes first."""
+"""The contents of a report: every panel has data or a reason, and warnings come first."""
 
 from __future__ import annotations
 

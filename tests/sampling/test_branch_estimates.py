@@ -19,7 +19,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("sampling", list(SETTINGS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_features_are_those_of_the_law_that_the_token_was_drawn_from(
+def test_features_are_those_of_the_distribution_that_the_token_was_drawn_from(
     sampling: str, dtype: torch.dtype
 ) -> None:
     """From nearly even to certain, and with logits far from zero. Under greedy it is the softmax's."""

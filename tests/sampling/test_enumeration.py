@@ -51,7 +51,7 @@ def acceptance_probability(target: Tensor, draft: Tensor) -> float:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_accepted_and_recovered_mass_is_the_target_law(settings: SamplingSettings) -> None:
+def test_accepted_and_recovered_mass_is_the_target_distribution(settings: SamplingSettings) -> None:
     for seed in range(20):
         target, draft = pair_of_distributions(settings, seed)
         accepted_V = accepted_masses(target, draft)
@@ -135,7 +135,7 @@ def test_draw_never_takes_a_token_without_probability() -> None:
     assert Dense(distribution).draw(edges).tolist() == [1, 3, 1, 3]
 
 
-def test_greedy_is_the_one_hot_law_through_the_same_path() -> None:
+def test_greedy_is_the_one_hot_distribution_through_the_same_path() -> None:
     """The one-hot shortcut against dense rows of zeros and ones, through every step."""
     logits = torch.randn(50, VOCAB_SIZE, generator=torch.Generator().manual_seed(5))
     target = distributions_from_logits(logits[:25], SamplingSettings(temperature=0.0))

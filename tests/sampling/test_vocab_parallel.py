@@ -1,4 +1,4 @@
-"""A vocabulary in slices gives what the whole one gives: winners exactly, probabilities up to rounding."""
+"""A sharded vocabulary gives the results of the whole one: tokens exactly, probabilities up to rounding."""
 
 import itertools
 

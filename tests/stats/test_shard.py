@@ -78,7 +78,7 @@ def test_blocks_are_counted_by_position_and_length() -> None:
     assert summary["draft_acceptance_rate"] == pytest.approx(0.5)
 
 
-def test_tokens_ahead_are_counted_by_what_has_become_of_them() -> None:
+def test_tokens_drafted_ahead_are_counted_by_their_outcome() -> None:
     stats = Stats()
     outcomes = [
         # Nothing ahead, nothing prepared; a chain that goes on; one that breaks at its first token and finds
@@ -98,7 +98,7 @@ def test_tokens_ahead_are_counted_by_what_has_become_of_them() -> None:
     assert stats.summary()["miss_catch_rate"] == 0.5
 
 
-def test_what_a_lossy_run_trusts_counts_as_accepted_and_not_as_judged() -> None:
+def test_trusted_tokens_of_a_lossy_run_count_as_accepted_but_not_as_verified() -> None:
     stats = Stats()
     stats.observe_block(num_drafted=4, num_accepted=4, num_trusted=3)
     stats.observe_block(num_drafted=3, num_accepted=2, num_trusted=2)

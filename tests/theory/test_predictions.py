@@ -1,4 +1,4 @@
-"""Theory beside practice: figures worked out by hand, and coins for which the formulas hold."""
+"""Theory against measurement: figures computed by hand, and independent coins for which the formulas hold."""
 
 import json
 import random

@@ -53,7 +53,7 @@ def head(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_an_acceptance_head_finds_the_law(head: Path) -> None:
+def test_an_acceptance_head_finds_the_true_probabilities(head: Path) -> None:
     """The logit is linear in the state: next to nothing is left to find, and the features know nothing."""
     metrics = read_head_info(head).metrics
     assert metrics["kl"] < 0.01 and metrics["training_kl"] < 0.01

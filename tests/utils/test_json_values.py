@@ -28,7 +28,7 @@ class Outer:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff\xfe", "{}".encode("utf-16-le")[:3], b"[" * 200_000, b'{"a":' * 200_000]
 )
-def test_whatever_is_no_json_is_one_kind_of_error(content):
+def test_invalid_json_of_every_kind_raises_one_error(content):
     with pytest.raises(ValueError):
         parse_json(content)
 
