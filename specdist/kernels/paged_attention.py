@@ -1,0 +1,404 @@
+"""Attention over pages where they lie, as Triton kernels: one launch for all segments of a pass.
+
+A program works on one tile of a segment's queries and one key/value head. The query heads that share the head
+are rows of the same tile, so keys and values are read once per group (as in vLLM's unified attention). The
+keys are cut into *splits* of a fixed number of positions; every split has a softmax of its own
+(FlashAttention, Dao et al. 2022, Algorithm 1), and the splits are joined from the first to the last. With few
+tiles the splits are separate programs, and a second kernel joins them (Flash-Decoding); with many, a program
+goes through all of them. Both do the same arithmetic in the same order, so the output of a query does not
+depend on what else is in the batch.
+
+T flat tokens, S segments, P pages per segment, H heads, G key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Positions of a split: short enough that a few long sequences fill a device, long enough that what a split
+# leaves for the join is small beside its keys and values.
+SPLIT_KEYS = 512
+# With fewer programs than this, splits become programs of their own: two waves of the largest devices' 150
+# multiprocessors.
+MIN_PROGRAMS = 300
+# Keys per step, and rows (queries × heads that share a key/value head) of a tile: what fits into the
+# registers (tests/kernels/test_compilation.py). A decoding step fills few rows, but is bound by reading the
+# keys.
+BLOCK_KEYS = 32
+BLOCK_ROWS = 64
+SMALL_BLOCK_ROWS = 32
+FULL_TILE_WIDTHS = (16, 32, 64, 128)
+# Without contraction into fused multiply-adds both ways to join splits round alike.
+OPTIONS: dict[str, int | bool] = {"num_stages": 3, "enable_fp_fusion": False}
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+LOG2_E = math.log2(math.e)
+
+
+@triton.jit
+def _dot(left, right, accumulator):
+    """Matrix product, added to the accumulator. The interpreter takes bfloat16 for integers: there the
+    operands are widened first, which changes no product."""
+    if INTERPRETED:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, accumulator, input_precision="ieee")
+
+
+@triton.jit
+def _join(maxima, sums, outputs, split_maxima, split_sums, split_outputs):
+    """A softmax over more keys. ``maxima`` are of base-2 exponents; a row without keys has -inf, 0 and
+    zeros."""
+    joined = tl.maximum(maxima, split_maxima)
+    finite = tl.where(joined == float("-inf"), 0.0, joined)
+    old, new = tl.exp2(maxima - finite), tl.exp2(split_maxima - finite)
+    return joined, sums * old + split_sums * new, outputs * old[:, None] + split_outputs * new[:, None]
+
+
+@triton.jit
+def _segment_of(tile, query_starts, num_segments, block_queries: tl.constexpr):
+    """Which segment a tile belongs to: segment s has its tiles from ``query_starts[s] // block_queries +
+    s``."""
+    low, high = 0, num_segments
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // block_queries + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _one_split(
+    queries,
+    key_pages,
+    value_pages,
+    table_row,
+    first_key,
+    last_key,
+    head,
+    position_M,
+    columns_D,
+    scale,
+    softcap,
+    stride_page,
+    stride_token,
+    stride_head,
+    width: tl.constexpr,
+    page_size: tl.constexpr,
+    window: tl.constexpr,
+    has_softcap: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+    block_width: tl.constexpr,
+):
+    """Softmax over keys [first, last): largest exponents [M], sums [M], and weighted values [M, D] in
+    float32."""
+    maxima = tl.full([block_rows], float("-inf"), tl.float32)
+    sums = tl.zeros([block_rows], tl.float32)
+    outputs = tl.zeros([block_rows, block_width], tl.float32)
+    for start in range(first_key, last_key, block_keys):
+        keys_N = start + tl.arange(0, block_keys)
+        is_key = keys_N < last_key
+        pages_N = tl.load(table_row + keys_N // page_size, mask=is_key, other=0).to(tl.int64)
+        places_N = pages_N * stride_page + (keys_N % page_size) * stride_token + head * stride_head
+        # Beyond the last key lie other sequences' values, or nothing: 0 × NaN would be NaN.
+        is_read = is_key[:, None] & (columns_D < width)[None, :]
+        keys = tl.load(key_pages + places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0)
+        scores = _dot(queries, tl.trans(keys), tl.zeros([block_rows, block_keys], tl.float32))
+        if has_softcap:
+            decayed = tl.exp2(-tl.abs(scores * scale))
+            capped = softcap * (1.0 - decayed) / (1.0 + decayed)
+            scores = tl.where(scores * scale < 0, -capped, capped)
+        else:
+            scores = scores * scale
+        is_seen = is_key[None, :] & (keys_N[None, :] <= position_M[:, None])
+        if window > 0:
+            is_seen &= keys_N[None, :] > position_M[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
+        largest = tl.maximum(maxima, tl.max(scores, 1))
+        finite = tl.where(largest == float("-inf"), 0.0, largest)
+        weights = tl.exp2(scores - finite[:, None])
+        decay = tl.exp2(maxima - finite)
+        values = tl.load(value_pages + places_N[:, None] + columns_D[None, :], mask=is_read, other=0.0)
+        sums = sums * decay + tl.sum(weights, 1)
+        outputs = _dot(weights.to(values.dtype), values, outputs * decay[:, None])
+        maxima = largest
+    return maxima, sums, outputs
+
+
+@triton.jit
+def _tile(
+    query_starts,
+    used_keys,
+    num_segments,
+    num_repeats: tl.constexpr,
+    window: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+):
+    """This program's tile: its segment, the segment's first query and number of queries, the tile's first
+    query within the segment, the position of the segment's first query, and the keys [first, last) that the
+    tile sees."""
+    tile = tl.program_id(0)
+    block_queries: tl.constexpr = block_rows // num_repeats
+    segment = _segment_of(tile, query_starts, num_segments, block_queries)
+    begin = tl.load(query_starts + segment)
+    num_queries = tl.load(query_starts + segment + 1) - begin
+    first_query = (tile - begin // block_queries - segment) * block_queries
+    first_position = tl.load(used_keys + segment) - num_queries
+    last_key = first_position + tl.minimum(first_query + block_queries, num_queries)
+    first_key = 0
+    if window > 0:
+        first_key = tl.maximum(first_position + first_query - window + 1, 0) // block_keys * block_keys
+    return segment, begin, num_queries, first_query, first_position, first_key, last_key
+
+
+@triton.jit
+def attend_kernel(
+    queries,
+    key_pages,
+    value_pages,
+    block_table,
+    used_keys,
+    query_starts,
+    output,
+    split_outputs,
+    split_maxima,
+    split_sums,
+    num_segments,
+    scale,
+    softcap,
+    stride_token_heads,
+    stride_query_head,
+    stride_page,
+    stride_token,
+    stride_head,
+    stride_table,
+    num_splits,
+    num_heads: tl.constexpr,
+    num_repeats: tl.constexpr,
+    width: tl.constexpr,
+    page_size: tl.constexpr,
+    window: tl.constexpr,
+    has_softcap: tl.constexpr,
+    in_splits: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+    block_width: tl.constexpr,
+    split_keys: tl.constexpr,
+):
+    """Grid: (tiles, key/value heads, splits if ``in_splits`` else 1)."""
+    segment, begin, num_queries, first_query, first_position, first_key, last_key = _tile(
+        query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
+    )
+    if first_query >= num_queries:
+        return
+    head = tl.program_id(1)
+    rows_M = tl.arange(0, block_rows)
+    query_M = first_query + rows_M // num_repeats
+    head_M = head * num_repeats + rows_M % num_repeats
+    is_query = (query_M < num_queries) & (rows_M < block_rows // num_repeats * num_repeats)
+    position_M = first_position + query_M
+    columns_D = tl.arange(0, block_width)
+    is_used = is_query[:, None] & (columns_D < width)[None, :]
+    token_M = (begin + query_M).to(tl.int64)
+    places_M = token_M * stride_token_heads + head_M * stride_query_head
+    tile_queries = tl.load(queries + places_M[:, None] + columns_D[None, :], mask=is_used, other=0.0)
+    table_row = block_table + segment.to(tl.int64) * stride_table
+    if in_splits:
+        split = tl.program_id(2)
+        begin_key = tl.maximum(split * split_keys, first_key)
+        end_key = tl.minimum((split + 1) * split_keys, last_key)
+        if begin_key < end_key:
+            maxima, sums, outputs = _one_split(
+                tile_queries, key_pages, value_pages, table_row, begin_key, end_key, head, position_M,
+                columns_D, scale, softcap, stride_page, stride_token, stride_head, width, page_size,
+                window, has_softcap, block_rows, block_keys, block_width,
+            )  # fmt: skip
+            places_M = (token_M * num_heads + head_M) * num_splits + split
+            tl.store(split_maxima + places_M, maxima, mask=is_query)
+            tl.store(split_sums + places_M, sums, mask=is_query)
+            places_MD = places_M[:, None] * width + columns_D[None, :]
+            tl.store(split_outputs + places_MD, outputs, mask=is_used)
+    else:
+        maxima = tl.full([block_rows], float("-inf"), tl.float32)
+        sums = tl.zeros([block_rows], tl.float32)
+        outputs = tl.zeros([block_rows, block_width], tl.float32)
+        for split in range(first_key // split_keys, tl.cdiv(last_key, split_keys)):
+            begin_key = tl.maximum(split * split_keys, first_key)
+            end_key = tl.minimum((split + 1) * split_keys, last_key)
+            new_maxima, new_sums, new_outputs = _one_split(
+                tile_queries, key_pages, value_pages, table_row, begin_key, end_key, head, position_M,
+                columns_D, scale, softcap, stride_page, stride_token, stride_head, width, page_size,
+                window, has_softcap, block_rows, block_keys, block_width,
+            )  # fmt: skip
+            maxima, sums, outputs = _join(maxima, sums, outputs, new_maxima, new_sums, new_outputs)
+        places_M = (token_M * num_heads + head_M) * width
+        result = outputs / tl.where(sums == 0.0, 1.0, sums)[:, None]
+        tl.store(output + places_M[:, None] + columns_D[None, :], result, mask=is_used)
+
+
+@triton.jit
+def join_kernel(
+    used_keys,
+    query_starts,
+    output,
+    split_outputs,
+    split_maxima,
+    split_sums,
+    num_segments,
+    num_splits,
+    num_heads: tl.constexpr,
+    num_repeats: tl.constexpr,
+    width: tl.constexpr,
+    window: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_keys: tl.constexpr,
+    block_width: tl.constexpr,
+    split_keys: tl.constexpr,
+):
+    """Grid: (tiles, key/value heads). Joins what the splits' programs left, from the first to the last."""
+    _, begin, num_queries, first_query, _, first_key, last_key = _tile(
+        query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
+    )
+    if first_query >= num_queries:
+        return
+    rows_M = tl.arange(0, block_rows)
+    query_M = first_query + rows_M // num_repeats
+    head_M = tl.program_id(1) * num_repeats + rows_M % num_repeats
+    is_query = (query_M < num_queries) & (rows_M < block_rows // num_repeats * num_repeats)
+    columns_D = tl.arange(0, block_width)
+    is_used = is_query[:, None] & (columns_D < width)[None, :]
+    places_M = (begin + query_M).to(tl.int64) * num_heads + head_M
+    maxima = tl.full([block_rows], float("-inf"), tl.float32)
+    sums = tl.zeros([block_rows], tl.float32)
+    outputs = tl.zeros([block_rows, block_width], tl.float32)
+    for split in range(first_key // split_keys, tl.cdiv(last_key, split_keys)):
+        split_M = places_M * num_splits + split
+        maxima, sums, outputs = _join(
+            maxima,
+            sums,
+            outputs,
+            tl.load(split_maxima + split_M, mask=is_query, other=float("-inf")),
+            tl.load(split_sums + split_M, mask=is_query, other=0.0),
+            tl.load(split_outputs + split_M[:, None] * width + columns_D[None, :], mask=is_used, other=0.0),
+        )
+    result = outputs / tl.where(sums == 0.0, 1.0, sums)[:, None]
+    tl.store(output + places_M[:, None] * width + columns_D[None, :], result, mask=is_used)
+
+
+@torch.library.custom_op("specdist::paged_attention", mutates_args=())
+def paged_attention(
+    queries_THD: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    block_table_SP: Tensor,
+    used_S: Tensor,
+    query_starts_S1: Tensor,
+    *,
+    max_keys: int,
+    max_split_bytes: int,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of every segment over its pages: output [T, H, D]; zeros where a query sees no key.
+
+    Args:
+        key_pages, value_pages: [pages, page size, G, D], in one dtype with the queries.
+        block_table_SP: int32 page of every stretch of positions; entries after a segment's last key are not
+            read.
+        used_S: int32 keys of each segment, its queries' own among them: the queries are its last tokens.
+        query_starts_S1: int32 first query of each segment, and the number of queries.
+        max_keys: no segment has more.
+        max_split_bytes: no more memory is taken for splits that are programs of their own.
+        scale: of the scores; None is D ** -0.5.
+        window: keys that a query sees, its own among them; None is all before it.
+        softcap: scores become ``softcap × tanh(score / softcap)``.
+    """
+    num_tokens, num_heads, width = queries_THD.shape
+    page_size, num_kv_heads = key_pages.shape[1:3]
+    num_repeats = num_heads // num_kv_heads
+    if queries_THD.stride(2) != 1:
+        queries_THD = queries_THD.contiguous()
+    block_rows = block_rows_of(width, num_repeats)
+    num_splits = triton.cdiv(max_keys, SPLIT_KEYS)
+    # Every segment may leave one tile incomplete.
+    num_tiles = num_tokens // (block_rows // num_repeats) + len(used_S)
+    split_bytes = num_tokens * num_heads * num_splits * (width + 2) * torch.float32.itemsize
+    needs_programs = num_tiles * num_kv_heads < MIN_PROGRAMS
+    in_splits = num_splits > 1 and needs_programs and split_bytes <= max_split_bytes
+    output = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
+    split_shape = (num_tokens, num_heads, num_splits) if in_splits else (1, 1, 1)
+    split_outputs = output.new_empty(*split_shape, width, dtype=torch.float32)
+    split_maxima, split_sums = output.new_empty(2, *split_shape, dtype=torch.float32)
+    shared = {
+        "num_heads": num_heads,
+        "num_repeats": num_repeats,
+        "width": width,
+        "window": window or 0,
+        "block_rows": block_rows,
+        "block_keys": BLOCK_KEYS,
+        "block_width": triton.next_power_of_2(width),
+        "split_keys": SPLIT_KEYS,
+        **options_of(width, block_rows),
+    }
+    # Exponents are of base 2. tanh(x) = (1 - exp(-2x)) / (1 + exp(-2x)): with a soft cap the scale is that of
+    # 2x.
+    exponent_scale = LOG2_E * (width**-0.5 if scale is None else scale)
+    if softcap is not None:
+        exponent_scale *= 2 / softcap
+    attend_kernel[(num_tiles, num_kv_heads, num_splits if in_splits else 1)](
+        queries_THD,
+        key_pages,
+        value_pages,
+        block_table_SP,
+        used_S,
+        query_starts_S1,
+        output,
+        split_outputs,
+        split_maxima,
+        split_sums,
+        len(used_S),
+        exponent_scale,
+        LOG2_E * (softcap or 0.0),
+        *queries_THD.stride()[:2],
+        *key_pages.stride()[:3],
+        block_table_SP.stride(0),
+        num_splits,
+        page_size=page_size,
+        has_softcap=softcap is not None,
+        in_splits=in_splits,
+        **shared,
+    )
+    if in_splits:
+        join_kernel[(num_tiles, num_kv_heads)](
+            used_S,
+            query_starts_S1,
+            output,
+            split_outputs,
+            split_maxima,
+            split_sums,
+            len(used_S),
+            num_splits,
+            **shared,
+        )
+    return output
+
+
+def block_rows_of(width: int, num_repeats: int) -> int:
+    """Rows of a tile: at least one query of ``num_repeats`` heads."""
+    rows = BLOCK_ROWS if width in FULL_TILE_WIDTHS else SMALL_BLOCK_ROWS
+    return max(rows, triton.next_power_of_2(num_repeats))
+
+
+def options_of(width: int, block_rows: int) -> dict[str, int | bool]:
+    """How to compile for a tile: where it is small, four warps suffice, if their registers are not kept
+    few."""
+    is_small = block_rows == SMALL_BLOCK_ROWS and width <= FULL_TILE_WIDTHS[-1]
+    return OPTIONS | ({"num_warps": 4, "maxnreg": 255} if is_small else {"num_warps": 8})

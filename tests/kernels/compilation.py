@@ -1,0 +1,152 @@
+"""Compiles the kernels ahead of time for several GPUs, of which none is needed.
+
+    python -m tests.kernels.compilation            prints a table; the last line is JSON
+
+ptxas tells what a kernel takes of a multiprocessor: registers of each thread (255 at most), shared memory,
+and the stack that it needs where registers are too few.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from specdist.kernels import paged_attention, sampling
+
+CAPABILITIES = (80, 90, 100)
+DTYPE_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16"}
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with what it is specialised on; ``pointers``: the types of the arguments that are no
+    numbers."""
+
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    pointers: dict[str, str]
+    floats: tuple[str, ...] = ()
+    options: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    name: str
+    capability: int
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+
+
+def attention_variants(dtype: str) -> Iterator[Variant]:
+    """Head widths 64 to 256; a local layer with a soft cap; groups of 8 heads, and single ones."""
+    pointers = dict.fromkeys(("queries", "key_pages", "value_pages", "output"), DTYPE_POINTERS[dtype])
+    pointers |= dict.fromkeys(("block_table", "used_keys", "query_starts"), "*i32")
+    pointers |= dict.fromkeys(("split_outputs", "split_maxima", "split_sums"), "*fp32")
+    for width, num_repeats, window, has_softcap in (
+        (64, 4, 0, False),
+        (96, 1, 0, False),
+        (128, 8, 0, False),
+        (128, 2, 4096, True),
+        (256, 2, 4096, True),
+    ):
+        constants = {
+            "num_heads": 8,
+            "num_repeats": num_repeats,
+            "width": width,
+            "page_size": 16,
+            "window": window,
+            "has_softcap": has_softcap,
+            "block_rows": paged_attention.block_rows_of(width, num_repeats),
+            "block_keys": paged_attention.BLOCK_KEYS,
+            "block_width": triton.next_power_of_2(width),
+            "split_keys": paged_attention.SPLIT_KEYS,
+        }
+        options = paged_attention.options_of(width, constants["block_rows"])
+        about = f"{dtype}, width {width}, {num_repeats} heads per group{', window, soft cap' * has_softcap}"
+        kernels = [
+            (f"attend, splits as programs ({about})", paged_attention.attend_kernel, {"in_splits": True}),
+            (f"attend, one program ({about})", paged_attention.attend_kernel, {"in_splits": False}),
+            (f"join ({about})", paged_attention.join_kernel, {}),
+        ]
+        for name, kernel, more in kernels:
+            wanted = {key: value for key, value in (constants | more).items() if key in kernel.arg_names}
+            yield Variant(name, kernel, wanted, pointers, ("scale", "softcap"), options)
+
+
+def sampling_variants(dtype: str) -> Iterator[Variant]:
+    """With both filters, and with neither."""
+    pointers = {"logits": DTYPE_POINTERS[dtype], "probabilities": "*fp32", "uniforms": "*fp64"}
+    pointers |= dict.fromkeys(("words", "drawn"), "*i64")
+    floats = ("temperature", "top_p")
+    kernels = [
+        (f"process, {about} ({dtype})", sampling.process_kernel, {"has_top_k": filters, "has_top_p": filters})
+        for about, filters in (("top-k and top-p", True), ("temperature alone", False))
+    ]
+    kernels += [
+        ("draw", sampling.draw_kernel, {}),
+        ("race", sampling.race_kernel, {"unit": 2.0**-sampling.UNIFORM_BITS}),
+    ]
+    for name, kernel, constants in kernels:
+        wanted = {"block": sampling.BLOCK, **constants}
+        yield Variant(name, kernel, wanted, pointers, floats, sampling.OPTIONS)
+
+
+def compile_variant(variant: Variant, capability: int) -> Resources:
+    names = variant.kernel.arg_names
+    signature = {
+        name: "constexpr" if name in variant.constants else "fp32" if name in variant.floats
+        else variant.pointers.get(name, "i32")
+        for name in names
+    }  # fmt: skip
+    # As at run time: memory of torch is aligned, and so are the strides of the cache.
+    aligned = [name for name in names if signature[name][0] == "*" or name.startswith("stride_")]
+    source = ASTSource(
+        variant.kernel,
+        signature,
+        constexprs={(names.index(name),): value for name, value in variant.constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=variant.options or {})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    assert found is not None, usage
+    registers, stack, local = map(int, found.groups())
+    return Resources(variant.name, capability, registers, compiled.metadata.shared, stack + local)
+
+
+def main() -> int:
+    found = [
+        compile_variant(variant, capability)
+        for variant in (*attention_variants("bfloat16"), *sampling_variants("bfloat16"))
+        for capability in CAPABILITIES
+    ]
+    for resources in found:
+        sys.stdout.write(
+            f"{resources.name:75} sm_{resources.capability:<4} {resources.registers:3} registers, "
+            f"{resources.shared_bytes / 1024:5.1f} KiB shared, {resources.stack_bytes} bytes of stack\n"
+        )
+    sys.stdout.write(json.dumps([asdict(resources) for resources in found]) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Every kernel compiles for the GPUs that the project is for, and fits into their registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import REPOSITORY
+
+MAX_REGISTERS = 255
+# Of a multiprocessor of sm_80; the others have more.
+MAX_SHARED_BYTES = 163 * 1024
+
+
+@pytest.mark.slow
+def test_nothing_spills_on_any_gpu(tmp_path: Path) -> None:
+    """In a process of its own: this one interprets the kernels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compilation"],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {resources["capability"] for resources in found} == {80, 90, 100}
+    for resources in found:
+        assert resources["stack_bytes"] == 0, resources
+        assert resources["registers"] <= MAX_REGISTERS, resources
+        assert resources["shared_bytes"] <= MAX_SHARED_BYTES, resources

@@ -1,0 +1,202 @@
+"""Attention over pages: equal to float64, finite where it is padded, independent of what else is in the
+batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdist.kernels import paged_attention
+from specdist.models.attention import AttentionKind, AttentionRules
+from specdist.models.kernel import TritonKernel
+from specdist.models.segments import PagedSegments
+
+# Of the largest difference from float64, for values of order 1: rounding of the weights and of the output.
+TOLERANCES = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2.5e-2}
+# The interpreter is slow: the tests' splits are short.
+SPLIT_KEYS = 64
+# (queries, keys) of every segment: single steps, verification blocks, prompt chunks, all in one launch; one
+# key, just a split, and keys on both sides of several splits.
+MIXED = ((1, 1), (6, 101), (1, SPLIT_KEYS), (37, 140), (5, 2 * SPLIT_KEYS + 3), (33, 33))
+GLOBAL, LOCAL, CAPPED = (
+    AttentionRules(None, None, None, {}),
+    AttentionRules(0.3, 40, None, {}),
+    AttentionRules(None, 90, 3.0, {}),
+)
+
+
+class Case(NamedTuple):
+    """A pass over random pages; what no segment owns is NaN."""
+
+    queries_THD: Tensor
+    key_pages: Tensor
+    value_pages: Tensor
+    segments: PagedSegments
+
+    def only(self, index: int) -> Case:
+        """The same segment alone."""
+        begin, end = self.segments.query_starts_S1[index : index + 2].tolist()
+        table_SP, used_S = (
+            self.segments.block_table_SP[index : index + 1],
+            self.segments.used_S[index : index + 1],
+        )
+        alone = make_segments(table_SP, used_S, [end - begin], int(used_S[0]))
+        return self._replace(queries_THD=self.queries_THD[begin:end], segments=alone)
+
+
+def make_segments(
+    table_SP: Tensor, used_S: Tensor, num_queries: Sequence[int], num_keys: int
+) -> PagedSegments:
+    starts = torch.tensor(np.append(0, np.cumsum(num_queries)), dtype=torch.int32, device=used_S.device)
+    nothing = torch.empty(0, dtype=torch.int32, device=used_S.device)
+    return PagedSegments(table_SP, used_S, starts, nothing, nothing, max(num_queries), num_keys)
+
+
+def make_case(
+    lengths: Sequence[tuple[int, int]],
+    kind: AttentionKind,
+    *,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device,
+) -> Case:
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    num_queries, used = (list(numbers) for numbers in zip(*lengths, strict=True))
+    num_pages = -(-max(used) // page_size)
+    table_SP = rng.permutation(num_pages * len(used)).reshape(len(used), num_pages)
+    shape = (table_SP.size, page_size, kind.num_kv_heads, kind.width)
+    pages = torch.randn(2, *shape, generator=generator)
+    for segment, num_keys in enumerate(used):
+        places = torch.arange(num_pages * page_size).view(num_pages, page_size)
+        pages[:, table_SP[segment]] = torch.where(
+            (places < num_keys)[:, :, None, None], pages[:, table_SP[segment]], torch.nan
+        )
+    key_pages, value_pages = pages.to(device, dtype)
+    queries = torch.randn(sum(num_queries), kind.num_heads, kind.width, generator=generator).to(device, dtype)
+    segments = make_segments(
+        torch.tensor(table_SP, dtype=torch.int32, device=device),
+        torch.tensor(used, dtype=torch.int32, device=device),
+        num_queries,
+        max(used),
+    )
+    return Case(queries, key_pages, value_pages, segments)
+
+
+def expected_output(case: Case, rules: AttentionRules) -> Tensor:
+    """Attention in float64, segment by segment, as its definition says; zeros where a query sees no key."""
+    outputs = []
+    starts = case.segments.query_starts_S1.tolist()
+    num_repeats = case.queries_THD.shape[1] // case.key_pages.shape[2]
+    for index, num_keys in enumerate(case.segments.used_S.tolist()):
+        queries_HQD = case.queries_THD[starts[index] : starts[index + 1]].double().transpose(0, 1)
+        keys_HLD, values_HLD = (
+            pages[case.segments.block_table_SP[index].long()]
+            .flatten(0, 1)[:num_keys]
+            .double()
+            .repeat_interleave(num_repeats, dim=1)
+            .transpose(0, 1)
+            for pages in (case.key_pages, case.value_pages)
+        )
+        scale = queries_HQD.shape[2] ** -0.5 if rules.scale is None else rules.scale
+        scores_HQL = scale * queries_HQD @ keys_HLD.transpose(1, 2)
+        if rules.softcap is not None:
+            scores_HQL = rules.softcap * torch.tanh(scores_HQL / rules.softcap)
+        positions_Q = num_keys - queries_HQD.shape[1] + torch.arange(queries_HQD.shape[1])
+        ages_QL = (positions_Q[:, None] - torch.arange(num_keys)).to(scores_HQL.device)
+        is_hidden = (ages_QL < 0) | (ages_QL >= (rules.window or num_keys + 1))
+        weights = F.softmax(scores_HQL.masked_fill(is_hidden, -torch.inf), dim=-1).nan_to_num(0.0)
+        outputs.append((weights @ values_HLD).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def check(case: Case, rules: AttentionRules) -> None:
+    found = TritonKernel().attend(*case, rules)
+    error = (found.double() - expected_output(case, rules)).abs().max().item()
+    # A NaN is an error as well.
+    assert error <= TOLERANCES[found.dtype], error
+
+
+@pytest.fixture(autouse=True)
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_attention, "SPLIT_KEYS", SPLIT_KEYS)
+
+
+@pytest.fixture(params=[True, False], ids=["splits-as-programs", "one-program"])
+def in_splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(paged_attention, "MIN_PROGRAMS", 10**9 if request.param else 0)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("rules", [GLOBAL, LOCAL, CAPPED], ids=["global", "window", "soft-cap-and-window"])
+@pytest.mark.parametrize("heads", [(4, 4), (8, 1), (6, 2)], ids=str)
+@pytest.mark.usefixtures("in_splits")
+def test_it_equals_float64(rules: AttentionRules, heads: tuple[int, int], device: torch.device) -> None:
+    check(make_case(MIXED, AttentionKind(*heads, 64, rules), device=device), rules)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 80, 96, 128, 192, 256])
+def test_it_equals_float64_in_half_precision_for_every_width(
+    dtype: torch.dtype, width: int, device: torch.device
+) -> None:
+    kind = AttentionKind(4, 2, width, GLOBAL)
+    check(make_case(((1, 100), (5, 44), (20, 20)), kind, dtype=dtype, device=device), GLOBAL)
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 256])
+def test_pages_have_any_size_from_16(page_size: int, device: torch.device) -> None:
+    kind = AttentionKind(4, 2, 64, LOCAL)
+    check(make_case(((1, 90), (7, 301)), kind, page_size=page_size, device=device), LOCAL)
+
+
+def test_a_query_of_a_strided_projection(device: torch.device) -> None:
+    """Queries, as models hand them over, are a transposed view."""
+    case = make_case(((1, 30), (7, 61)), AttentionKind(4, 2, 64, GLOBAL), device=device)
+    strided = case.queries_THD.transpose(0, 1).contiguous().transpose(0, 1)
+    check(case._replace(queries_THD=strided), GLOBAL)
+
+
+@pytest.mark.usefixtures("in_splits")
+def test_padding_gets_zeros(device: torch.device) -> None:
+    """A segment without queries, one of queries without keys, and one with more queries than keys."""
+    case = make_case(((3, 150), (1, 2), (1, 1)), AttentionKind(4, 2, 64, GLOBAL), device=device)
+    queries = torch.cat([case.queries_THD[:3], torch.full((6, 4, 64), torch.nan, device=device)])
+    used_S = torch.tensor([150, 2, 0], dtype=torch.int32, device=device)
+    for num_queries in ((3, 0, 6), (3, 4, 2)):
+        segments = make_segments(case.segments.block_table_SP, used_S, num_queries, 150)
+        found = TritonKernel().attend(queries.nan_to_num(1.0), *case[1:3], segments, GLOBAL)
+        without_keys = found[sum(num_queries[:2]) :]
+        assert torch.equal(without_keys, torch.zeros_like(without_keys))
+        assert found[:3].isfinite().all()
+        if num_queries[1]:
+            assert not found[3:5].any(), "positions before the first key"
+
+
+def test_a_row_does_not_depend_on_its_neighbours(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit: alone or in a batch, its splits as programs of their own or not."""
+    case = make_case(MIXED, AttentionKind(8, 2, 64, GLOBAL), dtype=torch.bfloat16, device=device)
+    outputs = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr(paged_attention, "MIN_PROGRAMS", limit)
+        outputs.append(TritonKernel().attend(*case, GLOBAL))
+        starts = case.segments.query_starts_S1.tolist()
+        for index in range(len(MIXED)):
+            alone = TritonKernel().attend(*case.only(index), GLOBAL)
+            assert torch.equal(alone, outputs[-1][starts[index] : starts[index + 1]]), (limit, MIXED[index])
+    assert torch.equal(*outputs)
+
+
+def test_heads_that_share_keys_share_a_tile() -> None:
+    """A verification block of eight tokens reads its keys and values once, also with eight heads per
+    group."""
+    for num_repeats in (1, 2, 4, 8):
+        assert paged_attention.block_rows_of(128, num_repeats) // num_repeats >= 8
+    assert paged_attention.block_rows_of(128, 71) == 128, "as many rows as heads at least"

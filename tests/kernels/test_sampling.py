@@ -1,0 +1,113 @@
+"""Processed distributions and draws: those of the plain implementation, and the same whatever is beside
+them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdist.kernels.sampling import BLOCK, draw, processed_probabilities, race
+from specdist.sampling.coupling import coupled_draws
+from specdist.sampling.distributions import (
+    NOT_FINITE,
+    Dense,
+    SamplingSettings,
+    distributions_from_logits,
+)
+from specdist.sampling.keys import stream_key
+from specdist.sampling.random import Purpose, hash_words
+
+# More than a block, and not a multiple of it.
+VOCAB_SIZE = BLOCK + 300
+FILTERS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (0.7, 0, 0.9), (1.3, 20, 0.5), (1.0, 0, 0.999), (1.0, 1, 0.3)]
+
+
+def random_logits(num_rows: int, dtype: torch.dtype, device: torch.device, width: int = VOCAB_SIZE) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (3 * torch.randn(num_rows, width, generator=generator)).to(device, dtype)
+
+
+def plain(logits_NV: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    settings = SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p)
+    distributions = distributions_from_logits(logits_NV, settings)
+    assert isinstance(distributions, Dense)
+    return distributions.probabilities_NV
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), FILTERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_distributions_are_the_plain_ones(
+    temperature: float, top_k: int, top_p: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    """In bfloat16 many logits are equal: all that tie with the least likely one are kept on both sides."""
+    logits = random_logits(3, dtype, device)
+    found = processed_probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    expected = plain(logits, temperature, top_k, top_p)
+    assert torch.equal(found > 0, expected > 0)
+    assert (found - expected).abs().max() <= 1e-6
+
+
+def test_by_enumeration(device: torch.device) -> None:
+    """Masses 0.4, 0.2, 0.2, 0.1, 0.1: which ids each top_p keeps, ties and borders included."""
+    logits = torch.tensor([[0.1, 0.2, 0.4, 0.2, 0.1]], device=device).log()
+    for top_p, kept in (
+        (0.0, [2]),
+        (0.39, [2]),
+        (0.41, [1, 2, 3]),
+        (0.79, [1, 2, 3]),
+        (0.81, [0, 1, 2, 3, 4]),
+    ):
+        found = processed_probabilities(logits, temperature=1.0, top_k=0, top_p=top_p)
+        assert found[0].nonzero()[:, 0].tolist() == kept, top_p
+        assert torch.allclose(found.sum(), torch.ones((), device=device))
+    for top_k, kept in ((1, [2]), (2, [1, 2, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3, 4])):
+        found = processed_probabilities(logits, temperature=1.0, top_k=top_k, top_p=1.0)
+        assert found[0].nonzero()[:, 0].tolist() == kept, top_k
+
+
+def test_logits_that_are_not_finite_give_no_distribution(device: torch.device) -> None:
+    logits = random_logits(4, torch.float32, device, width=40)
+    logits[0, 3], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
+    logits[3, 7] = -torch.inf
+    uniforms = torch.full((4,), 0.5, dtype=torch.float64, device=device)
+    words = torch.arange(4, device=device)
+    for top_k, top_p in ((0, 1.0), (5, 0.9)):
+        found = processed_probabilities(logits, temperature=1.0, top_k=top_k, top_p=top_p)
+        for drawn in (
+            draw(found, uniforms, not_finite=NOT_FINITE),
+            race(found, words, not_finite=NOT_FINITE),
+        ):
+            assert drawn[:3].tolist() == [NOT_FINITE] * 3
+            assert drawn[3] >= 0 and drawn[3] != 7
+
+
+def test_a_row_does_not_depend_on_its_neighbours(device: torch.device) -> None:
+    """Bit by bit, so target and draft form equal distributions of equal logits."""
+    logits = random_logits(3, torch.bfloat16, device)
+    together = processed_probabilities(logits, temperature=0.8, top_k=50, top_p=0.9)
+    strided = torch.cat([logits, logits], dim=1)[:, :VOCAB_SIZE]
+    for index in range(3):
+        alone = processed_probabilities(strided[index : index + 1], temperature=0.8, top_k=50, top_p=0.9)
+        assert torch.equal(alone[0], together[index])
+
+
+def test_draws_are_the_plain_ones(device: torch.device) -> None:
+    probabilities = plain(random_logits(12, torch.float32, device), 0.9, 0, 0.97)
+    uniforms = torch.rand(12, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    uniforms[0], uniforms[1] = 0, 1 - 2.0**-52
+    expected = Dense(probabilities).draw(uniforms)
+    assert torch.equal(draw(probabilities, uniforms, not_finite=NOT_FINITE), expected)
+    assert len(expected.unique()) > 6
+
+
+def test_shared_draws_are_the_plain_ones(device: torch.device) -> None:
+    """The same noise, and in a slice of the vocabulary the noise of the slice's ids."""
+    probabilities = plain(random_logits(12, torch.float32, device), 0.9, 0, 0.97)
+    keys, positions = torch.tensor([stream_key(3, row, 1) for row in range(12)]), torch.arange(12)
+    words = hash_words(keys, positions, torch.zeros_like(positions), Purpose.COUPLE).to(device)
+    expected = coupled_draws(Dense(probabilities), keys, positions).token_ids_N
+    assert torch.equal(race(probabilities, words, not_finite=NOT_FINITE), expected)
+    first = int(expected.min())
+    in_slice = race(probabilities[:, first:].contiguous(), words, not_finite=NOT_FINITE, first_id=first)
+    assert torch.equal(in_slice + first, expected)
