@@ -13,7 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdist.sampling.device_kernels import sampling_kernels
 from specdist.sampling.distributions import (
+    NOT_FINITE,
     Dense,
     Distributions,
     OneHot,
@@ -39,16 +41,27 @@ def coupled_scores(distributions: Dense, stream_keys_N: Tensor, positions_N: Ten
 def coupled_draws(distributions: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> OneHot:
     """Each distribution's draw, as a one-hot distribution; the rest of the round is then as in greedy
     decoding."""
-    return OneHot.of_largest(coupled_scores(distributions, stream_keys_N, positions_N))
+    probabilities_NV = distributions.probabilities_NV
+    kernels = sampling_kernels(probabilities_NV)
+    if kernels is None:
+        return OneHot.of_largest(coupled_scores(distributions, stream_keys_N, positions_N))
+    words_N = _noise_words(stream_keys_N, positions_N).to(probabilities_NV.device)
+    return OneHot(kernels.race(probabilities_NV, words_N, not_finite=NOT_FINITE))
 
 
 def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:
     """[N, V] float64 exponential waiting times of these token ids, positive; an id's time does not depend on
     the other ids."""
-    num_misses_N = torch.zeros_like(positions_N)
-    words_N = hash_words(stream_keys_N, positions_N, num_misses_N, Purpose.COUPLE).to(device)
-    # The position's word seeds a SplitMix64 stream, from which every token id takes its own number.
-    steps_V = torch.arange(ids.start + 1, ids.stop + 1, device=device) * signed(GOLDEN_GAMMA)
+    return waiting_times_of(_noise_words(stream_keys_N, positions_N).to(device), ids)
+
+
+def _noise_words(stream_keys_N: Tensor, positions_N: Tensor) -> Tensor:
+    return hash_words(stream_keys_N, positions_N, torch.zeros_like(positions_N), Purpose.COUPLE)
+
+
+def waiting_times_of(words_N: Tensor, ids: range) -> Tensor:
+    """A position's word seeds a SplitMix64 stream, from which every token id takes its own number."""
+    steps_V = torch.arange(ids.start + 1, ids.stop + 1, device=words_N.device) * signed(GOLDEN_GAMMA)
     return -torch.log(open_unit_interval(mix(words_N[:, None] + steps_V)))
 
 

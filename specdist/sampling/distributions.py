@@ -15,6 +15,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from specdist.sampling.device_kernels import sampling_kernels
+
 # In a token id's place where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
 
@@ -94,6 +96,11 @@ class Dense:
         The first token whose cumulative mass exceeds u × total is one with positive probability.
         """
         assert uniforms_N is not None
+        kernels = sampling_kernels(self.probabilities_NV)
+        if kernels is not None:
+            drawn_N = kernels.draw(self.probabilities_NV, uniforms_N, not_finite=NOT_FINITE)
+            assert isinstance(drawn_N, Tensor)
+            return drawn_N
         cumulative_NV = self.probabilities_NV.cumsum(dim=1, dtype=torch.float64)
         thresholds_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
         drawn_N1 = torch.searchsorted(cumulative_NV, thresholds_N1, right=True)
@@ -109,16 +116,31 @@ def tempered(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
 
 
 def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Distributions:
-    """Temperature, then top-k, then top-p, as transformers' logits processors define them."""
+    """Temperature, then top-k, then top-p, as transformers' logits processors define them; of equal scores at
+    the edge of a filter all are kept."""
     if settings.is_greedy:
         return OneHot.of_largest(logits_NV)
+    kernels = sampling_kernels(logits_NV)
+    if kernels is None:
+        return Dense(plain_probabilities(logits_NV, settings))
+    return Dense(
+        kernels.processed_probabilities(
+            logits_NV, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p
+        )
+    )
+
+
+def plain_probabilities(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
+    """[N, V] on any device, at a temperature above 0, in float32 or wider."""
     scores_NV = tempered(logits_NV, settings)
     if 0 < settings.top_k < scores_NV.shape[1]:
         kth_N1 = scores_NV.topk(settings.top_k, dim=1).values[:, -1:]
         scores_NV = scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)
     if settings.top_p < 1:
-        ascending_NV, order_NV = scores_NV.sort(dim=1)
+        ascending_NV = scores_NV.sort(dim=1).values
         outside_NV = ascending_NV.softmax(dim=1).cumsum(dim=1) <= 1 - settings.top_p
         outside_NV[:, -1] = False
-        scores_NV = scores_NV.masked_fill(outside_NV.scatter(1, order_NV, outside_NV), -torch.inf)
-    return Dense(scores_NV.softmax(dim=1))
+        # Which of equal scores a sort puts first is not the same on every device.
+        least_N1 = ascending_NV.gather(1, outside_NV.sum(dim=1, keepdim=True))
+        scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
+    return scores_NV.softmax(dim=1)

@@ -197,17 +197,34 @@ def test_the_number_0_accepts_nothing_impossible() -> None:
     assert accepted(torch.full_like(zeros, 1e-30), draft, zeros).all()
 
 
-def test_equals_at_the_edge_of_a_filter_are_treated_as_transformers_does() -> None:
-    """Where a filter's edge falls between tokens of equal probability, and exactly on a sum of them."""
+def test_equals_at_the_edge_of_a_filter_are_all_kept() -> None:
+    """Where a filter's edge falls between tokens of equal probability, and exactly on a sum of them.
+
+    So does transformers' top-k. Its top-p keeps those that a sort puts last, which is not the same on every
+    device: it is the same as here where the edge falls between different tokens.
+    """
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     # Four equal tokens have 1/4 each, without rounding; the last row has one token that is nearly certain.
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [2.0, 1.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0], [40.0, 0, 0, 0]])
-    for top_p in (0.25, 0.5, 0.75, 0.6, 1e-9):
+    for top_p, num_kept in (
+        (0.25, [4, 1, 2, 1]),
+        (0.5, [4, 4, 2, 1]),
+        (0.75, [4, 4, 4, 1]),
+        (0.6, [4, 4, 2, 1]),
+        (1e-9, [4, 1, 2, 1]),
+    ):
         distributions = distributions_from_logits(logits, SamplingSettings(top_p=top_p))
         assert isinstance(distributions, Dense)
-        expected = TopPLogitsWarper(top_p)(None, logits).softmax(-1)
-        torch.testing.assert_close(distributions.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
+        probabilities = distributions.probabilities_NV
+        assert (probabilities > 0).sum(1).tolist() == num_kept, top_p
+        expected = logits.masked_fill(probabilities == 0, -torch.inf).softmax(-1)
+        torch.testing.assert_close(probabilities, expected, atol=1e-7, rtol=1e-6)
+        distinct = logits + torch.arange(4) / 8
+        found = distributions_from_logits(distinct, SamplingSettings(top_p=top_p))
+        assert isinstance(found, Dense)
+        expected = TopPLogitsWarper(top_p)(None, distinct).softmax(-1)
+        torch.testing.assert_close(found.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
     for top_k, num_kept in ((1, [4, 1, 2, 1]), (2, [4, 4, 2, 4]), (3, [4, 4, 4, 4])):
         distributions = distributions_from_logits(logits, SamplingSettings(top_k=top_k))
         assert isinstance(distributions, Dense)

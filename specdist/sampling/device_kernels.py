@@ -1,0 +1,70 @@
+"""Whether a device runs the project's kernels for sampling, found out by trying them once.
+
+N distributions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+NUM_ROWS, VOCAB_SIZE = 4, 3000
+TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.9
+# Sums in another order.
+TOLERANCE = 1e-5
+# Triton compiles for GPUs, and interprets on none.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+logger = logging.getLogger(__name__)
+
+
+def sampling_kernels(scores_NV: Tensor) -> ModuleType | None:
+    """:mod:`specdist.kernels.sampling` if it can be used on these logits or probabilities, else None."""
+    if scores_NV.device.type != "cuda" or scores_NV.dtype not in DTYPES:
+        return None
+    return _kernels_of(scores_NV.device)
+
+
+@functools.cache
+def _kernels_of(device: torch.device) -> ModuleType | None:
+    try:
+        from specdist.kernels import sampling
+
+        reason = _why_wrong(sampling, device)
+    except Exception as error:  # Triton, its compilers and the driver raise errors of many kinds
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if reason is None:
+        logger.info("sampling on %s: Triton kernels", device)
+        return sampling
+    logger.warning(
+        "sampling on %s: plain operations, which are slower; the kernels' check: %s", device, reason
+    )
+    return None
+
+
+def _why_wrong(kernels: ModuleType, device: torch.device) -> str | None:
+    """Against what softmax, sorting and cumulative sums give on the host."""
+    generator = torch.Generator().manual_seed(0)
+    logits_NV = 3 * torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator)
+    found_NV = kernels.processed_probabilities(
+        logits_NV.to(device), temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P
+    )
+    descending_NV, order_NV = (logits_NV / TEMPERATURE).sort(dim=1, descending=True)
+    descending_NV[:, TOP_K:] = -torch.inf
+    masses_NV = descending_NV.softmax(dim=1)
+    descending_NV[masses_NV.cumsum(dim=1) - masses_NV >= TOP_P] = -torch.inf
+    expected_NV = torch.zeros_like(logits_NV).scatter(1, order_NV, descending_NV.softmax(dim=1))
+    error = float((found_NV.cpu() - expected_NV).abs().max())
+    if not error <= TOLERANCE:
+        return f"distributions differ by {error:.3g}"
+    uniforms_N = torch.rand(NUM_ROWS, dtype=torch.float64, generator=generator)
+    drawn_N = kernels.draw(expected_NV.to(device), uniforms_N.to(device), not_finite=-1).cpu()
+    cumulative_NV = expected_NV.cumsum(dim=1, dtype=torch.float64)
+    wanted_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
+    if not torch.equal(drawn_N, torch.searchsorted(cumulative_NV, wanted_N1, right=True)[:, 0]):
+        return "draws differ"
+    return None
