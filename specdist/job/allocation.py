@@ -72,7 +72,8 @@ class HeldModel:
 
     @property
     def copied_page_bytes(self) -> int:
-        return PAGE_SIZE * page_overhead(self.size, self.tp_size)
+        """Of one layer, which a pass without an attention kernel may copy."""
+        return 0 if self.limits.has_kernel else PAGE_SIZE * page_overhead(self.size, self.tp_size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,7 +89,7 @@ def probe_kernel(
             try:
                 found = kernel.attend(queries_THD, key_pages, value_pages, segments, kind.rules)
                 error = float((found.float() - expected).abs().max())
-            except (RuntimeError, ValueError, TypeError, AttributeError, ImportError) as failure:
+            except Exception as failure:  # kernels, their compilers and drivers raise errors of many kinds
                 first_line = (str(failure) or repr(failure)).splitlines()[0]
                 return f"{textwrap.shorten(first_line, MAX_REASON_CHARACTERS)} ({about})"
             # Not "error > tolerance": NaN is also wrong.

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.models.graphs import MAX_GRAPHS
+from specdist.models.kernel import MAX_SPLIT_BYTES
 from specdist.models.sizes import ModelSize
-from specdist.models.static import FREE_TOKENS, MAX_KEYS, MAX_TOKENS
+from specdist.models.static import MAX_TOKENS, bucket_of_tokens
 
 MIB = 2**20
 GIB = 2**30
 FLOAT_BYTES = 4
-# Bytes per logit while distributions are computed: float32 scores and probabilities, and a draw's float64
-# sums. Top-p sorts: scores, their order (int64), both once more in the sort's workspace. The noise of gumbel
-# is float64.
+# Bytes per logit while distributions are computed by plain operations (kernels need less): float32 scores and
+# probabilities, and a draw's float64 sums. Top-p sorts: scores, their order (int64) and its softmax. The
+# noise of gumbel is float64.
 DECISION_BYTES = {"greedy": 12, "rejection": 12, "gumbel": 32}
-TOP_P_BYTES = 40
+TOP_P_BYTES = 24
 # Bytes per entry where a next token is sampled: target's and draft's distribution, residual, float64 sums.
 RESIDUAL_BYTES = 32
 # cuBLAS takes 32 MiB for each of the two streams (passes and captures) on recent GPUs, and cuBLASLt as much;
@@ -49,7 +50,7 @@ class Sampling:
     @property
     def bytes_per_logit(self) -> int:
         if self.has_top_p and self.next_distributions != "greedy":
-            return TOP_P_BYTES
+            return max(TOP_P_BYTES, DECISION_BYTES[self.next_distributions])
         return DECISION_BYTES[self.next_distributions]
 
 
@@ -65,7 +66,7 @@ class PassLimits:
         num_kept: vectors of float32 scores over the vocabulary that are kept between passes.
         num_drawn: sequences whose recovered or bonus token is sampled here.
         decides: this rank gets logits of the whole vocabulary, others only of their part.
-        has_kernel: attention reads pages without a mask of its own; float32 and a soft cap cannot.
+        has_kernel: attention reads pages where they lie, without a mask.
     """
 
     num_tokens: int
@@ -84,7 +85,8 @@ class Reserve:
 
     Attributes:
         activations: hidden states and the widest products of a layer, in the largest pass.
-        attention: masks and scores where there is no kernel; copies of pages are in :func:`page_overhead`.
+        attention: what is joined of long sequences; without a kernel masks and scores, and the copies of
+            pages of :func:`page_overhead`.
         logits: logits, and the distributions computed from them.
         kept_scores: the distributions of drafted tokens until they are verified, and the target's
             distributions for next tokens.
@@ -145,7 +147,7 @@ def reserve(
     rank."""
     return Reserve(
         activations=activation_bytes(model, limits.num_tokens, tp_size),
-        attention=0 if limits.has_kernel else mask_bytes(model, limits, tp_size),
+        attention=MAX_SPLIT_BYTES if limits.has_kernel else mask_bytes(model, limits, tp_size),
         logits=logit_bytes(model, limits, sampling, tp_size),
         kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,
         graphs=_graph_bytes(model, limits, tp_size),
@@ -186,9 +188,8 @@ def logit_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_siz
 
 
 def page_overhead(model: ModelSize, tp_size: int) -> int:
-    """Bytes per token of the cache that a pass may copy: the pages of one layer, for a kernel that cannot
-    read them in place. Sequences that share pages may copy them several times; if memory runs out, the batch
-    is halved."""
+    """Bytes per token of the cache that a pass without a kernel may copy: the pages of one layer. Sequences
+    that share pages may copy them several times; if memory runs out, the batch is halved."""
     widest = max((2 * (layer.num_heads // tp_size) * layer.width for layer in model.layers), default=0)
     return widest * model.bytes_per_number
 
@@ -208,9 +209,8 @@ def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
 def _graph_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     """Recorded passes share a pool, as large as the largest of them needs, and a buffer for results outside
     of it. Every graph has its nodes."""
-    num_tokens = min(MAX_TOKENS, max(FREE_TOKENS, 2 * limits.num_logits))
-    logits = 2 * num_tokens * -(-model.vocab_size // tp_size) * model.bytes_per_number
-    num_keys = min(MAX_KEYS, 2 * limits.num_seqs * limits.max_seq_len)
-    gathered = num_keys * page_overhead(model, tp_size)
+    num_tokens = min(MAX_TOKENS, bucket_of_tokens(limits.num_tokens))
+    num_logits = min(num_tokens, bucket_of_tokens(max(1, limits.num_logits)))
+    logits = 2 * num_logits * -(-model.vocab_size // tp_size) * model.bytes_per_number
     nodes = MAX_GRAPHS * (KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS) * GRAPH_NODE_BYTES
-    return activation_bytes(model, num_tokens, tp_size) + logits + gathered + nodes
+    return activation_bytes(model, num_tokens, tp_size) + logits + MAX_SPLIT_BYTES + nodes

@@ -24,13 +24,7 @@ from specdist.models.attention import LayerAttention, LayerShapes, PagedAttentio
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
-from specdist.models.kernel import (
-    GatheredVarlenKernel,
-    KernelAttention,
-    PagedKernel,
-    SdpaKernel,
-    VarlenKernel,
-)
+from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
 from specdist.models.linear import OneDnnLinears
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
@@ -61,7 +55,7 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device),
-            kernels=(VarlenKernel(), GatheredVarlenKernel()),
+            kernels=(VarlenKernel(), TritonKernel()),
         )
 
 

@@ -1,18 +1,18 @@
-"""Passes of fixed shapes: decoding steps and verification blocks, padded up to a bucket.
+"""Passes of fixed shapes, padded up to a bucket, so that they can be recorded once and replayed.
 
-A pass over a few tokens is bound by launching its kernels, unless a recorded pass is replayed; a recording
-always runs with the same shapes, at the same addresses. So a batch of short segments is laid
-out as S segments of Q tokens with P pages each, in buffers that are never moved. A segment's own tokens are
-the last of its Q. Padding tokens write to a scratch page that belongs to no sequence, and their output is
+A pass of few tokens is bound by launching its kernels, unless a recorded pass is replayed; a recording always
+runs with the same shapes, at the same addresses. So the tokens of a batch are laid out as they are, segment
+after segment, in buffers that are never moved: single steps, verification blocks and prompt chunks in the
+same pass. What is padded is the number of tokens and the number of segments. The padding tokens form a
+segment of their own that reads and writes a scratch page, which belongs to no sequence; their output is
 dropped.
 
-T = S × Q tokens, N tokens whose logits are wanted, V vocabulary.
+T tokens, S segments, P pages per segment, N tokens whose logits are wanted, V vocabulary.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,50 +26,47 @@ from specdist.models.graphs import Capturer, CheckedGraphs
 from specdist.models.kernel import KernelAttention, PagedKernel
 from specdist.models.segments import PagedSegments
 from specdist.models.staging import InputStaging
-from specdist.utils.ranges import arange_segments
 
-SEGMENT_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-QUERY_BUCKETS = (1, 2, 4, 6, 8, 12, 16)
-# Beyond this a pass is no longer bound by launches.
-MAX_TOKENS = 512
-# Up to so many tokens a pass is bound by reading the weights, and padding is free; above, it may double them.
+# Longer passes are bound by their products: launching the kernels takes less time than running them.
+MAX_TOKENS = 2048
+# Up to so many tokens a pass is bound by reading the weights, and padding is free. Above, every octave has
+# four buckets: at most a fourth of a pass is padding, a tenth on average.
 FREE_TOKENS = 128
-# Fewer keys than this cost nothing; above, the bucket doubles.
-MIN_KEYS = 256
-# Keys of all segments together, padding included. Copying the pages of more takes longer than launching the
-# kernels, and a pass that is not recorded copies only pages that are used; it also bounds what graphs hold.
-MAX_KEYS = 2**18
+BUCKETS_PER_OCTAVE = 4
+# Keys bound the width of the table of pages, and how many programs look for keys: coarse buckets cost little.
+MIN_KEYS = 1024
+KEYS_FACTOR = 4
 NUM_SCRATCH_PAGES = 1
+# Of numbers of four bytes.
+ALIGNMENT = 4
 
 RunModel = Callable[[Tensor, Tensor, Tensor, LayerAttention, Tensor | None], Tensor]
 
 
 class Bucket(NamedTuple):
-    """The shape of a static pass."""
+    """The shape of a static pass; the last of its segments is padding."""
 
+    num_tokens: int
     num_segments: int
-    num_queries: int
     num_pages: int
     num_logits: int
 
     @property
-    def num_tokens(self) -> int:
-        return self.num_segments * self.num_queries
-
-    @property
     def part_lengths(self) -> list[int]:
-        """Of the packed inputs: token ids, positions, cache indices, logits, used keys, block table."""
-        num_tokens, num_segments = self.num_tokens, self.num_segments
-        return [
-            *3 * [num_tokens],
+        """Of the packed inputs: token ids, positions, cache indices, logits index, used keys, first queries,
+        block table. They are rounded up, since kernels read numbers at addresses that 16 divides faster."""
+        lengths = [
+            *3 * [self.num_tokens],
             self.num_logits,
-            num_segments,
-            num_segments * self.num_pages,
+            self.num_segments,
+            self.num_segments + 1,
+            self.num_segments * self.num_pages,
         ]
+        return [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
 
 
 def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_width: int) -> Bucket | None:
-    """The smallest bucket that holds the segments; None if none does, or if padding would cost more.
+    """The smallest bucket that holds the segments; None if there are too many tokens.
 
     Ranks that share a model must make the same choice, or their collectives would not match: nothing here
     depends on the device.
@@ -77,29 +74,31 @@ def choose_bucket(segments: Segments, num_logits: int, *, page_size: int, table_
     Args:
         table_width: most pages of a slot.
     """
-    num_segments = _smallest(SEGMENT_BUCKETS, len(segments.lengths_S))
-    num_queries = _smallest(QUERY_BUCKETS, int(segments.lengths_S.max()))
-    if num_segments is None or num_queries is None:
+    num_tokens = bucket_of_tokens(int(segments.lengths_S.sum()))
+    if num_tokens > MAX_TOKENS:
         return None
-    most_tokens = min(MAX_TOKENS, max(FREE_TOKENS, 2 * int(segments.lengths_S.sum())))
-    if num_segments * num_queries > most_tokens:
-        return None
-    num_keys = max(MIN_KEYS, 1 << int(segments.num_keys_S.max() - 1).bit_length())
-    num_pages = min(-(-num_keys // page_size), table_width)
-    if num_segments * num_pages * page_size > MAX_KEYS:
-        return None
+    num_keys = MIN_KEYS
+    while num_keys < segments.num_keys_S.max():
+        num_keys *= KEYS_FACTOR
     return Bucket(
-        num_segments=num_segments,
-        num_queries=num_queries,
-        num_pages=num_pages,
-        # A decoding step wants logits of one token per segment, a verification of any number.
-        num_logits=num_segments if num_logits <= num_segments else num_segments * num_queries,
+        num_tokens=num_tokens,
+        num_segments=_power_of_two(len(segments.lengths_S)) + 1,
+        num_pages=min(-(-num_keys // page_size), table_width),
+        num_logits=min(bucket_of_tokens(max(1, num_logits)), num_tokens),
     )
 
 
-def _smallest(buckets: Sequence[int], wanted: int) -> int | None:
-    index = bisect_left(buckets, wanted)
-    return buckets[index] if index < len(buckets) else None
+def bucket_of_tokens(number: int) -> int:
+    """The smallest bucket for so many tokens: a power of two, or above ``FREE_TOKENS`` one of the steps
+    between."""
+    if number <= FREE_TOKENS:
+        return _power_of_two(number)
+    step = _power_of_two(number) // 2 // BUCKETS_PER_OCTAVE
+    return -(-number // step) * step
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def pack_inputs(
@@ -112,34 +111,33 @@ def pack_inputs(
     *,
     page_size: int,
     scratch_page: int,
-) -> np.ndarray:
-    """Write the padded inputs of a pass into ``host``; returns where each of the batch's tokens went, [T]."""
-    num_segments, num_queries, num_pages, _ = bucket
+) -> None:
+    """Write the padded inputs of a pass into ``host``."""
     ends = np.cumsum(bucket.part_lengths)
-    token_ids, positions, cache_index, logits, used, table = np.split(host[: ends[-1]], ends[:-1])
-    lengths_S, num_keys_S = segments.lengths_S, segments.num_keys_S
-    num_real = len(lengths_S)
-    first_S = np.arange(1, num_real + 1) * num_queries - lengths_S
-    places_T = np.repeat(first_S, lengths_S) + arange_segments(lengths_S)
+    token_ids, positions, cache_index, logits, used, starts, table = np.split(host[: ends[-1]], ends[:-1])
+    num_tokens, num_segments = len(batch), len(segments.lengths_S)
     token_ids.fill(0)
     if not isinstance(batch.token_ids_T, Tensor):
-        token_ids[places_T] = batch.token_ids_T
+        token_ids[:num_tokens] = batch.token_ids_T
     positions.fill(0)
-    positions[places_T] = batch.positions_T
+    positions[:num_tokens] = batch.positions_T
     cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
-    cache_index[places_T] = cache_indices(batch, page_table, page_size)
-    # If no logits are wanted, any token will do; else the first real one is repeated.
-    logits.fill(places_T[0])
-    logits[: len(logits_index)] = places_T[logits_index]
-    # A padding segment has one key, so that its attention is finite.
+    cache_index[:num_tokens] = cache_indices(batch, page_table, page_size)
+    # The first token's logits are repeated; if none are wanted, nobody reads them.
+    logits.fill(0)
+    logits[: len(logits_index)] = logits_index
+    # A padding segment has one key, so that its attention is finite. The first of them has all padding
+    # tokens.
     used.fill(1)
-    used[:num_real] = num_keys_S
-    table_SP = table.reshape(num_segments, num_pages)
+    used[:num_segments] = segments.num_keys_S
+    starts.fill(bucket.num_tokens)
+    starts[:num_segments] = segments.starts_S
+    starts[num_segments] = num_tokens
+    table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
     table_SP.fill(scratch_page)
-    is_used_SP = np.arange(num_pages) * page_size < num_keys_S[:, None]
-    pages_SP = page_table[batch.slots_T[segments.starts_S], :num_pages]
-    table_SP[:num_real] = np.where(is_used_SP, pages_SP, scratch_page)
-    return places_T
+    is_used_SP = np.arange(bucket.num_pages) * page_size < segments.num_keys_S[:, None]
+    pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
+    table_SP[:num_segments] = np.where(is_used_SP, pages_SP, scratch_page)
 
 
 class StaticPasses:
@@ -172,8 +170,7 @@ class StaticPasses:
         self._table_width = table_width
         self._device = device
         self._graphs = CheckedGraphs(capturer)
-        most_segments = _smallest(SEGMENT_BUCKETS, num_slots) or SEGMENT_BUCKETS[-1]
-        largest = Bucket(most_segments, -(-MAX_TOKENS // most_segments), table_width, MAX_TOKENS)
+        largest = Bucket(MAX_TOKENS, _power_of_two(num_slots) + 1, table_width, MAX_TOKENS)
         self._staging = InputStaging(sum(largest.part_lengths), device)
         # They may be on the device already, so they are not among the staged inputs.
         self._features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
@@ -193,7 +190,7 @@ class StaticPasses:
         )
         if bucket is None:
             return None
-        places_T = pack_inputs(
+        pack_inputs(
             self._staging.host(),
             bucket,
             batch,
@@ -205,8 +202,7 @@ class StaticPasses:
         )
         buffer = self._staging.send(sum(bucket.part_lengths))
         if isinstance(batch.token_ids_T, Tensor):
-            index_T = torch.from_numpy(places_T).to(self._device)
-            buffer.index_copy_(0, index_T, batch.token_ids_T.to(self._device, torch.int32))
+            buffer[: len(batch)] = batch.token_ids_T
         if self._features_3N is not None and features_3N is not None:
             self._features_3N[:, : len(logits_index)] = features_3N
         logits = self._graphs.run(bucket, lambda: self._compute(bucket))
@@ -217,17 +213,21 @@ class StaticPasses:
     def _compute(self, bucket: Bucket) -> Tensor:
         """The pass over the buffer's contents. No shape depends on them."""
         packed = self._staging.buffer[: sum(bucket.part_lengths)]
-        *_, used_S, table = packed.split(bucket.part_lengths)
-        num_indices = 3 * bucket.num_tokens + bucket.num_logits
-        token_ids_T, positions_T, cache_index_T, logits_index_N = (
+        num_tokens, num_segments, num_pages, num_logits = bucket
+        *_, used, starts, table = packed.split(bucket.part_lengths)
+        num_indices = sum(bucket.part_lengths[:4])
+        token_ids, positions, cache_index, logits_index = (
             packed[:num_indices].long().split(bucket.part_lengths[:4])
         )
-        segments = PagedSegments.uniform(
-            table.view(bucket.num_segments, bucket.num_pages),
-            used_S,
-            num_queries=bucket.num_queries,
-            page_size=self._cache.page_size,
+        segments = PagedSegments(
+            block_table_SP=table[: num_segments * num_pages].view(num_segments, num_pages),
+            used_S=used[:num_segments],
+            query_starts_S1=starts[: num_segments + 1],
+            num_queries=num_tokens,
+            num_keys=num_pages * self._cache.page_size,
         )
-        attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
-        features_3N = None if self._features_3N is None else self._features_3N[:, : bucket.num_logits]
-        return self._run_model(token_ids_T, positions_T, logits_index_N, attention, features_3N)
+        attention = KernelAttention(self._cache, self._kernel, segments, cache_index[:num_tokens])
+        features_3N = None if self._features_3N is None else self._features_3N[:, :num_logits]
+        return self._run_model(
+            token_ids[:num_tokens], positions[:num_tokens], logits_index[:num_logits], attention, features_3N
+        )

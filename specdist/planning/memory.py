@@ -130,10 +130,10 @@ def _share(
     def held(limits: BatchLimits) -> list[HeldModel]:
         models = []
         if target is not None:
-            passes = target_limits(limits, SAMPLING, has_kernel=_has_kernel(target))
+            passes = target_limits(limits, SAMPLING)
             models.append(HeldModel(size=target, tp_size=tp_size, limits=passes))
         if draft is not None:
-            passes = draft_limits(limits, SAMPLING, has_kernel=_has_kernel(draft))
+            passes = draft_limits(limits, SAMPLING)
             models.append(HeldModel(size=draft, tp_size=1, limits=passes))
         return models
 
@@ -174,11 +174,6 @@ def _share(
         usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
         most_rows=most_rows,
     )
-
-
-def _has_kernel(model: ModelSize) -> bool:
-    """FlashAttention supports 16-bit numbers without a soft cap."""
-    return model.bytes_per_number == 2 and not model.has_softcap
 
 
 def _largest(holds: Callable[[int], bool]) -> int:

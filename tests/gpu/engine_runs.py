@@ -7,6 +7,7 @@ other tokens, so there the CPU runs the device's kernels, in static passes, and 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,11 +21,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
 from specdist.engine.request import Completion
-from specdist.models.kernel import GatheredVarlenKernel, VarlenKernel
+from specdist.models.kernel import TritonKernel, VarlenKernel
 from specdist.models.runner import Acceleration
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
 from tests.engine.harness import Harness, requests_for
+from tests.gpu import project_kernels
 from tests.gpu.device import DEVICE
 from tests.gpu.flash_attention import flash_attention
 from tests.models.families import VOCAB_SIZE
@@ -52,7 +54,7 @@ SIZES: dict[str, int] = {
     "max_seq_len": 96,
     "num_pages": 96,
 }
-KERNELS = (VarlenKernel(), GatheredVarlenKernel())
+KERNELS = (VarlenKernel(), TritonKernel())
 
 
 @dataclass
@@ -142,9 +144,16 @@ def warnings_into(messages: list[str]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def host_kernels() -> Any:
-    """varlen_attn for tensors on the host, by the same arithmetic as on the pretended device."""
-    return patch("torch.nn.attention.varlen.varlen_attn", _host_varlen_attn)
+@contextlib.contextmanager
+def host_kernels() -> Iterator[None]:
+    """The attention kernels for tensors on the host, by the same arithmetic as on the pretended device."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch("torch.nn.attention.varlen.varlen_attn", _host_varlen_attn))
+        # Without Triton neither device has the project's kernel.
+        if importlib.util.find_spec("triton"):
+            name = "specdist.kernels.paged_attention.paged_attention"
+            stack.enter_context(patch(name, project_kernels.paged_attention))
+        yield
 
 
 def _host_varlen_attn(*arguments: Any, **options: Any) -> Tensor:

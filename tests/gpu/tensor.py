@@ -15,6 +15,7 @@ from tests.gpu.faults import Faults
 from tests.gpu.flash_attention import flash_attention
 from tests.gpu.in_flight import InFlight
 from tests.gpu.operators import COPYING, Operator, argument, operator_of, waits, why_devices_differ
+from tests.gpu.project_kernels import ON_HOST
 from tests.gpu.recording import Recording, storage_key
 
 CPU = torch.device("cpu")
@@ -274,6 +275,8 @@ class PretendedDevice(TorchDispatchMode):
         if operator.name == VARLEN_ATTENTION:
             self.launch()  # it fills its random state with zeros first
             run = flash_attention
+        elif function.namespace == "specdist":
+            run = ON_HOST[operator.name]
         elif operator.name == "_fused_sdp_choice":
             return MATH_ATTENTION
         elif operator.name == "is_pinned":

@@ -8,7 +8,7 @@ import torch
 
 from specdist.models.adapters import use_paged_attention
 from specdist.models.attention import AttentionKind, AttentionRules
-from specdist.models.kernel import GatheredVarlenKernel, VarlenKernel
+from specdist.models.kernel import TritonKernel, VarlenKernel
 from specdist.models.probe import probe_kernel
 from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import MIXED, STEPS, Ends, GrowingRows
@@ -46,7 +46,7 @@ def test_passes_match_plain_forwards(
 def test_kernels_are_right_where_they_run(dtype: torch.dtype) -> None:
     common = {"dtype": dtype, "device": GPU}
     assert probe_kernel(VarlenKernel(), KINDS, page_size=256, **common) is None
-    assert probe_kernel(GatheredVarlenKernel(), KINDS, page_size=16, **common) is None
+    assert probe_kernel(TritonKernel(), KINDS, page_size=16, **common) is None
     reason = probe_kernel(VarlenKernel(), KINDS, page_size=16, **common)
     # For FlashAttention-2; its successors take any page size.
     assert reason is None or "256" in reason

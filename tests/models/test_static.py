@@ -10,7 +10,14 @@ from specdist.models.adapters import use_paged_attention
 from specdist.models.flat import FlatBatch, Segments
 from specdist.models.kernel import SdpaKernel
 from specdist.models.runner import Acceleration, ModelRunner
-from specdist.models.static import MAX_TOKENS, Bucket, StaticPasses, choose_bucket
+from specdist.models.static import (
+    FREE_TOKENS,
+    MAX_TOKENS,
+    Bucket,
+    StaticPasses,
+    bucket_of_tokens,
+    choose_bucket,
+)
 from tests.models.chunks import MIXED, NUM_PAGES, Ends, GrowingRows
 from tests.models.families import FAMILIES, tiny_model
 from tests.models.kernels import PlainKernel
@@ -54,6 +61,9 @@ def test_static_passes_match_plain_forwards(
 ) -> None:
     # The tiny rows never reach a second bucket of keys otherwise.
     monkeypatch.setattr("specdist.models.static.MIN_KEYS", 8)
+    monkeypatch.setattr("specdist.models.static.KEYS_FACTOR", 2)
+    if schedule is MIXED:
+        monkeypatch.setattr("specdist.models.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
     runner = paged_runner(plain, STATIC)
     for found, wanted in GrowingRows(plain, schedule, page_size=PAGE_SIZE).run(runner):
@@ -61,14 +71,17 @@ def test_static_passes_match_plain_forwards(
     if schedule is SHORT:
         assert len(buckets) == len(schedule)
         assert {bucket.num_pages for bucket in buckets} == {2, 4, 8, 16}
-        assert {bucket.num_segments for bucket in buckets} == {1, 2, 4, 8}
-        assert {bucket.num_queries for bucket in buckets} == {1, 4, 6, 8, 16}
+        assert {bucket.num_segments for bucket in buckets} == {2, 3, 5, 9}
+        assert len({bucket.num_tokens for bucket in buckets}) > 3
     else:
         assert 0 < len(buckets) < len(schedule)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gpt_neo"])
-def test_a_kernel_serves_static_and_ragged_passes(family: str, buckets: list[Bucket]) -> None:
+def test_a_kernel_serves_static_and_ragged_passes(
+    family: str, buckets: list[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdist.models.static.MAX_TOKENS", 32)
     plain = tiny_model(family)
     kernel = PlainKernel()
     runner = paged_runner(plain, Acceleration(is_static=True, kernels=[kernel]))
@@ -119,10 +132,10 @@ def test_padding_touches_no_page_of_a_row() -> None:
         for pages in (cache.keys[layer], cache.values[layer]):
             assert len(pages) == NUM_PAGES + 1
             pages.fill_(marker)
-    # Five segments become eight, of 1 to 3 tokens each, padded to four.
-    slots = np.array([3, 3, 3, 0, 1, 1, 4, 2])
-    positions = np.array([9, 10, 11, 0, 6, 7, 39, 5])
-    runner.forward(FlatBatch(np.full(8, 5), slots, positions), [2, 3])
+    # Nine tokens of five segments become sixteen of nine.
+    slots = np.array([3, 3, 3, 0, 1, 1, 4, 2, 2])
+    positions = np.array([9, 10, 11, 0, 6, 7, 39, 5, 6])
+    runner.forward(FlatBatch(np.full(9, 5), slots, positions), [2, 3])
     written = runner._table.pages[slots, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
     for layer, (heads, width) in cache.shapes.items():
         for pages in (cache.keys[layer], cache.values[layer]):
@@ -151,23 +164,30 @@ def test_a_pass_without_logits() -> None:
     assert len(runner.forward(FlatBatch(np.zeros(2), np.zeros(2, int), np.arange(2)), [])) == 0
 
 
-def bucket_of(lengths: list[int], keys: int, num_logits: int, table_width: int = 100) -> Bucket | None:
+def bucket_of(lengths: list[int], keys: int, num_logits: int, table_width: int = 1000) -> Bucket | None:
     lengths_S = np.array(lengths)
     segments = Segments(lengths_S.cumsum() - lengths_S, lengths_S, np.maximum(lengths_S, keys))
     return choose_bucket(segments, num_logits, page_size=16, table_width=table_width)
 
 
 def test_sizes_are_rounded_up_to_buckets() -> None:
-    assert bucket_of([1], 1, 1) == Bucket(1, 1, 16, 1)
-    assert bucket_of([1] * 5, 257, 5) == Bucket(8, 1, 32, 8)
-    assert bucket_of([1, 5, 6], 512, 12) == Bucket(4, 6, 32, 24)
-    assert bucket_of([1, 5, 6], 513, 3, table_width=40) == Bucket(4, 6, 40, 4)
-    assert bucket_of([6] * 64, 300, 0) == Bucket(64, 6, 32, 64)
+    """Tokens and segments are padded, whatever the longest segment; one segment more is for the padding."""
+    assert bucket_of([1], 1, 1) == Bucket(1, 2, 64, 1)
+    assert bucket_of([1] * 5, 1025, 5) == Bucket(8, 9, 256, 8)
+    assert bucket_of([1, 5, 6], 1024, 12) == Bucket(16, 5, 64, 16)
+    assert bucket_of([1, 5, 6], 5000, 3, table_width=400) == Bucket(16, 5, 400, 4)
+    assert bucket_of([1] * 31 + [21], 300, 52) == Bucket(64, 33, 64, 64)
+    # A prompt chunk beside decoding: few of its logits are wanted.
+    assert bucket_of([6] * 32 + [800], 3000, 193) == Bucket(1024, 65, 256, 224)
+    assert bucket_of([MAX_TOKENS], 300, 0) == Bucket(MAX_TOKENS, 2, 256, 1)
 
 
-def test_large_or_uneven_batches_are_left_to_ragged_passes() -> None:
-    assert bucket_of([17], 17, 1) is None
-    assert bucket_of([1] * 257, 300, 257) is None
-    # Padding would multiply the tokens, or there are enough of them without.
-    assert bucket_of([1] * 31 + [16], 300, 32) is None
-    assert bucket_of([16] * (MAX_TOKENS // 16 + 1), 300, 1) is None
+def test_long_batches_are_left_to_ragged_passes() -> None:
+    assert bucket_of([MAX_TOKENS, 1], 300, 1) is None
+
+
+def test_padding_is_at_most_a_fourth_of_a_pass() -> None:
+    for number in range(FREE_TOKENS + 1, MAX_TOKENS + 1):
+        bucket = bucket_of_tokens(number)
+        assert number <= bucket < number * 1.25
+        assert bucket == bucket_of_tokens(bucket), "a bucket is its own"
