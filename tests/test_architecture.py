@@ -19,7 +19,7 @@ from tests.ranks import REPOSITORY
 PACKAGE = REPOSITORY / "specdist"
 # A module may import its own package and those of the lines above its own, never its neighbours.
 LAYERS = [
-    {"utils"},
+    {"utils", "kernels"},
     {"stats", "policies"},
     {"config", "theory"},
     {"data", "sampling", "cache"},

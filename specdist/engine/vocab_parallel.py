@@ -32,8 +32,8 @@ from specdist.sampling.distributions import (
     Distributions,
     SamplingSettings,
     distributions_from_logits,
-    tempered,
 )
+from specdist.sampling.filters import tempered
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
     likeliest,
@@ -122,7 +122,7 @@ class VocabParallelVerifier:
 
     def _scores(self, logits_Nv: Tensor) -> Tensor:
         """After temperature and top-k."""
-        scores_Nv = tempered(logits_Nv, self._settings)
+        scores_Nv = tempered(logits_Nv, self._settings.temperature)
         top_k = self._settings.top_k
         if not 0 < top_k < self._vocab_size:
             return scores_Nv

@@ -74,28 +74,11 @@ def _segment_of(tile, query_starts, num_segments, block_queries: tl.constexpr):
 
 @triton.jit
 def _one_split(
-    queries,
-    key_pages,
-    value_pages,
-    table_row,
-    first_key,
-    last_key,
-    head,
-    position_M,
-    columns_D,
-    scale,
-    softcap,
-    stride_page,
-    stride_token,
-    stride_head,
-    width: tl.constexpr,
-    page_size: tl.constexpr,
-    window: tl.constexpr,
-    has_softcap: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_keys: tl.constexpr,
+    queries, key_pages, value_pages, table_row, first_key, last_key, head, position_M, columns_D, scale,
+    softcap, stride_page, stride_token, stride_head, width: tl.constexpr, page_size: tl.constexpr,
+    window: tl.constexpr, has_softcap: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
     block_width: tl.constexpr,
-):
+):  # fmt: skip
     """Softmax over keys [first, last): largest exponents [M], sums [M], and weighted values [M, D] in
     float32."""
     maxima = tl.full([block_rows], float("-inf"), tl.float32)
@@ -160,38 +143,13 @@ def _tile(
 
 @triton.jit
 def attend_kernel(
-    queries,
-    key_pages,
-    value_pages,
-    block_table,
-    used_keys,
-    query_starts,
-    output,
-    split_outputs,
-    split_maxima,
-    split_sums,
-    num_segments,
-    scale,
-    softcap,
-    stride_token_heads,
-    stride_query_head,
-    stride_page,
-    stride_token,
-    stride_head,
-    stride_table,
-    num_splits,
-    num_heads: tl.constexpr,
-    num_repeats: tl.constexpr,
-    width: tl.constexpr,
-    page_size: tl.constexpr,
-    window: tl.constexpr,
-    has_softcap: tl.constexpr,
-    in_splits: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_keys: tl.constexpr,
-    block_width: tl.constexpr,
-    split_keys: tl.constexpr,
-):
+    queries, key_pages, value_pages, block_table, used_keys, query_starts, output, split_outputs,
+    split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads, stride_query_head,
+    stride_page, stride_token, stride_head, stride_table, num_splits, num_heads: tl.constexpr,
+    num_repeats: tl.constexpr, width: tl.constexpr, page_size: tl.constexpr, window: tl.constexpr,
+    has_softcap: tl.constexpr, in_splits: tl.constexpr, block_rows: tl.constexpr,
+    block_keys: tl.constexpr, block_width: tl.constexpr, split_keys: tl.constexpr,
+):  # fmt: skip
     """Grid: (tiles, key/value heads, splits if ``in_splits`` else 1)."""
     segment, begin, num_queries, first_query, first_position, first_key, last_key = _tile(
         query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys
@@ -245,23 +203,11 @@ def attend_kernel(
 
 @triton.jit
 def join_kernel(
-    used_keys,
-    query_starts,
-    output,
-    split_outputs,
-    split_maxima,
-    split_sums,
-    num_segments,
-    num_splits,
-    num_heads: tl.constexpr,
-    num_repeats: tl.constexpr,
-    width: tl.constexpr,
-    window: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_keys: tl.constexpr,
-    block_width: tl.constexpr,
+    used_keys, query_starts, output, split_outputs, split_maxima, split_sums, num_segments, num_splits,
+    num_heads: tl.constexpr, num_repeats: tl.constexpr, width: tl.constexpr, window: tl.constexpr,
+    block_rows: tl.constexpr, block_keys: tl.constexpr, block_width: tl.constexpr,
     split_keys: tl.constexpr,
-):
+):  # fmt: skip
     """Grid: (tiles, key/value heads). Joins what the splits' programs left, from the first to the last."""
     _, begin, num_queries, first_query, _, first_key, last_key = _tile(
         query_starts, used_keys, num_segments, num_repeats, window, block_rows, block_keys

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdist.sampling.device_kernels import sampling_kernels
+from specdist.sampling.filters import plain_probabilities
 
 # In a token id's place where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
@@ -110,37 +111,13 @@ class Dense:
 Distributions: TypeAlias = OneHot | Dense
 
 
-def tempered(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
-    """Logits over the (positive) temperature; at least float32, to hold the tail of a large vocabulary."""
-    return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / settings.temperature
-
-
 def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Distributions:
     """Temperature, then top-k, then top-p, as transformers' logits processors define them; of equal scores at
     the edge of a filter all are kept."""
     if settings.is_greedy:
         return OneHot.of_largest(logits_NV)
     kernels = sampling_kernels(logits_NV)
-    if kernels is None:
-        return Dense(plain_probabilities(logits_NV, settings))
+    process = plain_probabilities if kernels is None else kernels.processed_probabilities
     return Dense(
-        kernels.processed_probabilities(
-            logits_NV, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p
-        )
+        process(logits_NV, temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
     )
-
-
-def plain_probabilities(logits_NV: Tensor, settings: SamplingSettings) -> Tensor:
-    """[N, V] on any device, at a temperature above 0, in float32 or wider."""
-    scores_NV = tempered(logits_NV, settings)
-    if 0 < settings.top_k < scores_NV.shape[1]:
-        kth_N1 = scores_NV.topk(settings.top_k, dim=1).values[:, -1:]
-        scores_NV = scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)
-    if settings.top_p < 1:
-        ascending_NV = scores_NV.sort(dim=1).values
-        outside_NV = ascending_NV.softmax(dim=1).cumsum(dim=1) <= 1 - settings.top_p
-        outside_NV[:, -1] = False
-        # Which of equal scores a sort puts first is not the same on every device.
-        least_N1 = ascending_NV.gather(1, outside_NV.sum(dim=1, keepdim=True))
-        scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
-    return scores_NV.softmax(dim=1)

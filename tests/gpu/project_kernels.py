@@ -11,7 +11,8 @@ from specdist.models.attention import AttentionRules
 from specdist.models.probe import plain_attention
 from specdist.models.segments import PagedSegments
 from specdist.sampling.coupling import waiting_times_of
-from specdist.sampling.distributions import Dense, OneHot, SamplingSettings, plain_probabilities
+from specdist.sampling.distributions import Dense, OneHot
+from specdist.sampling.filters import plain_probabilities
 
 
 def paged_attention(
@@ -35,11 +36,6 @@ def paged_attention(
     return plain_attention(queries_THD, key_pages, value_pages, segments, rules).to(queries_THD.dtype)
 
 
-def processed_probabilities(logits_NV: Tensor, *, temperature: float, top_k: int, top_p: float) -> Tensor:
-    settings = SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p)
-    return plain_probabilities(logits_NV, settings)
-
-
 def draw(probabilities_NV: Tensor, uniforms_N: Tensor, *, not_finite: int) -> Tensor:
     del not_finite
     return Dense(probabilities_NV).draw(uniforms_N)
@@ -52,5 +48,8 @@ def race(probabilities_NV: Tensor, words_N: Tensor, *, not_finite: int, first_id
 
 
 ON_HOST: dict[str, Callable[..., Tensor]] = {
-    function.__name__: function for function in (paged_attention, processed_probabilities, draw, race)
+    "paged_attention": paged_attention,
+    "processed_probabilities": plain_probabilities,
+    "draw": draw,
+    "race": race,
 }

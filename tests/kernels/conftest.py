@@ -9,8 +9,6 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux only)")
-
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:

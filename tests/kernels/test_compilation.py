@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
 from tests.ranks import REPOSITORY
 
 MAX_REGISTERS = 255

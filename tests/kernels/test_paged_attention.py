@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
 from specdist.kernels import paged_attention
 from specdist.models.attention import AttentionKind, AttentionRules
 from specdist.models.kernel import TritonKernel

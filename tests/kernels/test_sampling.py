@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
 from specdist.kernels.sampling import BLOCK, draw, processed_probabilities, race
 from specdist.sampling.coupling import coupled_draws
-from specdist.sampling.distributions import (
-    NOT_FINITE,
-    Dense,
-    SamplingSettings,
-    distributions_from_logits,
-)
+from specdist.sampling.distributions import NOT_FINITE, Dense
+from specdist.sampling.filters import plain_probabilities
 from specdist.sampling.keys import stream_key
 from specdist.sampling.random import Purpose, hash_words
 
@@ -29,10 +27,7 @@ def random_logits(num_rows: int, dtype: torch.dtype, device: torch.device, width
 
 
 def plain(logits_NV: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    settings = SamplingSettings(temperature=temperature, top_k=top_k, top_p=top_p)
-    distributions = distributions_from_logits(logits_NV, settings)
-    assert isinstance(distributions, Dense)
-    return distributions.probabilities_NV
+    return plain_probabilities(logits_NV, temperature=temperature, top_k=top_k, top_p=top_p)
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), FILTERS)

@@ -13,8 +13,8 @@ from specdist.sampling.distributions import (
     OneHot,
     SamplingSettings,
     distributions_from_logits,
-    tempered,
 )
+from specdist.sampling.filters import tempered
 from specdist.sampling.keys import stream_key
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
@@ -58,7 +58,7 @@ LOGITS = {"random": random_logits(), "ties": logits_with_ties(), "far out": logi
 
 
 def sliced_scores(logits: Tensor, cut: list[range], settings: SamplingSettings) -> list[Tensor]:
-    parts = [tempered(logits[:, ids.start : ids.stop], settings) for ids in cut]
+    parts = [tempered(logits[:, ids.start : ids.stop], settings.temperature) for ids in cut]
     if not settings.top_k:
         return parts
     tops = torch.stack([top_scores(part, settings.top_k) for part in parts])
