@@ -141,7 +141,8 @@ def _tile(
     return segment, begin, num_queries, first_query, first_position, first_key, last_key
 
 
-@triton.jit
+# Numbers that change from pass to pass compile nothing anew.
+@triton.jit(do_not_specialize=["num_segments", "num_splits"])
 def attend_kernel(
     queries, key_pages, value_pages, block_table, used_keys, query_starts, output, split_outputs,
     split_maxima, split_sums, num_segments, scale, softcap, stride_token_heads, stride_query_head,
@@ -201,7 +202,7 @@ def attend_kernel(
         tl.store(output + places_M[:, None] + columns_D[None, :], result, mask=is_used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_segments", "num_splits"])
 def join_kernel(
     used_keys, query_starts, output, split_outputs, split_maxima, split_sums, num_segments, num_splits,
     num_heads: tl.constexpr, num_repeats: tl.constexpr, width: tl.constexpr, window: tl.constexpr,

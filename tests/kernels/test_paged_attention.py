@@ -56,8 +56,7 @@ def make_segments(
     table_SP: Tensor, used_S: Tensor, num_queries: Sequence[int], num_keys: int
 ) -> PagedSegments:
     starts = torch.tensor(np.append(0, np.cumsum(num_queries)), dtype=torch.int32, device=used_S.device)
-    nothing = torch.empty(0, dtype=torch.int32, device=used_S.device)
-    return PagedSegments(table_SP, used_S, starts, nothing, nothing, max(num_queries), num_keys)
+    return PagedSegments(table_SP, used_S, starts, max(num_queries), num_keys)
 
 
 def make_case(
