@@ -1,13 +1,7 @@
-"""Without a GPU the kernels run in Triton's interpreter, which must be asked for before Triton is
-imported."""
-
-import os
+"""Where the kernels run."""
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -70,9 +70,11 @@ def make_case(
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     num_queries, used = (list(numbers) for numbers in zip(*lengths, strict=True))
     num_pages = -(-max(used) // page_size)
-    table_SP = rng.permutation(num_pages * len(used)).reshape(len(used), num_pages)
-    shape = (table_SP.size, page_size, kind.num_kv_heads, kind.width)
+    # Page 0 belongs to no segment.
+    table_SP = 1 + rng.permutation(num_pages * len(used)).reshape(len(used), num_pages)
+    shape = (1 + table_SP.size, page_size, kind.num_kv_heads, kind.width)
     pages = torch.randn(2, *shape, generator=generator)
+    pages[:, 0] = torch.nan
     for segment, num_keys in enumerate(used):
         places = torch.arange(num_pages * page_size).view(num_pages, page_size)
         pages[:, table_SP[segment]] = torch.where(

@@ -51,7 +51,10 @@ class Outcome:
 
 def import_libraries() -> None:
     """Import the libraries, so that forked processes need not."""
+    # As tests/conftest.py, which comes later here.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if shutil.which("nvidia-smi") is None:
+        os.environ["TRITON_INTERPRET"] = "1"
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
