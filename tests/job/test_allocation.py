@@ -140,8 +140,8 @@ def test_rows_of_any_length_get_what_is_left_of_such_a_gpu(large: ModelSize) -> 
     room = room_on_gpu([target_on(large, 4, limits)], limits, TOP_P, loaded((large, 4)), num_communicators=2)
     check_sum(room)
     assert room.num_pages < limits.num_seq_pages
-    # A part in 81 is for the pages of a layer that a pass copies.
-    assert room.cache_bytes == pytest.approx(room.budget_bytes * 80 / 81, rel=1e-4)
+    # All of it is cache: no pass copies pages.
+    assert room.cache_bytes == pytest.approx(room.budget_bytes, rel=1e-4)
     assert 30 * GIB < room.cache_bytes < 40 * GIB
 
 
@@ -153,7 +153,7 @@ def test_an_8b_with_its_draft_on_one_gpu(middle: ModelSize, small: ModelSize) ->
     for room in (alone, both):
         check_sum(room)
         assert room.needs is not None and room.needs.nccl == 0
-        assert 5 * GIB < room.needs.total < 12 * GIB
+        assert 4 * GIB < room.needs.total < 12 * GIB
         assert room.num_pages == limits.num_seq_pages
     # 128 KiB per token in the target, and 32 in the draft.
     assert (alone.cache_bytes, both.cache_bytes) == (32 * GIB, 40 * GIB)
@@ -307,7 +307,7 @@ def test_sampling_options_decide_what_is_reserved_for_logits() -> None:
     assert sampling_of(config_of(temperature=0, top_p=0.5)).bytes_per_logit == 12
     assert sampling_of(config_of()).bytes_per_logit == 12
     assert sampling_of(config_of(acceptance="gumbel")).bytes_per_logit == 32
-    assert sampling_of(config_of(top_p=0.9)).bytes_per_logit == 40
+    assert sampling_of(config_of(top_p=0.9)).bytes_per_logit == 24
 
 
 def test_the_draft_of_a_block_of_one_token_is_reserved_for_too(small: ModelSize) -> None:
