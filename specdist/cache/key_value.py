@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.cache.writing import writer_on
+
 
 class KeyValueCache:
     """The pages' memory: per layer a matrix of keys and one of values, one line per page."""
@@ -26,6 +28,7 @@ class KeyValueCache:
     ) -> None:
         self.page_size = page_size
         self.shapes = shapes
+        self._write = writer_on(device, dtype)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         # Layers of one shape share one block [2 × layers, pages, page], so that tokens are copied in all of
@@ -47,9 +50,7 @@ class KeyValueCache:
 
     def write(self, layer: int, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> None:
         """Write each token's key and value at ``cache_index_T`` (page × page_size + offset)."""
-        heads, width = self.shapes[layer]
-        for pages, tokens_TGD in ((self.keys[layer], keys_TGD), (self.values[layer], values_TGD)):
-            pages.view(-1, heads * width).index_copy_(0, cache_index_T, tokens_TGD.reshape(-1, heads * width))
+        self._write(self.keys[layer], self.values[layer], cache_index_T, keys_TGD, values_TGD)
 
     @staticmethod
     def bytes_per_page(shapes: dict[int, tuple[int, int]], page_size: int, dtype: torch.dtype) -> int:

@@ -33,7 +33,7 @@ WORKSPACE_BYTES = 192 * MIB
 COMMUNICATOR_BYTES = 512 * MIB
 # A recorded kernel's node with its arguments; number of kernels in a Llama layer, and outside of layers.
 GRAPH_NODE_BYTES = 1024
-KERNELS_PER_LAYER, OTHER_KERNELS = 43, 25
+KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
 # Of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
 

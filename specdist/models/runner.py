@@ -22,6 +22,7 @@ from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
 from specdist.models.attention import LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
+from specdist.models.fusing import FusedLayers
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
@@ -40,11 +41,13 @@ class Acceleration:
         is_static: run short segments as static passes.
         capturer: records static passes; without it they run unrecorded.
         kernels: attention kernels to try, the best first.
+        is_fused: fuse the small steps of layers where that gives the same numbers.
     """
 
     is_static: bool = False
     capturer: Capturer | None = None
     kernels: Sequence[PagedKernel] = ()
+    is_fused: bool = False
 
     @staticmethod
     def of(device: torch.device) -> Acceleration:
@@ -56,6 +59,7 @@ class Acceleration:
             is_static=True,
             capturer=CudaGraphs(device),
             kernels=(VarlenKernel(), TritonKernel()),
+            is_fused=True,
         )
 
 
@@ -90,6 +94,7 @@ class ModelRunner:
         self._acceleration = acceleration or Acceleration.of(device)
         self._on_pass = on_pass
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
+        self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
         self._shapes = LayerShapes()
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
@@ -291,6 +296,8 @@ class ModelRunner:
         with contextlib.ExitStack() as stack:
             if self._linears is not None:
                 stack.enter_context(self._linears.active())
+            if self._fused is not None:
+                stack.enter_context(self._fused.active())
             caught = None if self._head is None else stack.enter_context(LastHiddenStates(self.model))
             output = self.model(
                 input_ids=token_ids_T[None],

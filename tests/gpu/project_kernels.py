@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from transformers.models.llama.modeling_llama import rotate_half
 
+from specdist.cache.writing import plain_write
 from specdist.models.attention import AttentionRules
 from specdist.models.probe import plain_attention
 from specdist.models.segments import PagedSegments
@@ -47,9 +51,34 @@ def race(probabilities_NV: Tensor, words_N: Tensor, *, not_finite: int, first_id
     return OneHot.of_largest(torch.log(probabilities_NV / waiting_NV)).token_ids_N
 
 
-ON_HOST: dict[str, Callable[..., Tensor]] = {
+def rms_norm(
+    inputs: Tensor, weight_W: Tensor, *, epsilon: float, weight_offset: float, rounds_first: bool
+) -> Tensor:
+    numbers = inputs.float()
+    numbers = numbers * torch.rsqrt(numbers.pow(2).mean(-1, keepdim=True) + epsilon)
+    numbers = numbers.to(inputs.dtype).float() if rounds_first else numbers
+    weight_W = weight_offset + weight_W.float() if weight_offset else weight_W.float()
+    return (weight_W * numbers).to(inputs.dtype)
+
+
+def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
+    queries, keys = (
+        tensor * cos_TD[:, None] + rotate_half(tensor) * sin_TD[:, None] for tensor in (queries_THD, keys_TGD)
+    )
+    return queries, keys
+
+
+def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
+    return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
+
+
+ON_HOST: dict[str, Callable[..., Any]] = {
     "paged_attention": paged_attention,
     "processed_probabilities": plain_probabilities,
     "draw": draw,
     "race": race,
+    "rms_norm": rms_norm,
+    "rotary": rotary,
+    "gated_activation": gated_activation,
+    "write_tokens": plain_write,
 }

@@ -296,6 +296,8 @@ class PretendedDevice(TorchDispatchMode):
             written = argument(at, args, kwargs)
             if isinstance(written, CudaTensor) and written.host.shape != written.shape:
                 raise NotImplementedError(f"{function} changes the shape of a pretended tensor in place")
+        if not operator.returned:
+            return None
         results = result if isinstance(result, (tuple, list)) else (result,)
         passed_on = [
             _on_cuda(new, index or 0) if at is None else argument(at, args, kwargs)

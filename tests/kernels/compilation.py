@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from specdist.kernels import paged_attention, sampling
+from specdist.kernels import layers, paged_attention, sampling
 
 CAPABILITIES = (80, 90, 100)
 DTYPE_POINTERS = {"bfloat16": "*bf16", "float16": "*fp16"}
@@ -105,6 +105,46 @@ def sampling_variants(dtype: str) -> Iterator[Variant]:
         yield Variant(name, kernel, wanted, pointers, floats, sampling.OPTIONS)
 
 
+def layer_variants(dtype: str) -> Iterator[Variant]:
+    """Norms of heads, of usual and of very wide rows; the other steps as in models of 1B to 70B."""
+    pointer = DTYPE_POINTERS[dtype]
+    norm = dict.fromkeys(("inputs", "weight", "output"), pointer)
+    for width, weight_offset, rounds_first in (
+        (128, 0.0, True),
+        (2048, 0.0, True),
+        (5120, 1.0, False),
+        (8192, 0.0, True),
+        (16384, 0.0, True),
+        (layers.MAX_NORM_WIDTH, 0.0, True),
+    ):
+        constants = {"width": width, "weight_offset": weight_offset, "rounds_first": rounds_first}
+        constants |= layers.norm_constants(width)
+        about = f"norm of {width} ({dtype}{', as Gemma' if weight_offset else ''})"
+        options = layers.norm_options(width)
+        yield Variant(about, layers.rms_norm_kernel, constants, norm, ("epsilon",), options)
+    rotary = ("queries", "keys", "cos", "sin", "rotated_queries", "rotated_keys")
+    for width in (64, 80, 128, 256):
+        constants = {
+            "width": width,
+            "block_heads": layers.HEADS_PER_PROGRAM,
+            "block_half": triton.next_power_of_2(width // 2),
+        }
+        about, kernel = f"rotary embedding of {width} ({dtype})", layers.rotary_kernel
+        yield Variant(about, kernel, constants, dict.fromkeys(rotary, pointer), (), layers.OPTIONS)
+    for is_tanh in (False, True):
+        constants = {"width": 14336, "is_tanh": is_tanh, "block": layers.BLOCK}
+        about = f"gated {'GELU' if is_tanh else 'SiLU'} ({dtype})"
+        pointers = dict.fromkeys(("gates", "ups", "output"), pointer)
+        yield Variant(about, layers.gate_kernel, constants, pointers, (), layers.OPTIONS)
+    pointers = dict.fromkeys(("keys", "values", "key_pages", "value_pages"), pointer)
+    pointers |= {"cache_index": "*i64"}
+    for heads, width in ((8, 128), (1, 80)):
+        constants = {"width": width, "token_width": heads * width}
+        constants |= {"block": min(layers.BLOCK, triton.next_power_of_2(heads * width))}
+        about = f"write {heads} heads of {width} ({dtype})"
+        yield Variant(about, layers.write_kernel, constants, pointers, (), layers.OPTIONS)
+
+
 def compile_variant(variant: Variant, capability: int) -> Resources:
     names = variant.kernel.arg_names
     signature = {
@@ -136,7 +176,8 @@ def compile_variant(variant: Variant, capability: int) -> Resources:
 def main() -> int:
     found = [
         compile_variant(variant, capability)
-        for variant in (*attention_variants("bfloat16"), *sampling_variants("bfloat16"))
+        for variants in (attention_variants, sampling_variants, layer_variants)
+        for variant in variants("bfloat16")
         for capability in CAPABILITIES
     ]
     for resources in found:

@@ -3,7 +3,14 @@
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
+from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 
-MUTANTS: tuple[Mutant, ...] = (*SAMPLING_FAULTS, *ENGINE_FAULTS, *DATA_FAULTS, *KERNEL_FAULTS)
+MUTANTS: tuple[Mutant, ...] = (
+    *SAMPLING_FAULTS,
+    *ENGINE_FAULTS,
+    *DATA_FAULTS,
+    *KERNEL_FAULTS,
+    *LAYER_FAULTS,
+)

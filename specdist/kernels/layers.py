@@ -1,0 +1,280 @@
+"""The small steps of a decoder layer, one kernel each: RMS norm, rotary embedding, gated activation, and the
+writing of keys and values into the cache.
+
+In plain operations they are 27 kernels of a Llama layer, most of which read and write the whole hidden state.
+Numbers are rounded where those operations round them: products and sums of half precision are computed in
+float32 and rounded one by one. A row's numbers do not depend on the other rows.
+
+T tokens, H heads, G key/value heads, D head width, W width of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Numbers that a program works on at once; a longer row of a norm is still one program.
+BLOCK = 1024
+HEADS_PER_PROGRAM = 4
+# Numbers of a thread, so that a row of a norm stays in registers.
+NUMBERS_PER_THREAD = 32
+MAX_WARPS = 32
+# A wider row would not stay in registers.
+MAX_NORM_WIDTH = 32768
+# Without contraction into fused multiply-adds sums and products round as in plain operations.
+OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": False}
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def _rounded(numbers, dtype: tl.constexpr):
+    """float32 numbers as the dtype holds them, the nearest and of two the even one, in float32. The
+    interpreter cuts bfloat16 off: there the bits are rounded before."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = numbers.to(tl.int32, bitcast=True)
+        numbers = (bits + (0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    return numbers.to(dtype).to(tl.float32)
+
+
+# Numbers that change from pass to pass compile nothing anew.
+@triton.jit(do_not_specialize=["num_rows"])
+def rms_norm_kernel(
+    inputs, weight, output, num_rows, stride_row, epsilon, width: tl.constexpr, weight_offset: tl.constexpr,
+    rounds_first: tl.constexpr, block_rows: tl.constexpr, block_width: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of rows,)."""
+    rows_M = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    columns_W = tl.arange(0, block_width)
+    is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
+    places_M = rows_M.to(tl.int64) * stride_row
+    loaded = tl.load(inputs + places_M[:, None] + columns_W[None, :], mask=is_used, other=0.0)
+    numbers = loaded.to(tl.float32)
+    means_M = tl.sum(numbers * numbers, 1) / width
+    numbers = numbers * tl.rsqrt(means_M + epsilon)[:, None]
+    if rounds_first:
+        numbers = _rounded(numbers, loaded.dtype)
+    weights_W = tl.load(weight + columns_W, mask=columns_W < width, other=0.0).to(tl.float32)
+    if weight_offset != 0:
+        weights_W = weight_offset + weights_W
+    places_M = rows_M.to(tl.int64) * width
+    numbers = _rounded(weights_W[None, :] * numbers, loaded.dtype)
+    tl.store(output + places_M[:, None] + columns_W[None, :], numbers, mask=is_used)
+
+
+@triton.jit
+def _rotated(numbers, cos, others, sin, dtype: tl.constexpr):
+    """numbers × cos + others × sin, each step rounded to the dtype; the arguments are float32."""
+    return _rounded(_rounded(numbers * cos, dtype) + _rounded(others * sin, dtype), dtype)
+
+
+@triton.jit
+def _row(places, is_used):
+    """float32 [1, D]."""
+    return tl.load(places, mask=is_used, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _either(from_query, is_query, from_key, is_key):
+    """float32 numbers of a query or of a key."""
+    query = tl.load(from_query, mask=is_query, other=0.0).to(tl.float32)
+    return tl.where(is_query, query, tl.load(from_key, mask=is_key, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def rotary_kernel(
+    queries, keys, cos, sin, rotated_queries, rotated_keys, num_heads, num_kv_heads, stride_query_token,
+    stride_query_head, stride_key_token, stride_key_head, stride_cos_token, stride_sin_token,
+    width: tl.constexpr, block_heads: tl.constexpr, block_half: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, blocks of heads); the heads of the keys follow those of the queries."""
+    token = tl.program_id(0).to(tl.int64)
+    half: tl.constexpr = width // 2
+    heads_M = tl.program_id(1) * block_heads + tl.arange(0, block_heads)
+    columns_D = tl.arange(0, block_half)
+    is_half = columns_D < half
+    is_query = (heads_M < num_heads)[:, None] & is_half[None, :]
+    kv_heads_M = heads_M - num_heads
+    is_key = ((kv_heads_M >= 0) & (kv_heads_M < num_kv_heads))[:, None] & is_half[None, :]
+    from_query = queries + token * stride_query_token
+    from_query += heads_M[:, None] * stride_query_head + columns_D[None, :]
+    from_key = keys + token * stride_key_token + kv_heads_M[:, None] * stride_key_head + columns_D[None, :]
+    first = _either(from_query, is_query, from_key, is_key)
+    second = _either(from_query + half, is_query, from_key + half, is_key)
+    from_cos, from_sin = (
+        cos + token * stride_cos_token + columns_D,
+        sin + token * stride_sin_token + columns_D,
+    )
+    dtype: tl.constexpr = cos.dtype.element_ty
+    rotated_first = _rotated(first, _row(from_cos, is_half), -second, _row(from_sin, is_half), dtype)
+    rotated_second = _rotated(
+        second, _row(from_cos + half, is_half), first, _row(from_sin + half, is_half), dtype
+    )
+    to_query = rotated_queries + (token * num_heads + heads_M[:, None]) * width + columns_D[None, :]
+    tl.store(to_query, rotated_first, mask=is_query)
+    tl.store(to_query + half, rotated_second, mask=is_query)
+    to_key = rotated_keys + (token * num_kv_heads + kv_heads_M[:, None]) * width + columns_D[None, :]
+    tl.store(to_key, rotated_first, mask=is_key)
+    tl.store(to_key + half, rotated_second, mask=is_key)
+
+
+@triton.jit
+def gate_kernel(gates, ups, output, width: tl.constexpr, is_tanh: tl.constexpr, block: tl.constexpr):
+    """Grid: (rows, blocks of a row). SiLU, or the approximation of GELU by tanh."""
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    is_used = columns < width
+    places = tl.program_id(0).to(tl.int64) * width + columns
+    loaded = tl.load(gates + places, mask=is_used, other=0.0)
+    gate = loaded.to(tl.float32)
+    # 1/2 (1 + tanh(x)) is the logistic function of 2x.
+    slope = gate
+    if is_tanh:
+        slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    activated = _rounded(gate / (1.0 + tl.exp(-slope)), loaded.dtype)
+    up = tl.load(ups + places, mask=is_used, other=0.0).to(tl.float32)
+    tl.store(output + places, _rounded(activated * up, loaded.dtype), mask=is_used)
+
+
+@triton.jit
+def write_kernel(
+    keys, values, cache_index, key_pages, value_pages, stride_key_token, stride_key_head, stride_value_token,
+    stride_value_head, width: tl.constexpr, token_width: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Grid: (tokens, blocks of a token's keys)."""
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * block + tl.arange(0, block)
+    is_used = places < token_width
+    heads, columns = places // width, places % width
+    target = tl.load(cache_index + token) * token_width + places
+    key = tl.load(keys + token * stride_key_token + heads * stride_key_head + columns, mask=is_used)
+    tl.store(key_pages + target, key, mask=is_used)
+    value = tl.load(values + token * stride_value_token + heads * stride_value_head + columns, mask=is_used)
+    tl.store(value_pages + target, value, mask=is_used)
+
+
+@torch.library.custom_op("specdist::rms_norm", mutates_args=())
+def rms_norm(
+    inputs: Tensor, weight_W: Tensor, *, epsilon: float, weight_offset: float, rounds_first: bool
+) -> Tensor:
+    """x / sqrt(mean(x²) + epsilon) × (weight_offset + weight), in float32: the shape of the inputs [..., W].
+
+    Args:
+        weight_offset: 0, or 1 as in Gemma.
+        rounds_first: the normalised numbers are rounded to the dtype before they are multiplied.
+
+    Raises:
+        ValueError: if a row is wider than ``MAX_NORM_WIDTH``.
+    """
+    width = inputs.shape[-1]
+    if width > MAX_NORM_WIDTH:
+        raise ValueError(f"a norm of {width} numbers; {MAX_NORM_WIDTH} fit into a program")
+    rows_MW = inputs.reshape(-1, width)
+    if rows_MW.stride(1) != 1:
+        rows_MW = rows_MW.contiguous()
+    output = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+    options = norm_constants(width)
+    if len(rows_MW):
+        rms_norm_kernel[(triton.cdiv(len(rows_MW), options["block_rows"]),)](
+            rows_MW,
+            weight_W,
+            output,
+            len(rows_MW),
+            rows_MW.stride(0),
+            epsilon,
+            width=width,
+            weight_offset=weight_offset,
+            rounds_first=rounds_first,
+            **options,
+            **norm_options(width),
+        )
+    return output
+
+
+@torch.library.custom_op("specdist::rotary", mutates_args=())
+def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys, rotated: x × cos + (-second half of x, first half of x) × sin. All of one dtype."""
+    num_tokens, num_heads, width = queries_THD.shape
+    num_kv_heads = keys_TGD.shape[1]
+    queries_THD, keys_TGD, cos_TD, sin_TD = (
+        tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+        for tensor in (queries_THD, keys_TGD, cos_TD, sin_TD)
+    )
+    rotated_queries = torch.empty_like(queries_THD, memory_format=torch.contiguous_format)
+    rotated_keys = torch.empty_like(keys_TGD, memory_format=torch.contiguous_format)
+    if num_tokens:
+        grid = (num_tokens, triton.cdiv(num_heads + num_kv_heads, HEADS_PER_PROGRAM))
+        rotary_kernel[grid](
+            queries_THD,
+            keys_TGD,
+            cos_TD,
+            sin_TD,
+            rotated_queries,
+            rotated_keys,
+            num_heads,
+            num_kv_heads,
+            *queries_THD.stride()[:2],
+            *keys_TGD.stride()[:2],
+            cos_TD.stride(0),
+            sin_TD.stride(0),
+            width=width,
+            block_heads=HEADS_PER_PROGRAM,
+            block_half=triton.next_power_of_2(width // 2),
+            **OPTIONS,
+        )
+    return rotated_queries, rotated_keys
+
+
+@torch.library.custom_op("specdist::gated_activation", mutates_args=())
+def gated_activation(gates: Tensor, ups: Tensor, *, is_tanh: bool) -> Tensor:
+    """SiLU(gates) × ups, or GELU (by tanh) of the gates × ups; both of one shape and dtype."""
+    gates, ups = gates.contiguous(), ups.contiguous()
+    output = torch.empty_like(gates)
+    width = gates.shape[-1]
+    if gates.numel():
+        gate_kernel[(gates.numel() // width, triton.cdiv(width, BLOCK))](
+            gates, ups, output, width=width, is_tanh=is_tanh, block=BLOCK, **OPTIONS
+        )
+    return output
+
+
+@torch.library.custom_op("specdist::write_tokens", mutates_args=("key_pages", "value_pages"))
+def write_tokens(
+    key_pages: Tensor, value_pages: Tensor, cache_index_T: Tensor, keys_TGD: Tensor, values_TGD: Tensor
+) -> None:
+    """Write each token's keys and values at ``cache_index_T``, counted in tokens from the first page.
+
+    Args:
+        key_pages, value_pages: contiguous, in the dtype of the keys.
+        cache_index_T: int64.
+    """
+    num_tokens, num_kv_heads, width = keys_TGD.shape
+    if keys_TGD.stride(2) != 1 or values_TGD.stride(2) != 1:
+        keys_TGD, values_TGD = keys_TGD.contiguous(), values_TGD.contiguous()
+    token_width = num_kv_heads * width
+    if num_tokens:
+        write_kernel[(num_tokens, triton.cdiv(token_width, BLOCK))](
+            keys_TGD,
+            values_TGD,
+            cache_index_T,
+            key_pages,
+            value_pages,
+            *keys_TGD.stride()[:2],
+            *values_TGD.stride()[:2],
+            width=width,
+            token_width=token_width,
+            block=min(BLOCK, triton.next_power_of_2(token_width)),
+            **OPTIONS,
+        )
+
+
+def norm_constants(width: int) -> dict[str, int]:
+    """The block of a norm's program: one row, or several narrow ones, such as heads."""
+    block_width = triton.next_power_of_2(width)
+    return {"block_rows": max(1, BLOCK // block_width), "block_width": block_width}
+
+
+def norm_options(width: int) -> dict[str, int | bool]:
+    """How to compile a norm, so that a program's rows stay in registers."""
+    num_numbers = max(BLOCK, triton.next_power_of_2(width))
+    return OPTIONS | {"num_warps": min(MAX_WARPS, max(4, num_numbers // NUMBERS_PER_THREAD // 32))}

@@ -1,0 +1,329 @@
+"""The small steps of a model's layers in fused kernels, in any transformers model whose formulas they have.
+
+A replacement is found by what a module is made of, and then tried: on random numbers, in float32 and in the
+model's dtype, it must give what the module's own code gives on that device. A module for which it does not
+keeps its own code. The matrix products between stay the modules' own, sharded or not, and no trial
+communicates.
+
+T flat tokens, H heads, D head width, W width of a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+ROTARY = "apply_rotary_pos_emb"
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+# Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
+NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
+MLP_WIDTH = 1100
+# Of |difference| / (1 + |number|). In float32 sums in another order; below, a few last places.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+
+logger = logging.getLogger(__name__)
+
+
+class FusedLayers:
+    """Switches a model's layers to fused kernels, only inside :meth:`active`: other code may share the
+    model."""
+
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        self.is_active = False
+        self.num_fused: Counter[str] = Counter()
+        try:
+            _kernels()
+        except Exception as error:
+            logger.warning("layers on %s: plain operations, which are slower: %s", device, first_line(error))
+            return
+        forms = Forms(device, dtype)
+        for module in model.modules():
+            fused = forms.fused(self, module)
+            if fused is not None:
+                module.forward = fused
+                self.num_fused[f"{fused.what} of {type(module).__name__}"] += 1
+        logger.info("%s", self._report(forms, device, dtype))
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        self.is_active = True
+        try:
+            yield
+        finally:
+            self.is_active = False
+
+    def _report(self, forms: Forms, device: torch.device, dtype: torch.dtype) -> str:
+        fused = ", ".join(f"{number} × {what}" for what, number in self.num_fused.items())
+        kept = "; ".join(f"{what}: {reason}" for what, reason in forms.reasons.items())
+        refused = f"; not fused: {kept}" if kept else ""
+        return f"layers in {dtype} on {device}: fused kernels: {fused or 'none'}{refused}"
+
+
+class NormForm(NamedTuple):
+    """Variants of the formula of RMS norms, as :func:`specdist.kernels.layers.rms_norm` takes them."""
+
+    weight_offset: float
+    rounds_first: bool
+
+
+@dataclass
+class Fused:
+    """What is called in place of a module's forward; the arguments that it does not know go to the module."""
+
+    switch: FusedLayers
+    module: nn.Module
+    own: Callable[..., Any]
+    dtype: torch.dtype
+
+    def fits(self, inputs: Tensor) -> bool:
+        return self.switch.is_active and inputs.dtype == self.dtype
+
+
+@dataclass
+class FusedNorm(Fused):
+    what = "RMS norm"
+    epsilon: float
+    form: NormForm
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.fits(inputs):
+            return self.own(inputs, *args, **kwargs)
+        return _kernels().rms_norm(inputs, self.module.weight, epsilon=self.epsilon, **self.form._asdict())
+
+
+@dataclass
+class FusedMlp(Fused):
+    what = "gated activation"
+    is_tanh: bool
+
+    def __call__(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.fits(inputs):
+            return self.own(inputs, *args, **kwargs)
+        gate, up, down = (getattr(self.module, name) for name in PROJECTIONS)
+        return down(_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=self.is_tanh))
+
+
+@dataclass
+class FusedAttention(Fused):
+    what = "rotary embedding"
+    # The class's forward with globals of its own, among which the rotary embedding is the fused one.
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.switch.is_active:
+            return self.own(*args, **kwargs)
+        return self.function(self.module, *args, **kwargs)
+
+
+@dataclass
+class FusedRotary:
+    """Takes the place of transformers' function where queries and keys are of a flat batch."""
+
+    own: Callable[..., Any]
+    dtype: torch.dtype
+    width: int
+
+    def __call__(
+        self, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Queries [1, H, T, D] and keys [1, G, T, D], cos and sin [1, T, D]."""
+        tensors = (queries, keys, cos, sin)
+        fits = (
+            not args
+            and not kwargs
+            and all(len(x) == 1 and x.shape[-1] == self.width and x.dtype == self.dtype for x in tensors)
+        )
+        if not fits:
+            own: tuple[Tensor, Tensor] = self.own(*tensors, *args, **kwargs)
+            return own
+        queries_THD, keys_TGD = _kernels().rotary(
+            queries[0].transpose(0, 1), keys[0].transpose(0, 1), cos[0], sin[0]
+        )
+        return queries_THD.transpose(0, 1)[None], keys_TGD.transpose(0, 1)[None]
+
+
+class Forms:
+    """Finds out, once for each kind of module, which fused form gives its numbers; ``reasons`` why none
+    does."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.reasons: dict[str, str] = {}
+        self._device = device
+        self._dtype = dtype
+        # The formula shows in float32, the places where it rounds in the model's dtype.
+        self._dtypes = list(dict.fromkeys([torch.float32, dtype]))
+        self._generator = torch.Generator().manual_seed(0)
+        self._found: dict[Hashable, Any] = {}
+
+    def fused(self, switch: FusedLayers, module: nn.Module) -> FusedNorm | FusedMlp | FusedAttention | None:
+        """In place of the module's forward; None if it keeps its own."""
+        shared = (switch, module, module.forward, self._dtype)
+        name = type(module).__name__
+        if name.endswith("RMSNorm"):
+            epsilon, width = _epsilon(module), _width(module)
+            form = self._once((type(module), epsilon, width), module, self._norm_form)
+            return None if form is None else FusedNorm(*shared, epsilon, form)
+        if all(hasattr(module, attribute) for attribute in (*PROJECTIONS, "act_fn")):
+            is_tanh = self._once((type(module), type(module.act_fn)), module, self._activation)
+            return None if is_tanh is None else FusedMlp(*shared, is_tanh)
+        own = type(module).forward
+        if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
+            key = (own, getattr(module, "head_dim", None))
+            function = self._once(key, module, self._attention)
+            return None if function is None else FusedAttention(*shared, function)
+        return None
+
+    def _once(self, key: Hashable, module: nn.Module, find: Callable[[nn.Module], Any]) -> Any:
+        if key not in self._found:
+            try:
+                with torch.inference_mode():
+                    self._found[key] = find(module)
+            except Exception as error:  # modules, kernels, compilers and drivers raise errors of many kinds
+                self._found[key] = None
+                self.reasons[type(module).__name__] = first_line(error)
+        return self._found[key]
+
+    def _norm_form(self, module: nn.Module) -> NormForm:
+        width = _width(module)
+        if width is None or list(dict(module.named_parameters())) != ["weight"]:
+            raise ValueError("it has other parameters than a weight of each number")
+        if module.weight.dtype != self._dtype:
+            raise ValueError(f"its weight is in {module.weight.dtype}")
+        epsilon = _epsilon(module)
+        forms = list(itertools.starmap(NormForm, itertools.product((0.0, 1.0), (True, False))))
+        trials = []
+        for dtype in self._dtypes:
+            weight = 1 + 0.3 * self._random(dtype, width)
+            inputs = 2 * self._random(dtype, 1, NUM_ROWS, width)
+            twin = twin_of(module)
+            twin._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+            expected = type(module).forward(twin, inputs)
+            trials.append(
+                [
+                    differences(
+                        _kernels().rms_norm(inputs, weight, epsilon=epsilon, **form._asdict()), expected
+                    )
+                    for form in forms
+                ]
+            )
+        return forms[self._best(trials)]
+
+    def _activation(self, module: nn.Module) -> bool:
+        """Whether it is GELU by tanh, and not SiLU."""
+        trials = []
+        for dtype in self._dtypes:
+            twin = twin_of(module)
+            gate, up, down = scales = [Scale(self._random(dtype, MLP_WIDTH)) for _ in PROJECTIONS]
+            twin._modules = {**module._modules, **dict(zip(PROJECTIONS, scales, strict=True))}
+            inputs = 3 * self._random(dtype, 1, NUM_ROWS, MLP_WIDTH)
+            expected = type(module).forward(twin, inputs)
+            trials.append(
+                [
+                    differences(
+                        down(_kernels().gated_activation(gate(inputs), up(inputs), is_tanh=is_tanh)),
+                        expected,
+                    )
+                    for is_tanh in (False, True)
+                ]
+            )
+        return bool(self._best(trials))
+
+    def _attention(self, module: nn.Module) -> Callable[..., Any]:
+        """The forward of the module's class with the fused rotary embedding."""
+        own: Any = type(module).forward
+        width = getattr(module, "head_dim", None)
+        if not isinstance(width, int) or width % 2 or getattr(module, "rotary_ndims", width) != width:
+            raise ValueError("it does not rotate whole heads")
+        own_rotary = own.__globals__[ROTARY]
+        trials = []
+        for dtype in self._dtypes:
+            queries, keys = (
+                self._random(dtype, 1, NUM_ROWS, heads, width).transpose(1, 2)
+                for heads in (NUM_HEADS, NUM_KV_HEADS)
+            )
+            cos, sin = self._random(dtype, 2, 1, NUM_ROWS, width)
+            fused = FusedRotary(own_rotary, dtype, width)
+            expected = own_rotary(queries, keys, cos, sin)
+            found = fused(queries, keys, cos, sin)
+            trials.append([max(map(differences, found, expected))])
+        self._best(trials)
+        fused = FusedRotary(own_rotary, self._dtype, width)
+        function = FunctionType(
+            own.__code__, {**own.__globals__, ROTARY: fused}, own.__name__, own.__defaults__, own.__closure__
+        )
+        function.__kwdefaults__ = own.__kwdefaults__
+        return function
+
+    def _best(self, trials: list[list[tuple[float, float]]]) -> int:
+        """Of the forms, tried in each dtype, the one with the smallest differences. Raises ValueError if none
+        is within the tolerances."""
+        totals = {}
+        for index, tried in enumerate(zip(*trials, strict=True)):
+            # Not "difference > tolerance": NaN is also wrong.
+            if all(
+                largest <= TOLERANCES[dtype] for dtype, (largest, _) in zip(self._dtypes, tried, strict=True)
+            ):
+                totals[index] = sum(mean for _, mean in tried)
+        if not totals:
+            least = min(max(largest for largest, _ in tried) for tried in zip(*trials, strict=True))
+            raise ValueError(f"its numbers differ by {least:.3g}")
+        return min(totals, key=totals.__getitem__)
+
+    def _random(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator).to(self._device, dtype)
+
+
+def _width(module: nn.Module) -> int | None:
+    weight = getattr(module, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) and weight.dim() == 1 else None
+
+
+def _epsilon(module: nn.Module) -> float:
+    return float(getattr(module, "variance_epsilon", getattr(module, "eps", math.nan)))
+
+
+def _kernels() -> ModuleType:
+    """Asked for at every call: a copy of a model cannot copy a Python module."""
+    # Triton is not everywhere.
+    from specdist.kernels import layers
+
+    return layers
+
+
+class Scale(nn.Module):
+    """In place of a projection, which may communicate: a weight for each number."""
+
+    def __init__(self, weight_W: Tensor) -> None:
+        super().__init__()
+        self.weight_W = weight_W
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight_W
+
+
+def twin_of(module: nn.Module) -> nn.Module:
+    """The same module for trials: it may be given other parameters and parts."""
+    return copy.copy(module)
+
+
+def differences(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The largest and the mean of |difference| / (1 + |number|); infinite if shapes or dtypes differ."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return torch.inf, torch.inf
+    relative = (found.float() - expected.float()).abs() / (1 + expected.float().abs())
+    return float(relative.max()), float(relative.mean())
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -1,0 +1,51 @@
+"""The checks of test_fusing.py; each runs in a process with a pretended device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdist.models.flat import FlatBatch
+from specdist.models.kernel import TritonKernel, VarlenKernel
+from specdist.models.reserve import KERNELS_PER_LAYER, OTHER_KERNELS
+from specdist.models.runner import Acceleration
+from tests.engine.harness import paged_runner
+from tests.gpu.device import DEVICE, Counts
+from tests.gpu.engine_runs import GPU
+from tests.models.families import tiny_model
+
+# Of pages of 16 tokens the project's kernel runs, of 256 torch's FlashAttention, with a kernel more.
+PAGE_SIZES = (16, 256)
+FEW_LAYERS, MORE_LAYERS = 2, 4
+
+
+def counts_of_pass(family: str, num_layers: int, page_size: int, *, is_fused: bool) -> Counts:
+    """A pass that is not recorded, of five tokens."""
+    model = tiny_model(family, num_hidden_layers=num_layers).bfloat16()
+    acceleration = Acceleration(kernels=(VarlenKernel(), TritonKernel()), is_fused=is_fused)
+    runner = paged_runner(model, acceleration, device=GPU)
+    runner.allocate(num_pages=4, page_size=page_size, num_slots=1, max_seq_len=256)
+    DEVICE.reset()
+    runner.forward(FlatBatch(np.arange(5), np.zeros(5, np.int64), np.arange(5)), [4])
+    return DEVICE.counts()
+
+
+def kernels_of_family(family: str, page_size: int, *, is_fused: bool) -> tuple[int, int]:
+    """Kernels of a layer, and of a pass besides its layers."""
+    few, more = (
+        counts_of_pass(family, number, page_size, is_fused=is_fused).num_kernels
+        for number in (FEW_LAYERS, MORE_LAYERS)
+    )
+    per_layer, rest = divmod(more - few, MORE_LAYERS - FEW_LAYERS)
+    assert rest == 0
+    return per_layer, few - FEW_LAYERS * per_layer
+
+
+def check_kernels(family: str, most: int) -> None:
+    """Before and after, with both kinds of attention."""
+    for page_size in PAGE_SIZES:
+        before, _ = kernels_of_family(family, page_size, is_fused=False)
+        after, others = kernels_of_family(family, page_size, is_fused=True)
+        found = {"page size": page_size, "before": before, "after": after, "others": others}
+        assert after <= most < before, found
+        if family == "llama":
+            assert after <= KERNELS_PER_LAYER and others <= OTHER_KERNELS, found

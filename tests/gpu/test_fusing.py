@@ -1,0 +1,21 @@
+"""How many kernels a layer has, counted on the pretended device."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
+from tests.gpu import check_fusing
+from tests.gpu.processes import needs_pretended_device, on_device
+
+pytestmark = needs_pretended_device
+
+
+@pytest.mark.parametrize(
+    ("family", "most"),
+    [("llama", 16), ("qwen2", 16), ("mistral", 16), ("gemma", 16), ("qwen3", 18), ("gemma2", 18)],
+)
+def test_a_layer_has_few_kernels(family: str, most: int) -> None:
+    """The last two have four norms."""
+    on_device(check_fusing.check_kernels, family, most)

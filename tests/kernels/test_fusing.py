@@ -1,0 +1,196 @@
+"""Fused layers in whole models: the same numbers, only inside of passes, and only where the formula is the
+same."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
+from specdist.kernels import layers
+from specdist.models.adapters import use_paged_attention
+from specdist.models.attention import LayerShapes
+from specdist.models.fusing import FusedLayers
+from specdist.models.hidden import LastHiddenStates
+from specdist.models.runner import Acceleration, ModelRunner
+from tests.models.families import FAMILIES, tiny_model
+
+FUSED = {"llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2"}
+NUM_LAYERS, NUM_TOKENS = 3, 11
+# Norms of a layer; besides them each model has one at its end.
+NUM_NORMS = {"qwen3": 4, "gemma2": 4}
+# Of the largest logit: sums of norms in another order. In bfloat16 nearly all round to the same number.
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+def logits_of(model: PreTrainedModel) -> Tensor:
+    tokens = torch.arange(2, 2 + NUM_TOKENS, device=model.device)[None]
+    with torch.no_grad():
+        logits: Tensor = model(
+            input_ids=tokens, position_ids=tokens - 2, use_cache=False, paged_attention=LayerShapes()
+        ).logits
+    return logits
+
+
+def paged_model(family: str, device: torch.device, dtype: torch.dtype, **options: Any) -> PreTrainedModel:
+    model = tiny_model(family, **options).to(device, dtype)
+    use_paged_attention(model)
+    # transformers leaves the weights of norms at 1, or 0.
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            noise = 0.3 * torch.randn(parameter.shape, generator=generator)
+            parameter.data += noise.to(device, dtype)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_keeps_its_logits(
+    family: str, dtype: torch.dtype, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = paged_model(family, device, dtype)
+    expected = logits_of(model)
+    with caplog.at_level(logging.INFO, "specdist"):
+        fused = FusedLayers(model, device, dtype)
+    (message,) = caplog.messages
+    number = {what.split(" of ")[0]: count for what, count in fused.num_fused.items()}
+    if family in FUSED:
+        assert number == {
+            "RMS norm": NUM_LAYERS * NUM_NORMS.get(family, 2) + 1,
+            "rotary embedding": NUM_LAYERS,
+            "gated activation": NUM_LAYERS,
+        }
+        assert f"{NUM_LAYERS} × gated activation" in message and "not fused" not in message
+    else:
+        assert not number and "fused kernels: none" in message
+    assert torch.equal(logits_of(model), expected), "other code that shares the model"
+    with fused.active(), LastHiddenStates(model) as caught:
+        found = logits_of(model)
+    assert caught.hidden_NH.shape == (NUM_TOKENS, 64)
+    assert (found - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
+    assert torch.equal(logits_of(model), expected)
+
+
+def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its dry run already calls each kernel, once for every place that has it."""
+    called = []
+
+    def counted(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return operator(*args, **kwargs)
+
+        return call
+
+    for name in ("rms_norm", "rotary", "gated_activation"):
+        monkeypatch.setattr(layers, name, counted(name, getattr(layers, name)))
+    model = paged_model("llama", device, torch.float32)
+    runner = ModelRunner(model, device, Acceleration(is_fused=True))
+    trials = len(called)
+    index = torch.zeros(1, dtype=torch.int64, device=device)
+    runner._run(index, index, index, LayerShapes())
+    counts = {name: called[trials:].count(name) for name in called}
+    assert counts == {"rms_norm": 7, "rotary": 3, "gated_activation": 3}
+    ModelRunner(model, device, Acceleration())
+    assert len(called) == trials + 13, "a second runner without fusing"
+    second = ModelRunner(model, device, Acceleration(is_fused=True))
+    trials = len(called)
+    second._run(index, index, index, LayerShapes())
+    assert len(called) == trials + 13, "two runners of one model"
+
+
+def test_a_copy_of_a_model_has_its_own_weights(device: torch.device) -> None:
+    model = paged_model("qwen3", device, torch.float32)
+    FusedLayers(model, device, torch.float32)
+    copied = copy.deepcopy(model)
+    expected = logits_of(model)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert torch.equal(logits_of(copied), expected)
+
+
+class OtherActivation(nn.Module):
+    """GELU by the error function, which differs from that by tanh by less than bfloat16 shows."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.gelu(inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_another_formula_stays_as_it_is(dtype: torch.dtype, device: torch.device) -> None:
+    model = paged_model("gemma", device, dtype)
+    for layer in model.model.layers:
+        layer.mlp.act_fn = OtherActivation()
+        layer.input_layernorm.__class__ = ShiftedRMSNorm
+    expected = logits_of(model)
+    fused = FusedLayers(model, device, dtype)
+    assert set(fused.num_fused) == {"RMS norm of GemmaRMSNorm", "rotary embedding of GemmaAttention"}
+    assert fused.num_fused["RMS norm of GemmaRMSNorm"] == NUM_LAYERS + 1
+    with fused.active():
+        assert (logits_of(model) - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
+
+
+class ShiftedRMSNorm(nn.Module):
+    eps: float
+    weight: nn.Parameter
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        shifted = inputs.float() - inputs.float().mean(-1, keepdim=True)
+        normed = shifted * torch.rsqrt(shifted.square().mean(-1, keepdim=True) + self.eps)
+        return (normed * (1 + self.weight.float())).type_as(inputs)
+
+
+def test_projections_are_not_tried(device: torch.device) -> None:
+    """They may communicate, and ranks that share a model may try other things at other times."""
+    model = paged_model("llama", device, torch.float32)
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a projection was called")
+
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(fail)
+    assert FusedLayers(model, device, torch.float32).num_fused.total() == 13
+
+
+def test_a_kernel_that_raises_or_is_wrong_is_left_out(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Tensor:
+        raise RuntimeError("no such instruction\nat line 3")
+
+    own = layers.rms_norm
+    monkeypatch.setattr(layers, "gated_activation", fail)
+    monkeypatch.setattr(layers, "rms_norm", lambda *args, **kwargs: own(*args, **kwargs) + 0.1)
+    model = paged_model("llama", device, torch.float32)
+    expected = logits_of(model)
+    with caplog.at_level(logging.INFO, "specdist"):
+        fused = FusedLayers(model, device, torch.float32)
+    assert dict(fused.num_fused) == {"rotary embedding of LlamaAttention": 3}
+    assert "LlamaMLP: RuntimeError: no such instruction;" in caplog.text
+    assert "LlamaRMSNorm: ValueError: its numbers differ by 0.0998" in caplog.text
+    with fused.active():
+        assert torch.allclose(logits_of(model), expected, atol=1e-5)
+
+
+def test_without_triton_nothing_is_fused(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "specdist.kernels.layers", None)
+    monkeypatch.delattr("specdist.kernels.layers")
+    model = paged_model("llama", device, torch.float32)
+    expected = logits_of(model)
+    fused = FusedLayers(model, device, torch.float32)
+    assert "plain operations" in caplog.text and not fused.num_fused
+    with fused.active():
+        assert torch.equal(logits_of(model), expected)

@@ -1,0 +1,177 @@
+"""The small steps of a layer: equal to float64, rounded as plain operations round, independent of other
+rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
+
+from specdist.cache.writing import plain_write
+from specdist.kernels import layers
+from specdist.kernels.layers import gated_activation, rms_norm, rotary, write_tokens
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Of |difference| / (1 + |number|) from float64: one rounding for each step that rounds.
+TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+NEARLY_ZERO = 1e-5
+EPSILON = 1e-5
+# With the formulas of the kernel: (module, weight_offset, rounds_first).
+NORMS = [(LlamaRMSNorm, 0.0, True), (GemmaRMSNorm, 1.0, False), (Olmo2RMSNorm, 0.0, False)]
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return (2 * numbers).to(device, dtype)
+
+
+def check(found: Tensor, exact: Tensor, plain: Tensor, size: float = 1.0) -> None:
+    """Near to float64, and on nearly all places the number of plain operations. ``size``: of what is
+    summed."""
+    assert found.dtype == plain.dtype and found.shape == plain.shape == exact.shape
+    largest = ((found.double() - exact).abs() / (size + exact.abs())).max()
+    assert largest <= TOLERANCES[found.dtype]
+    if found.dtype != torch.float32:
+        # Where plain operations take a small difference of large numbers, these are nearer to float64.
+        assert ((found - plain).abs() > NEARLY_ZERO).float().mean() <= 0.01
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("module_class", "weight_offset", "rounds_first"), NORMS)
+@pytest.mark.parametrize("shape", [(1, 3, 100), (1, 7, 2, 64), (2, 1500), (1, 1)], ids=str)
+def test_norms_are_those_of_transformers(
+    module_class: type[torch.nn.Module],
+    weight_offset: float,
+    rounds_first: bool,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Of whole rows and of heads; rows that fill no block, and one number."""
+    inputs = random(*shape, dtype=dtype, device=device)
+    weight = random(shape[-1], dtype=dtype, device=device, seed=1)
+    module = module_class(shape[-1], eps=EPSILON).to(device, dtype)
+    module.weight.data = weight
+    found = rms_norm(inputs, weight, epsilon=EPSILON, weight_offset=weight_offset, rounds_first=rounds_first)
+    wide = inputs.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + EPSILON).sqrt() * (weight_offset + weight.double())
+    check(found, exact, module(inputs).detach())
+
+
+def test_a_norm_does_not_depend_on_other_rows(device: torch.device) -> None:
+    """Bit by bit, wherever a row lies, also beside one that is not finite. Of the narrow rows there is one
+    block and a part of another."""
+    num_rows = 21
+    for width in (64, 1500):
+        inputs = random(num_rows, width, dtype=torch.bfloat16, device=device)
+        inputs[5] = torch.nan
+        weight = random(width, dtype=torch.bfloat16, device=device, seed=1)
+        options = {"epsilon": EPSILON, "weight_offset": 0.0, "rounds_first": True}
+        together = rms_norm(inputs, weight, **options)
+        strided = torch.cat([inputs, inputs], dim=1)[:, :width]
+        assert torch.equal(rms_norm(strided, weight, **options).nan_to_num(9.0), together.nan_to_num(9.0))
+        for row in range(num_rows):
+            alone = rms_norm(inputs[row : row + 1], weight, **options)
+            assert torch.equal(alone.nan_to_num(9.0)[0], together[row].nan_to_num(9.0))
+            assert bool(alone.isnan().any()) == (row == 5)
+
+
+def test_a_row_that_does_not_fit_is_refused(device: torch.device) -> None:
+    inputs = torch.zeros(1, layers.MAX_NORM_WIDTH + 1, device=device)
+    with pytest.raises(ValueError, match="32769 numbers"):
+        rms_norm(inputs, inputs[0], epsilon=EPSILON, weight_offset=0.0, rounds_first=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "width"), [(4, 2, 16), (3, 3, 80), (7, 1, 64), (1, 1, 2)]
+)
+def test_rotary_embeddings_are_those_of_transformers(
+    num_heads: int, num_kv_heads: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """To the last bit: every step rounds alike. The halves of cos and sin differ, as no model's do."""
+    queries, keys = (
+        random(5, heads, width, dtype=dtype, device=device, seed=heads) for heads in (num_heads, num_kv_heads)
+    )
+    cos, sin = (random(5, width, dtype=dtype, device=device, seed=seed) for seed in (8, 9))
+    plain = apply_rotary_pos_emb(
+        queries.transpose(0, 1)[None], keys.transpose(0, 1)[None], cos[None], sin[None]
+    )
+    exact = apply_rotary_pos_emb(
+        *(tensor.double().transpose(0, 1)[None] for tensor in (queries, keys)),
+        *(tensor.double()[None] for tensor in (cos, sin)),
+    )
+    # As models hand them over, queries may lie head after head.
+    by_head = queries.transpose(0, 1).contiguous().transpose(0, 1)
+    for mine in (queries, by_head):
+        for found, plainly, exactly in zip(rotary(mine, keys, cos, sin), plain, exact, strict=True):
+            assert found.is_contiguous()
+            assert torch.equal(found, plainly[0].transpose(0, 1))
+            check(found, exactly[0].transpose(0, 1), plainly[0].transpose(0, 1), size=10.0)
+
+
+def test_a_rotated_token_does_not_depend_on_others(device: torch.device) -> None:
+    queries, keys = (random(6, heads, 64, dtype=torch.bfloat16, device=device) for heads in (5, 2))
+    cos, sin = (random(6, 64, dtype=torch.bfloat16, device=device, seed=seed) for seed in (8, 9))
+    together = rotary(queries, keys, cos, sin)
+    for token in range(6):
+        own = slice(token, token + 1)
+        alone = rotary(queries[own], keys[own], cos[own], sin[own])
+        assert all(torch.equal(one[0], other[token]) for one, other in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_tanh", [False, True], ids=["silu", "gelu"])
+@pytest.mark.parametrize("shape", [(1, 3, 100), (7, 1000), (1, 1)], ids=str)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_gated_activations_are_the_plain_ones(
+    shape: tuple[int, ...], is_tanh: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Also where the exponential overflows."""
+    gates, ups = (4 * random(*shape, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
+    gates.view(-1)[-1], gates.view(-1)[0] = -200.0, 300.0
+
+    def gated(gates: Tensor, ups: Tensor) -> Tensor:
+        return (F.gelu(gates, approximate="tanh") if is_tanh else F.silu(gates)) * ups
+
+    found = gated_activation(gates, ups, is_tanh=is_tanh)
+    check(found, gated(gates.double(), ups.double()), gated(gates, ups))
+    gates.view(-1)[0] = torch.nan
+    found = gated_activation(gates, ups, is_tanh=is_tanh)
+    assert found.isnan().sum() == 1 and found.view(-1)[0].isnan(), "it is not hidden, and spoils no other"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_heads", "width"), [(2, 16), (3, 40), (9, 128)])
+def test_keys_and_values_are_written_where_they_belong(
+    num_heads: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """And nowhere else; from projections, whose heads are strided, and from rotated keys."""
+    index_T = torch.tensor([31, 0, 7, 8, 30], device=device)
+    keys = random(5, num_heads, width, dtype=dtype, device=device)
+    values = random(5, 2 * num_heads, width, dtype=dtype, device=device, seed=1)[:, num_heads:]
+    found = torch.full((2, 4, 8 * num_heads * width), 5.0, dtype=dtype, device=device)
+    expected = found.clone()
+    write_tokens(*found, index_T, keys, values)
+    plain_write(*expected, index_T, keys, values)
+    assert torch.equal(found, expected)
+    tokens = found[1].view(-1, num_heads, width)
+    assert torch.equal(tokens[index_T], values) and (tokens == 5).all(dim=(1, 2)).sum() == 32 - 5
+
+
+def test_nothing_is_not_launched(device: torch.device) -> None:
+    empty = torch.empty(0, 2, 16, device=device)
+    pages = torch.ones(2, 2, 64, device=device)
+    write_tokens(*pages, torch.empty(0, dtype=torch.int64, device=device), empty, empty)
+    assert (pages == 1).all()
+    assert rotary(empty, empty, empty[:, 0], empty[:, 0])[1].shape == empty.shape
+    assert gated_activation(empty, empty, is_tanh=True).shape == empty.shape
+    weight = torch.ones(16, device=device)
+    normed = rms_norm(empty, weight, epsilon=EPSILON, weight_offset=0.0, rounds_first=True)
+    assert normed.shape == empty.shape
