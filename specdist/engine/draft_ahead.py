@@ -27,6 +27,7 @@ from specdist.policies import BatchPolicy, DraftFeatures, LengthPolicy, RoundCon
 from specdist.sampling.branch_estimates import estimate_branches
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
+from specdist.sampling.uploads import upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +117,8 @@ class AheadDrafter:
             target_W = request.next_distributions_W
             assert isinstance(target_W, Dense)
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
-            drafted_W = torch.from_numpy(token_ids_R[drawn]).to(target_W.device)
-            target_probabilities_W = target_W.probabilities_of(drafted_W).cpu()
+            drafted_W = upload(target_W.device, token_ids_R[drawn])
+            target_probabilities_W = target_W.probabilities_of(*drafted_W).cpu()
             draft_probabilities_W = torch.from_numpy(state.probabilities[slots_W, positions_W])
             keys_W = state.random_keys(slots_W, positions_W)
             accepted_W = verify_candidates(target_probabilities_W, draft_probabilities_W, keys_W).numpy()

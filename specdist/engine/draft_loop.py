@@ -19,7 +19,6 @@ import itertools
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from specdist.engine.draft_features import UNKNOWN, HeadReader, TokenFeatures, policy_features
 from specdist.engine.draft_scores import StepScores
+from specdist.engine.draft_steps import Step, fetch, lines
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
 from specdist.engine.reports import PassCounts
@@ -36,6 +36,7 @@ from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundCon
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.random import Purpose, RandomKeys
+from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 
 logger = logging.getLogger(__name__)
@@ -111,30 +112,6 @@ class DraftBatch:
     uses_policy: bool = True
 
 
-class _Step(NamedTuple):
-    """One step's draws, on the device: their indices in the draft batch, the tokens and their probabilities;
-    if they are used, their features, and a head's estimates, on the host, of the tokens before them."""
-
-    active_A: np.ndarray
-    drawn_A: Tensor
-    probabilities_A: Tensor
-    features_3A: Tensor | None
-    earlier_estimates_A: np.ndarray | None = None
-
-    def select(self, keep_A: np.ndarray) -> _Step:
-        """Those of a mask."""
-        if keep_A.all():
-            return self
-        kept = _indices(keep_A, self.drawn_A.device)
-        return _Step(
-            self.active_A[keep_A],
-            self.drawn_A[kept],
-            self.probabilities_A[kept],
-            None if self.features_3A is None else self.features_3A[:, kept],
-            None if self.earlier_estimates_A is None else self.earlier_estimates_A[keep_A],
-        )
-
-
 class DraftLoop:
     """Extends sequences and branches by tokens that the draft model draws."""
 
@@ -184,11 +161,11 @@ class DraftLoop:
         is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
         num_wanted_R = np.where(is_stopped_R, 0, draft_batch.num_wanted_R)
         num_drafted_R = np.zeros(len(draft_slots_R), np.int64)
-        uniforms_RD = self._uniforms(draft_slots_R, tails_R, int(num_wanted_R.max(initial=0)))
+        uniforms_DR = self._uniforms(draft_slots_R, tails_R, int(num_wanted_R.max(initial=0)))
         # Tokens before this position have been run.
         num_computed_R = self._draft_state.num_computed[draft_slots_R]
-        steps: list[_Step] = []
-        last: _Step | None = None
+        steps: list[Step] = []
+        last: Step | None = None
         active_A = np.arange(len(draft_slots_R))
         for depth in itertools.count():
             keep_A = num_wanted_R[active_A] > depth
@@ -206,11 +183,13 @@ class DraftLoop:
             num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
                 keep_A = self._wants_more(draft_batch, active_A, depth, last, estimates_A)
-                active_A, logits_AV = active_A[keep_A], logits_AV[_indices(keep_A, logits_AV.device)]
+                active_A, logits_AV = active_A[keep_A], logits_AV[lines(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
                 estimates_A = None
-            uniforms_A = None if uniforms_RD is None else uniforms_RD[active_A, depth]
+            uniforms_A = None if uniforms_DR is None else uniforms_DR[depth]
+            if uniforms_A is not None and len(active_A) < len(uniforms_A):
+                uniforms_A = uniforms_A[upload(uniforms_A.device, active_A)]
             last = self._draw(
                 logits_AV, active_A, draft_slots_R[active_A], tails_R[active_A] + depth, uniforms_A
             )
@@ -228,7 +207,7 @@ class DraftLoop:
         draft_batch: DraftBatch,
         active_A: np.ndarray,
         depth: int,
-        last: _Step | None,
+        last: Step | None,
         estimates_A: np.ndarray | None = None,
     ) -> np.ndarray:
         """bool [A]: the policy's answer; ``estimates``: a head's, of the tokens drawn ``last``."""
@@ -247,7 +226,7 @@ class DraftLoop:
         )
 
     def _pass(
-        self, draft_slots_A: np.ndarray, positions_A: np.ndarray, last: _Step | None
+        self, draft_slots_A: np.ndarray, positions_A: np.ndarray, last: Step | None
     ) -> tuple[Tensor, np.ndarray | None]:
         """Run what was drawn ``last``, or at first what the caches lack: logits [A, V] of the token at each
         position and, if they are used, a head's estimates [A] of the one before it."""
@@ -270,7 +249,7 @@ class DraftLoop:
         draft_slots_A: np.ndarray,
         positions_A: np.ndarray,
         uniforms_A: Tensor | None,
-    ) -> _Step:
+    ) -> Step:
         """One draw each."""
         stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[draft_slots_A])
         distributions_A, scores_AV, undecided = draft_distributions(
@@ -284,43 +263,31 @@ class DraftLoop:
         if self._keeps_features:
             features_3A = draft_features(logits_AV, undecided, drawn_A, self._settings)
             self._draft_state.features.keep_estimates((draft_slots_A, positions_A), UNKNOWN)
-        return _Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
+        return Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
 
     def _uniforms(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
-        """[R, D]: all random numbers of the loop."""
+        """[D, R]: all random numbers of the loop."""
         if not self._settings.is_random or not num_steps:
             return None
-        positions_RD = tails_R[:, None] + np.arange(num_steps)
-        keys = self._draft_state.random_keys(draft_slots_R[:, None], positions_RD)
-        return keys.uniforms(Purpose.DRAFT).to(self._runner.device)
+        positions_DR = tails_R + np.arange(num_steps)[:, None]
+        keys = self._draft_state.random_keys(draft_slots_R, positions_DR)
+        return upload(self._runner.device, keys.uniforms(Purpose.DRAFT))[0]
 
     def _write(
-        self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_drafted_R: np.ndarray, steps: list[_Step]
+        self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_drafted_R: np.ndarray, steps: list[Step]
     ) -> None:
         """Copy the drawn tokens to the host, and cut ``num_drafted_R`` after the first stop token and before
         the first one whose logits are not finite. Neither cut depends on the tokens dropped."""
-        index_T = np.concatenate([step.active_A for step in steps])
-        depths_T = np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps])
-        # Token ids are exact in float64, so that one copy brings all.
-        drawn_T = torch.cat([step.drawn_A for step in steps])
-        columns = [drawn_T.double(), torch.cat([step.probabilities_A for step in steps])]
-        features = [step.features_3A for step in steps if step.features_3A is not None]
-        if features:
-            columns.extend(torch.cat(features, dim=1).double())
-        ids_T, probabilities_T, *features_3T = torch.stack(columns).cpu().numpy()
+        index_T, depths_T, ids_T, probabilities_T, features_3T = fetch(steps)
         places = draft_slots_R[index_T], tails_R[index_T] + depths_T
-        self._draft_state.token_ids[places] = ids_T.astype(np.int64)
+        self._draft_state.token_ids[places] = ids_T
         self._draft_state.probabilities[places] = probabilities_T
-        if features_3T:
-            self._draft_state.features.keep(places, np.stack(features_3T))
-        ends = np.flatnonzero(self.is_stop_V[ids_T.astype(np.int64)])
+        if features_3T is not None:
+            self._draft_state.features.keep(places, features_3T)
+        ends = np.flatnonzero(self.is_stop_V[ids_T])
         np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
         nonfinite = np.flatnonzero(~(probabilities_T > 0))
         np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
         if len(nonfinite) and not self._has_warned:
             self._has_warned = True
             logger.warning(DRAFT_NOT_FINITE)
-
-
-def _indices(keep_A: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.flatnonzero(keep_A)).to(device)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.sampling.uploads import upload
+
 # In the place of a position without scores.
 NOWHERE = -1
 # In entries without scores; steps are counted from 1.
@@ -42,10 +44,13 @@ class StepScores:
         steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[draft_slots_W, positions_W])
         lines_W = self._line_of[draft_slots_W, positions_W].astype(np.int64)
         scores_WV = torch.zeros(len(draft_slots_W), self._vocab_size, device=self._device)
-        for step in np.unique(steps_W[steps_W != NO_STEP]).tolist():
-            found_W = np.flatnonzero(steps_W == step)
-            lines_V = self._steps[step][torch.from_numpy(lines_W[found_W]).to(self._device)]
-            scores_WV[torch.from_numpy(found_W).to(self._device)] = lines_V.float()
+        found = np.flatnonzero(steps_W != NO_STEP)
+        found = found[np.argsort(steps_W[found], kind="stable")]
+        steps, num_found = np.unique(steps_W[found], return_counts=True)
+        places_W, lines_W = upload(self._device, found, lines_W[found])
+        parts = zip(places_W.split(num_found.tolist()), lines_W.split(num_found.tolist()), strict=True)
+        for step, (places, lines) in zip(steps.tolist(), parts, strict=True):
+            scores_WV[places] = self._steps[step][lines].float()
         return scores_WV
 
     def forget_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:

@@ -28,9 +28,10 @@ from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
-from specdist.sampling.distributions import Distributions, SamplingSettings
+from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, count_accepted, verify_candidates
+from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 
 
@@ -40,6 +41,11 @@ class FullDistributions:
 
     distributions_N: Distributions
     verify_input: VerifyInput
+
+    def __post_init__(self) -> None:
+        # One copy brings all that a round needs of one-hot distributions: what follows waits for nothing.
+        if isinstance(self.distributions_N, OneHot):
+            object.__setattr__(self, "distributions_N", OneHot(self.distributions_N.token_ids_N.cpu()))
 
     @staticmethod
     def of(logits_NV: Tensor, settings: SamplingSettings, verify_input: VerifyInput) -> FullDistributions:
@@ -51,13 +57,15 @@ class FullDistributions:
         )
 
     def candidate_probabilities(self) -> Tensor:
-        device = self.distributions_N.device
-        index_C = torch.from_numpy(self.verify_input.target_logits_indices_C).to(device)
-        candidate_ids_C = torch.from_numpy(self.verify_input.candidate_ids_C).to(device)
-        return self.distributions_N.select(index_C).probabilities_of(candidate_ids_C).cpu()
+        index_C, candidate_ids_C = (
+            self.verify_input.target_logits_indices_C,
+            self.verify_input.candidate_ids_C,
+        )
+        numbers_C = upload(self.distributions_N.device, index_C, candidate_ids_C)
+        return self.distributions_N.probabilities_at(*numbers_C).cpu()
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        return self.distributions_N.select(torch.from_numpy(index_W).to(self.distributions_N.device))
+        return self.distributions_N.select(*upload(self.distributions_N.device, index_W))
 
 
 class LocalTarget:
@@ -104,8 +112,8 @@ class Verifier:
     def next_distributions(self, sequences: list[Sequence]) -> Distributions:
         """The target's distributions [W] after the tokens that the last pass has accepted."""
         assert self._next_distributions is not None
-        index_W = torch.tensor([self._next_index_of[sequence.order] for sequence in sequences])
-        return self._next_distributions.select(index_W.to(self._next_distributions.device))
+        index_W = np.array([self._next_index_of[sequence.order] for sequence in sequences], np.int64)
+        return self._next_distributions.select(*upload(self._next_distributions.device, index_W))
 
     def verify(
         self, page_updates: PageUpdates, blocks: list[Block], chunks: list[Chunk]

@@ -34,6 +34,7 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 from specdist.sampling.filters import tempered
+from specdist.sampling.uploads import upload
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
     likeliest,
@@ -89,7 +90,7 @@ class VocabParallelVerifier:
         index_N = torch.full((len(logits_Nv),), NO_NEXT_TOKEN, dtype=torch.int32)
         index_N[: len(index_W)] = torch.from_numpy(index_W)
         self._collectives.from_rank0(index_N)
-        logits_WV = self._gather_rows(logits_Nv[torch.from_numpy(index_W).to(logits_Nv.device)])
+        logits_WV = self._gather_rows(logits_Nv[upload(logits_Nv.device, index_W)[0]])
         assert logits_WV is not None
         return distributions_from_logits(logits_WV, self._settings)
 
@@ -130,8 +131,9 @@ class VocabParallelVerifier:
 
     def _verify_by_rejection(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
         scores_Nv = self._scores(logits_Nv)
-        target_logits_indices_C = torch.from_numpy(verify_input.target_logits_indices_C).to(scores_Nv.device)
-        candidate_ids_C = torch.from_numpy(verify_input.candidate_ids_C).to(scores_Nv.device)
+        target_logits_indices_C, candidate_ids_C = upload(
+            scores_Nv.device, verify_input.target_logits_indices_C, verify_input.candidate_ids_C
+        )
         own_C = own_scores(scores_Nv, self._ids, target_logits_indices_C, candidate_ids_C)
         gathered = self._collectives.gather(torch.cat([log_normalisers(scores_Nv), own_C]))
         if gathered is None:

@@ -24,13 +24,14 @@ from specdist.sampling.distributions import (
 )
 from specdist.sampling.keys import GOLDEN_GAMMA, signed
 from specdist.sampling.random import Purpose, hash_words, mix, open_unit_interval
+from specdist.sampling.uploads import upload
 
 
 def coupled_scores(distributions: Dense, stream_keys_N: Tensor, positions_N: Tensor) -> Tensor:
     """log P + G [N, V]: the token with the largest score is drawn.
 
     Args:
-        stream_keys_N, positions_N: int64, on any device; the position is the drawn token's own.
+        stream_keys_N, positions_N: int64, on the host; the position is the drawn token's own.
     """
     probabilities_NV = distributions.probabilities_NV
     ids = range(probabilities_NV.shape[1])
@@ -45,18 +46,19 @@ def coupled_draws(distributions: Dense, stream_keys_N: Tensor, positions_N: Tens
     kernels = sampling_kernels(probabilities_NV)
     if kernels is None:
         return OneHot.of_largest(coupled_scores(distributions, stream_keys_N, positions_N))
-    words_N = _noise_words(stream_keys_N, positions_N).to(probabilities_NV.device)
+    words_N = _noise_words(stream_keys_N, positions_N, probabilities_NV.device)
     return OneHot(kernels.race(probabilities_NV, words_N, not_finite=NOT_FINITE))
 
 
 def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device: torch.device) -> Tensor:
     """[N, V] float64 exponential waiting times of these token ids, positive; an id's time does not depend on
     the other ids."""
-    return waiting_times_of(_noise_words(stream_keys_N, positions_N).to(device), ids)
+    return waiting_times_of(_noise_words(stream_keys_N, positions_N, device), ids)
 
 
-def _noise_words(stream_keys_N: Tensor, positions_N: Tensor) -> Tensor:
-    return hash_words(stream_keys_N, positions_N, torch.zeros_like(positions_N), Purpose.COUPLE)
+def _noise_words(stream_keys_N: Tensor, positions_N: Tensor, device: torch.device) -> Tensor:
+    words_N = hash_words(stream_keys_N, positions_N, torch.zeros_like(positions_N), Purpose.COUPLE)
+    return upload(device, words_N)[0]
 
 
 def waiting_times_of(words_N: Tensor, ids: range) -> Tensor:

@@ -64,6 +64,10 @@ class OneHot:
     def select(self, index_M: Tensor) -> OneHot:
         return OneHot(self.token_ids_N[index_M])
 
+    def probabilities_at(self, index_M: Tensor, token_ids_M: Tensor) -> Tensor:
+        """float64 probability of each token in the distribution at its index."""
+        return (token_ids_M == self.token_ids_N[index_M]).to(torch.float64)
+
     def probabilities_of(self, token_ids_N: Tensor) -> Tensor:
         """float64 probability of one token per distribution."""
         return (token_ids_N == self.token_ids_N).to(torch.float64)
@@ -86,6 +90,10 @@ class Dense:
 
     def select(self, index_M: Tensor) -> Dense:
         return Dense(self.probabilities_NV[index_M])
+
+    def probabilities_at(self, index_M: Tensor, token_ids_M: Tensor) -> Tensor:
+        """float64 probability of each token in the distribution at its index."""
+        return self.probabilities_NV[index_M, token_ids_M].to(torch.float64)
 
     def probabilities_of(self, token_ids_N: Tensor) -> Tensor:
         """float64 probability of one token per distribution."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from specdist.sampling.distributions import Dense, Distributions, OneHot
 from specdist.sampling.random import Purpose, RandomKeys
+from specdist.sampling.uploads import upload
 
 
 def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> Tensor:
@@ -65,7 +66,7 @@ def sample_next_tokens(target_W: Dense, keys_W: RandomKeys, draft_W: Dense | Non
             zeros is P itself, from which the bonus token is drawn. None: no sequence had a rejection.
     """
     distributions_W = target_W if draft_W is None else recovered_distributions(target_W, draft_W)
-    return distributions_W.draw(keys_W.uniforms(Purpose.NEXT_TOKEN).to(target_W.device))
+    return distributions_W.draw(*upload(target_W.device, keys_W.uniforms(Purpose.NEXT_TOKEN)))
 
 
 def recovered_distributions(target_W: Dense, draft_W: Dense) -> Dense:

@@ -70,7 +70,7 @@ class Event:
         self._is_timed = enable_timing
         self._recorded_ns: int | None = None
         self._mark = 0
-        self._num_queries_left = 0
+        self._num_queries_left = self._num_drains = 0
         self.is_captured = False
 
     def record(self, stream: Stream | None = None) -> None:
@@ -78,6 +78,7 @@ class Event:
         self._recorded_ns = time.perf_counter_ns()
         self._mark = DEVICE.in_flight.mark()
         self._num_queries_left = DEVICE.query_delay
+        self._num_drains = DEVICE.num_drains
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or _Current.stream).wait_event(self)
@@ -108,7 +109,8 @@ class Event:
 
     def _is_done(self) -> bool:
         self._num_queries_left -= 1
-        return self._num_queries_left < 0
+        # Whoever has waited for all work since has waited for this too.
+        return self._num_queries_left < 0 or self._num_drains < DEVICE.num_drains
 
     def _refuse_if_captured(self) -> None:
         if self.is_captured:

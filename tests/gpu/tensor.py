@@ -111,6 +111,7 @@ class PretendedDevice(TorchDispatchMode):
         query_delay: how often an event answers that it is not done, before it is.
         peak_bytes: what ``torch.cuda.max_memory_allocated`` says.
         in_flight: copies that the host has not waited for.
+        num_drains: how often the host has waited for all work.
         recording: the capture that is under way on the current stream.
     """
 
@@ -122,7 +123,7 @@ class PretendedDevice(TorchDispatchMode):
         self.total_bytes = 80 * 2**30
         self.free_bytes = 70 * 2**30
         self.cached_bytes = self.peak_bytes = 0
-        self.query_delay = 0
+        self.query_delay = self.num_drains = 0
         self.recording: Recording | None = None
         self.in_flight = InFlight()
         # Held for good, so that no other memory gets the address of a pinned one.
@@ -161,6 +162,7 @@ class PretendedDevice(TorchDispatchMode):
         """The host waits for all that the device has been given, or until a mark of ``in_flight``."""
         self.refuse_in_capture()
         self.books.book_synchronisation(reason)
+        self.num_drains += mark is None
         self.in_flight.reach(mark)
 
     def refuse_in_capture(self) -> None:

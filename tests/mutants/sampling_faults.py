@@ -176,8 +176,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="candidate-judged-by-what-follows-it",
         file="engine/verify.py",
-        old="torch.from_numpy(self.verify_input.target_logits_indices_C).to(device)",
-        new="torch.from_numpy(self.verify_input.target_logits_indices_C + 1).to(device)",
+        old="index_C, candidate_ids_C = self.verify_input.target_logits_indices_C, ",
+        new="index_C, candidate_ids_C = self.verify_input.target_logits_indices_C + 1, ",
         tests=(IN_TURNS,),
     ),
     # The residual.
