@@ -57,11 +57,8 @@ class FullDistributions:
         )
 
     def candidate_probabilities(self) -> Tensor:
-        index_C, candidate_ids_C = (
-            self.verify_input.target_logits_indices_C,
-            self.verify_input.candidate_ids_C,
-        )
-        numbers_C = upload(self.distributions_N.device, index_C, candidate_ids_C)
+        device, asked = self.distributions_N.device, self.verify_input
+        numbers_C = upload(device, asked.target_logits_indices_C, asked.candidate_ids_C)
         return self.distributions_N.probabilities_at(*numbers_C).cpu()
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:

@@ -176,8 +176,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="candidate-judged-by-what-follows-it",
         file="engine/verify.py",
-        old="index_C, candidate_ids_C = self.verify_input.target_logits_indices_C, ",
-        new="index_C, candidate_ids_C = self.verify_input.target_logits_indices_C + 1, ",
+        old="asked.target_logits_indices_C, asked.candidate_ids_C",
+        new="asked.target_logits_indices_C + 1, asked.candidate_ids_C",
         tests=(IN_TURNS,),
     ),
     # The residual.
