@@ -6,6 +6,7 @@ python -m tests.readme        write every generated block anew
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from dataclasses import dataclass
@@ -89,7 +90,27 @@ def generated() -> dict[str, str]:
         "policies": policies(),
         "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
         "tree": tree(),
+        "kernels": compiled_kernels(),
     }
+
+
+def compiled_kernels() -> str:
+    """What ``python -m tests.kernels.compilation --output tests/kernels/compiled.json`` has found."""
+    found = json.loads((REPOSITORY / "tests/kernels/compiled.json").read_text(encoding="utf-8"))
+    capabilities = sorted({one["capability"] for one in found})
+    cells = {
+        (one["name"], one["capability"]): f"{one['registers']}, {one['shared_bytes'] / 1024:.1f}"
+        for one in found
+    }
+    names = dict.fromkeys(one["name"] for one in found)
+    lines = [f"| kernel |{''.join(f' sm_{capability} |' for capability in capabilities)}"]
+    lines.append("|---|" + "---|" * len(capabilities))
+    lines += [
+        f"| {name.replace('(bfloat16)', '').replace('(bfloat16, ', '(').strip()} |"
+        + "".join(f" {cells[name, capability]} |" for capability in capabilities)
+        for name in names
+    ]
+    return "\n".join(lines)
 
 
 def tree() -> str:

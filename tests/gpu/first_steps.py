@@ -18,6 +18,7 @@ SHOW_VERSIONS = (
     "    print(index, torch.cuda.get_device_properties(index))\n"
 )
 SHOW_MEMORY = ["--query-gpu=index,memory.used,memory.total", "--format=csv"]
+TESTS = [PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
 CHECKS = [PYTHON, "-m", "tests.gpu.first_checks"]
 # Prompts of the long steps have 1.25 to 1.4 times as many tokens; on a CPU they are only to be tried.
 COPY_DISTANCE = {"cuda": 4600, "cpu": 300}
@@ -84,9 +85,9 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
         ),
         Step(
             name="kernels",
-            title="attention kernels, recorded passes and pinned buffers of one GPU",
-            tells="whether the probe's kernel answers rightly, and whether a replay does what was recorded",
-            command=[PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests/models/test_cuda.py"],
+            title="the project's kernels, recorded passes and pinned buffers of one GPU",
+            tells="whether every kernel answers rightly, and whether a replay does what was recorded",
+            command=[*TESTS, "tests/kernels", "tests/models/test_cuda.py"],
             limit_s=900,
         ),
         Step(

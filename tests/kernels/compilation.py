@@ -8,6 +8,7 @@ and the stack that it needs where registers are too few.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -174,6 +175,11 @@ def compile_variant(variant: Variant, capability: int) -> Resources:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kernels.compilation", description="Compile the kernels."
+    )
+    parser.add_argument("--output", type=Path, help="also write the JSON document to this file")
+    output = parser.parse_args().output
     found = [
         compile_variant(variant, capability)
         for variants in (attention_variants, sampling_variants, layer_variants)
@@ -185,7 +191,10 @@ def main() -> int:
             f"{resources.name:75} sm_{resources.capability:<4} {resources.registers:3} registers, "
             f"{resources.shared_bytes / 1024:5.1f} KiB shared, {resources.stack_bytes} bytes of stack\n"
         )
-    sys.stdout.write(json.dumps([asdict(resources) for resources in found]) + "\n")
+    document = [asdict(resources) for resources in found]
+    if output is not None:
+        output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(json.dumps(document) + "\n")
     return 0
 
 

@@ -31,6 +31,8 @@ def test_nothing_spills_on_any_gpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert {resources["capability"] for resources in found} == {80, 90, 100}
+    shown = json.loads((REPOSITORY / "tests/kernels/compiled.json").read_text(encoding="utf-8"))
+    assert {one["name"] for one in found} == {one["name"] for one in shown}, "write compiled.json anew"
     for resources in found:
         assert resources["stack_bytes"] == 0, resources
         assert resources["registers"] <= MAX_REGISTERS, resources
