@@ -3,12 +3,14 @@
 Each computes the logits of its part of the vocabulary, one more of them on rank 0; of padding none does.
 """
 
+import importlib.util
+import os
 import sys
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.cache.pages import PageTable
 from specdist.models.checkpoint import check_family, open_checkpoint
@@ -23,6 +25,14 @@ TOLERANCE = 5e-5  # float32 sums in another order
 NUM_IDS = VOCAB_SIZE - 5
 CHUNKS = ({0: (0, 20), 1: (0, 3)}, {1: (3, 30), 0: (20, 25)}, {0: (25, 26), 1: (30, 36)})
 
+STEPS = {"RMS norm", "rotary embedding", "gated activation"}
+
+
+def has_rms_norms(model: PreTrainedModel) -> bool:
+    return any(type(module).__name__.endswith("RMSNorm") for module in model.modules())
+
+
+has_kernels = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 for folder in sys.argv[1:]:
@@ -39,8 +49,13 @@ for folder in sys.argv[1:]:
     rows = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=(2, 40))
     with torch.inference_mode():
         expected = plain(torch.from_numpy(rows)).logits[:, :, ids.start : ids.stop]
-    for is_static in (False, True):
-        runner = ModelRunner(model, topology.device, Acceleration(is_static=is_static))
+    for accelerated in (False, True):
+        # Fused where Triton is there to be interpreted: the projections between are sharded.
+        acceleration = Acceleration(is_static=accelerated, is_fused=accelerated)
+        runner = ModelRunner(model, topology.device, acceleration)
+        if accelerated and has_kernels:
+            fused = {what.split(" of ")[0] for what in runner._fused.num_fused}
+            assert fused == (STEPS if has_rms_norms(model) else set()), (folder, fused)
         runner.allocate(num_pages=32, page_size=4, num_slots=2, max_seq_len=40)
         pages = PageTable(num_pages=32, page_size=4, num_slots=2)
         for slot in range(2):
