@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdist.engine.draft_features import UNKNOWN, HeadReader, TokenFeatures, policy_features
 from specdist.engine.draft_scores import StepScores
-from specdist.engine.draft_steps import Step, fetch, lines
+from specdist.engine.draft_steps import DrawnTokens, Step, fetch, lines
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
 from specdist.engine.reports import PassCounts
@@ -157,9 +157,7 @@ class DraftLoop:
         """Draft from each ``tails`` position on, until there are ``num_wanted`` tokens or a stop token, or
         the policy stops. Returns the numbers [R] of tokens drafted."""
         draft_slots_R, tails_R = draft_batch.draft_slots_R, draft_batch.tails_R
-        last_ids_R = self._draft_state.token_ids[draft_slots_R, tails_R - 1]
-        is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
-        num_wanted_R = np.where(is_stopped_R, 0, draft_batch.num_wanted_R)
+        num_wanted_R = self._num_wanted(draft_batch)
         num_drafted_R = np.zeros(len(draft_slots_R), np.int64)
         uniforms_DR = self._uniforms(draft_slots_R, tails_R, int(num_wanted_R.max(initial=0)))
         # Tokens before this position have been run.
@@ -187,20 +185,22 @@ class DraftLoop:
                 if not len(active_A):
                     break
                 estimates_A = None
-            uniforms_A = None if uniforms_DR is None else uniforms_DR[depth]
-            if uniforms_A is not None and len(active_A) < len(uniforms_A):
-                uniforms_A = uniforms_A[upload(uniforms_A.device, active_A)]
-            last = self._draw(
-                logits_AV, active_A, draft_slots_R[active_A], tails_R[active_A] + depth, uniforms_A
-            )
+            places = draft_slots_R[active_A], tails_R[active_A] + depth
+            last = self._draw(logits_AV, active_A, places, at_depth(uniforms_DR, depth, active_A))
             # The estimates are of the tokens before these; at depth 0 that token is not in the block.
             steps.append(last := last._replace(earlier_estimates_A=estimates_A if depth else None))
             num_drafted_R[active_A] = depth + 1
         if steps:
-            self._write(draft_slots_R, tails_R, num_drafted_R, steps)
+            self._write(draft_slots_R, tails_R, num_drafted_R, [fetch(steps)])
             num_computed_R = np.minimum(num_computed_R, tails_R + num_drafted_R)
             self._draft_state.num_computed[draft_slots_R] = num_computed_R
         return num_drafted_R
+
+    def _num_wanted(self, draft_batch: DraftBatch) -> np.ndarray:
+        """[R]: most tokens to draft; none after a stop token, or where the logits were not finite."""
+        last_ids_R = self._draft_state.token_ids[draft_batch.draft_slots_R, draft_batch.tails_R - 1]
+        is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
+        return np.where(is_stopped_R, 0, draft_batch.num_wanted_R)
 
     def _wants_more(
         self,
@@ -246,23 +246,22 @@ class DraftLoop:
         self,
         logits_AV: Tensor,
         active_A: np.ndarray,
-        draft_slots_A: np.ndarray,
-        positions_A: np.ndarray,
+        places: tuple[np.ndarray, np.ndarray],
         uniforms_A: Tensor | None,
     ) -> Step:
         """One draw each."""
-        stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[draft_slots_A])
+        stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[places[0]])
         distributions_A, scores_AV, undecided = draft_distributions(
-            logits_AV, self._settings, stream_keys_A, torch.from_numpy(positions_A)
+            logits_AV, self._settings, stream_keys_A, torch.from_numpy(places[1])
         )
         # Where the logits are not finite, any id will do for the next pass: the block is cut before it.
         drawn_A = distributions_A.draw(uniforms_A).clamp(min=0)
         if self._keeps_scores:
-            self._draft_state.scores.keep(draft_slots_A, positions_A, scores_AV)
+            self._draft_state.scores.keep(*places, scores_AV)
         features_3A = None
         if self._keeps_features:
             features_3A = draft_features(logits_AV, undecided, drawn_A, self._settings)
-            self._draft_state.features.keep_estimates((draft_slots_A, positions_A), UNKNOWN)
+            self._draft_state.features.keep_estimates(places, UNKNOWN)
         return Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
 
     def _uniforms(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
@@ -274,20 +273,31 @@ class DraftLoop:
         return upload(self._runner.device, keys.uniforms(Purpose.DRAFT))[0]
 
     def _write(
-        self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_drafted_R: np.ndarray, steps: list[Step]
+        self,
+        draft_slots_R: np.ndarray,
+        tails_R: np.ndarray,
+        num_drafted_R: np.ndarray,
+        drawn: list[DrawnTokens],
     ) -> None:
-        """Copy the drawn tokens to the host, and cut ``num_drafted_R`` after the first stop token and before
+        """Keep the drawn tokens, and cut ``num_drafted_R`` after the first stop token and before
         the first one whose logits are not finite. Neither cut depends on the tokens dropped."""
-        index_T, depths_T, ids_T, probabilities_T, features_3T = fetch(steps)
-        places = draft_slots_R[index_T], tails_R[index_T] + depths_T
-        self._draft_state.token_ids[places] = ids_T
-        self._draft_state.probabilities[places] = probabilities_T
-        if features_3T is not None:
-            self._draft_state.features.keep(places, features_3T)
-        ends = np.flatnonzero(self.is_stop_V[ids_T])
-        np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
-        nonfinite = np.flatnonzero(~(probabilities_T > 0))
-        np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
-        if len(nonfinite) and not self._has_warned:
-            self._has_warned = True
-            logger.warning(DRAFT_NOT_FINITE)
+        for index_T, depths_T, ids_T, probabilities_T, features_3T in drawn:
+            places = draft_slots_R[index_T], tails_R[index_T] + depths_T
+            self._draft_state.token_ids[places] = ids_T
+            self._draft_state.probabilities[places] = probabilities_T
+            if features_3T is not None:
+                self._draft_state.features.keep(places, features_3T)
+            ends = np.flatnonzero(self.is_stop_V[ids_T])
+            np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
+            nonfinite = np.flatnonzero(~(probabilities_T > 0))
+            np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
+            if len(nonfinite) and not self._has_warned:
+                self._has_warned = True
+                logger.warning(DRAFT_NOT_FINITE)
+
+
+def at_depth(uniforms_DR: Tensor | None, depth: int, active_A: np.ndarray) -> Tensor | None:
+    """[A]: the random numbers of one step."""
+    if uniforms_DR is None or len(active_A) == uniforms_DR.shape[1]:
+        return None if uniforms_DR is None else uniforms_DR[depth]
+    return uniforms_DR[depth][upload(uniforms_DR.device, active_A)]

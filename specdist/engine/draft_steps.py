@@ -48,6 +48,24 @@ class DrawnTokens(NamedTuple):
     probabilities_T: np.ndarray
     features_3T: np.ndarray | None
 
+    def select(self, is_kept_R: np.ndarray) -> DrawnTokens:
+        """Those of some of the draft batch."""
+        kept_T = is_kept_R[self.index_T]
+        features_3T = None if self.features_3T is None else self.features_3T[:, kept_T]
+        return DrawnTokens(
+            self.index_T[kept_T],
+            self.depths_T[kept_T],
+            self.token_ids_T[kept_T],
+            self.probabilities_T[kept_T],
+            features_3T,
+        )
+
+    def as_step(self) -> Step:
+        """The tokens of one step, on the host."""
+        features_3T = None if self.features_3T is None else torch.from_numpy(self.features_3T)
+        drawn_T, probabilities_T = torch.from_numpy(self.token_ids_T), torch.from_numpy(self.probabilities_T)
+        return Step(self.index_T, drawn_T, probabilities_T, features_3T)
+
 
 def lines(keep_A: np.ndarray, device: torch.device) -> Tensor:
     """The indices of a mask, on the device."""
@@ -56,7 +74,11 @@ def lines(keep_A: np.ndarray, device: torch.device) -> Tensor:
 
 def fetch(steps: list[Step]) -> DrawnTokens:
     """All tokens of consecutive steps, from depth 0 on, by one copy."""
-    # Token ids are exact in float64.
+    return tokens_of(steps, columns_of(steps).cpu().numpy())
+
+
+def columns_of(steps: list[Step]) -> Tensor:
+    """float64 [2 or 5, T], on the device: token ids, which are exact, probabilities, and features if used."""
     columns = [
         torch.cat([step.drawn_A for step in steps]).double(),
         torch.cat([step.probabilities_A for step in steps]),
@@ -64,11 +86,15 @@ def fetch(steps: list[Step]) -> DrawnTokens:
     features = [step.features_3A for step in steps if step.features_3A is not None]
     if features:
         columns.extend(torch.cat(features, dim=1).double())
-    ids_T, probabilities_T, *features_3T = torch.stack(columns).cpu().numpy()
+    return torch.stack(columns)
+
+
+def tokens_of(steps: list[Step], columns: np.ndarray, *, first_depth: int = 0) -> DrawnTokens:
+    """The steps' tokens, with their columns on the host."""
     return DrawnTokens(
         index_T=np.concatenate([step.active_A for step in steps]),
-        depths_T=np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps]),
-        token_ids_T=ids_T.astype(np.int64),
-        probabilities_T=probabilities_T,
-        features_3T=np.stack(features_3T) if features_3T else None,
+        depths_T=first_depth + np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps]),
+        token_ids_T=columns[0].astype(np.int64),
+        probabilities_T=columns[1],
+        features_3T=columns[2:] if len(columns) > 2 else None,
     )

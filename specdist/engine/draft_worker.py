@@ -20,6 +20,7 @@ import numpy as np
 
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import AheadDrafter, DraftAhead, FirstAhead
+from specdist.engine.draft_lookahead import LookaheadDraftLoop
 from specdist.engine.draft_loop import DraftBatch, DraftLoop, DraftState, places_from
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.histories import Histories
@@ -67,7 +68,9 @@ class DraftWorker:
         )
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._histories = Histories(policy, num_slots)
-        self._draft_loop = DraftLoop(
+        # On a device the policy's answers may come a step late; on a host that would cost a step.
+        new_draft_loop = DraftLoop if runner.device.type == "cpu" else LookaheadDraftLoop
+        self._draft_loop = new_draft_loop(
             runner,
             policy,
             self._draft_state,

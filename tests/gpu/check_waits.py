@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+from specdist.engine import draft_lookahead
 from tests.engine.harness import Harness, requests_for
 from tests.gpu.check_engine import POLICIES
-from tests.gpu.engine_runs import GPU, MAX_DRAFT_TOKENS, RULES, SIZES, prompts
-from tests.gpu.waits import RoundWaits, counted_waits
+from tests.gpu.engine_runs import GPU, MAX_DRAFT_TOKENS, RULES, SIZES, Pair, prompts
+from tests.gpu.waits import RoundWaits, Waits, counted_waits
 from tests.models.families import noisy_copy, tiny_model
 
 LENGTHS = (20, 9, 14)
@@ -26,11 +29,26 @@ def waits_of(rule: str, policy: str) -> RoundWaits:
 
 
 def check_waits(policy: str) -> None:
-    """Under every rule."""
+    """Under every rule: for the next tokens' draws, where there are any, and for what the draft has drawn."""
     for rule in RULES:
         found = waits_of(rule, policy)
         assert found.draft, "no steady round"
-        # The next tokens' draws, where there are any, and what the draft has drawn.
-        allowed = 1 + RULES[rule].is_random + (policy in POLICIES_WITH_FEATURES) * MAX_DRAFT_TOKENS
-        assert found.most_of_draft <= allowed, f"{rule}: {found.report()}"
+        assert found.most_of_draft <= 1 + RULES[rule].is_random, f"{rule}: {found.report()}"
         assert found.most_of_target <= 1, f"{rule}: {found.report()}"
+        # A policy that looks at every token is asked while the next step runs.
+        num_looks = max(waits.total() for waits in found.at_work)
+        assert num_looks <= (MAX_DRAFT_TOKENS - 1) * POLICIES[policy]().uses_features
+
+
+def check_lookahead(num_steps: int) -> None:
+    """However late the policy's answers come, the rows are those of a CPU; with as many steps ahead as a
+    block may have, the host waits for the draws once."""
+    target = tiny_model("llama", seed=3).bfloat16()
+    pair = Pair(target, noisy_copy(target), {"max_new_tokens": NUM_NEW_TOKENS})
+    with patch.object(draft_lookahead, "NUM_STEPS_AHEAD", num_steps):
+        for rule in RULES:
+            for policy in POLICIES_WITH_FEATURES:
+                pair.check(RULES[rule], POLICIES[policy])
+        if num_steps >= MAX_DRAFT_TOKENS:
+            found = waits_of("rejection", "svip")
+            assert found.most_of_draft <= 2 and not sum(found.at_work, Waits()), found.report()

@@ -11,5 +11,10 @@ pytestmark = needs_pretended_device
 
 
 @pytest.mark.parametrize("policy", check_waits.POLICIES)
-def test_the_host_waits_at_most_twice_on_either_side_under_every_rule(policy: str) -> None:
+def test_the_device_runs_dry_at_most_twice_in_a_draft_and_once_in_a_pass(policy: str) -> None:
     on_device(check_waits.check_waits, policy)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4])
+def test_a_policy_s_late_answers_change_no_row(num_steps: int) -> None:
+    on_device(check_waits.check_lookahead, num_steps)

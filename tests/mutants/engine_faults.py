@@ -18,6 +18,8 @@ LITTLE_MEMORY = (
     "test_too_little_memory_makes_the_batch_smaller_and_changes_no_token[target-none-greedy]"
 )
 HEADS = "tests/engine/test_heads.py"
+LOOKAHEAD = "tests/gpu/test_waits.py::test_a_policy_s_late_answers_change_no_row"
+WAITS = "tests/gpu/test_waits.py::test_the_device_runs_dry_at_most_twice_in_a_draft_and_once_in_a_pass"
 HISTORIES = "tests/engine/test_histories.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
@@ -323,6 +325,27 @@ ENGINE_FAULTS = (
         new="                num_drafted_R[np.setdiff1d(np.arange(len(draft_slots_R)), active_A)] -= 1\n"
         "                if not len(active_A):\n                    break\n                estimates_A = None\n",
         tests=(HEADS + "::test_the_output_follows_the_target_s_distribution[plain-none-sprinter]",),
+    ),
+    Mutant(
+        name="token-of-step-ahead-kept-after-policy-stopped",
+        file="engine/draft_lookahead.py",
+        old="tokens = coming.popleft().tokens.select(goes_on_R)",
+        new="tokens = coming.popleft().tokens",
+        tests=(LOOKAHEAD + "[1]",),
+    ),
+    Mutant(
+        name="policy-asked-before-its-tokens-arrived",
+        file="engine/draft_lookahead.py",
+        old="                    coming[0].arrived.synchronize()\n",
+        new="                    pass\n",
+        tests=(LOOKAHEAD + "[1]",),
+    ),
+    Mutant(
+        name="uploads-wait-for-the-device",
+        file="sampling/uploads.py",
+        old="non_blocking=True",
+        new="non_blocking=False",
+        tests=(WAITS + "[fixed]",),
     ),
     Mutant(
         name="row-gives-way-loses-policys-history",
