@@ -12,27 +12,33 @@ from tests.gpu.waits import RoundWaits, Waits, counted_waits
 from tests.models.families import noisy_copy, tiny_model
 
 LENGTHS = (20, 9, 14)
-NUM_NEW_TOKENS = 40
+NUM_NEW_TOKENS = 16
 POLICIES_WITH_FEATURES = [name for name, new in POLICIES.items() if new().uses_features]
 
 
-def waits_of(rule: str, policy: str) -> RoundWaits:
-    """In the steady rounds of a run whose passes have been recorded before."""
-    target = tiny_model("llama").bfloat16()
-    options = SIZES | {"max_new_tokens": NUM_NEW_TOKENS}
-    replica = Harness(target, noisy_copy(target), device=GPU, settings=RULES[rule], **options)
-    for _ in range(2):
-        replica.policy = POLICIES[policy]()
-        with counted_waits() as found:
-            replica.generate(requests_for(prompts(LENGTHS)))
-    return found
+class Rounds:
+    """A replica whose passes are recorded once, for several runs."""
+
+    def __init__(self) -> None:
+        target = tiny_model("llama").bfloat16()
+        options = SIZES | {"max_new_tokens": NUM_NEW_TOKENS}
+        self._replica = Harness(target, noisy_copy(target), device=GPU, **options)
+
+    def waits(self, rule: str, policy: str) -> RoundWaits:
+        """In the steady rounds of a run, after one that has recorded its passes."""
+        for _ in range(2):
+            self._replica.settings, self._replica.policy = RULES[rule], POLICIES[policy]()
+            with counted_waits() as found:
+                self._replica.generate(requests_for(prompts(LENGTHS)))
+        assert found.draft, "no steady round"
+        return found
 
 
 def check_waits(policy: str) -> None:
     """Under every rule: for the next tokens' draws, where there are any, and for what the draft has drawn."""
+    rounds = Rounds()
     for rule in RULES:
-        found = waits_of(rule, policy)
-        assert found.draft, "no steady round"
+        found = rounds.waits(rule, policy)
         assert found.most_of_draft <= 1 + RULES[rule].is_random, f"{rule}: {found.report()}"
         assert found.most_of_target <= 1, f"{rule}: {found.report()}"
         # A policy that looks at every token is asked while the next step runs.
@@ -44,11 +50,11 @@ def check_lookahead(num_steps: int) -> None:
     """However late the policy's answers come, the rows are those of a CPU; with as many steps ahead as a
     block may have, the host waits for the draws once."""
     target = tiny_model("llama", seed=3).bfloat16()
-    pair = Pair(target, noisy_copy(target), {"max_new_tokens": NUM_NEW_TOKENS})
+    pair = Pair(target, noisy_copy(target))
     with patch.object(draft_lookahead, "NUM_STEPS_AHEAD", num_steps):
-        for rule in RULES:
+        for rule in ("top_k", "gumbel"):
             for policy in POLICIES_WITH_FEATURES:
                 pair.check(RULES[rule], POLICIES[policy])
         if num_steps >= MAX_DRAFT_TOKENS:
-            found = waits_of("rejection", "svip")
+            found = Rounds().waits("rejection", "svip")
             assert found.most_of_draft <= 2 and not sum(found.at_work, Waits()), found.report()
