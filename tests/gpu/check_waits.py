@@ -50,11 +50,14 @@ def check_lookahead(num_steps: int) -> None:
     """However late the policy's answers come, the rows are those of a CPU; with as many steps ahead as a
     block may have, the host waits for the draws once."""
     target = tiny_model("llama", seed=3).bfloat16()
-    pair = Pair(target, noisy_copy(target))
+    pair = Pair(target, noisy_copy(target), {"max_new_tokens": NUM_NEW_TOKENS})
     with patch.object(draft_lookahead, "NUM_STEPS_AHEAD", num_steps):
         for rule in ("top_k", "gumbel"):
             for policy in POLICIES_WITH_FEATURES:
                 pair.check(RULES[rule], POLICIES[policy])
+                drafted = [replica.stats_recorder.close_shard(0) for replica in (pair.on_gpu, pair.on_cpu)]
+                # No token is kept that the policy did not ask for.
+                assert drafted[0].num_draft_tokens == drafted[1].num_draft_tokens > 0, (rule, policy)
         if num_steps >= MAX_DRAFT_TOKENS:
             found = Rounds().waits("rejection", "svip")
             assert found.most_of_draft <= 2 and not sum(found.at_work, Waits()), found.report()
