@@ -22,6 +22,7 @@ import torch.distributed as dist
 from transformers.utils import logging as transformers_logging
 
 from specdist.benchmark.drafts import DraftOrder, with_slots
+from specdist.config.groups import ModelImpl
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.interfaces import Proposer
@@ -50,6 +51,7 @@ class DraftSource:
     trust_remote_code: bool
     allow_pickle: bool
     dtype: str
+    model_impl: ModelImpl
     device: torch.device
     num_threads: int
     num_context_tokens: int
@@ -202,7 +204,7 @@ class _Server:
             allow_pickle=source.allow_pickle,
         )
         model = load_whole(checkpoint, dtype=checkpoint.torch_dtype(source.dtype), device=source.device)
-        self._runner = ModelRunner(model, source.device)
+        self._runner = ModelRunner(model, source.device, model_impl=source.model_impl)
         self._source = source
         self._num_slots = 0
 

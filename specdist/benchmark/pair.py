@@ -37,7 +37,7 @@ class Pair:
     """Both models on one device. Raises :class:`UserError` for a pair that the job would refuse.
 
     Args:
-        options: more of the job's: ``dtype``, ``trust_remote_code``, ``allow_pickle``.
+        options: more of the job's: ``dtype``, ``model_impl``, ``trust_remote_code``, ``allow_pickle``.
     """
 
     def __init__(self, target: str, draft: str, *, device: torch.device, **options: Any) -> None:
@@ -53,6 +53,7 @@ class Pair:
         self.max_positions = models.max_seq_len
         self.stop_token_ids = self.target_checkpoint.stop_token_ids()
         self.device = device
+        self.model_impl = config.model_impl
         self.target = _load(self.target_checkpoint, config.dtype, device)
         self.draft = _load(self.draft_checkpoint, config.dtype, device)
         self.tokenizer = load_tokenizer(self.target_checkpoint)
@@ -119,9 +120,14 @@ class PagedPair:
             max_cache_len=pages_per_row * PAGE_SIZE,
         )
         pair.use_specdist_attention()
-        self.target, self.draft = (ModelRunner(model, pair.device) for model in (pair.target, pair.draft))
+        impl = pair.model_impl
+        self.target, self.draft = (
+            ModelRunner(model, pair.device, model_impl=impl) for model in (pair.target, pair.draft)
+        )
         self.head = head
-        self.headed = None if head is None else ModelRunner(pair.draft, pair.device, head=head)
+        self.headed = (
+            None if head is None else ModelRunner(pair.draft, pair.device, model_impl=impl, head=head)
+        )
         for runner in (self.target, self.draft, self.headed):
             if runner is not None:
                 self.assembly.allocate(runner)

@@ -87,6 +87,7 @@ class Setting:
             trust_remote_code=self.pair.draft_checkpoint.trusts_code,
             allow_pickle=self.pair.draft_checkpoint.is_pickled,
             dtype=str(self.pair.draft.dtype).removeprefix("torch."),
+            model_impl=self.pair.model_impl,
             device=device,
             num_threads=max(1, torch.get_num_threads() // 2),
             num_context_tokens=self.paged.num_context_tokens,
@@ -147,8 +148,8 @@ def set_up(config: BenchmarkConfig) -> Setting:
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
     if config.synthetic is None:
         assert config.target is not None and config.draft is not None
-        options = values_of(config, TrustOptions)
-        return Pair(config.target, config.draft, dtype=config.dtype, device=device, **options), None
+        options = {"dtype": config.dtype, "model_impl": config.model_impl, **values_of(config, TrustOptions)}
+        return Pair(config.target, config.draft, device=device, **options), None
     dtype = "float32" if config.dtype == "auto" else config.dtype
     dial = f"epsilon-{config.epsilon:g}" if config.acceptance is None else f"acceptance-{config.acceptance:g}"
     folder = Path(config.synthetic_folder) / f"{config.synthetic}-{dial}-{dtype}-seed-{config.seed}"
@@ -161,7 +162,13 @@ def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, Syn
         dtype=getattr(torch, dtype),
         device=device,
     )
-    pair = Pair(str(folder / "target"), str(folder / "draft"), dtype=dtype, device=device)
+    pair = Pair(
+        str(folder / "target"),
+        str(folder / "draft"),
+        dtype=dtype,
+        device=device,
+        model_impl=config.model_impl,
+    )
     return pair, record
 
 

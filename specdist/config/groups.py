@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from specdist.config.arguments import option
 
+# Whose code runs a model's layers.
+ModelImpl = Literal["auto", "specdist", "transformers"]
+
 
 @dataclass(kw_only=True)
 class PromptOptions:
@@ -40,6 +43,11 @@ class ModelOptions:
     draft: str | None = option(None, help="hub id or folder of the small model; none = target only")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
+    model_impl: ModelImpl = option(
+        "auto",
+        help="whose code runs a model's layers; specdist = that of families like Llama in fewer operations; "
+        "auto = specdist on a CPU, if at the start it gives the logits of transformers",
+    )
 
 
 @dataclass(kw_only=True)

@@ -269,6 +269,8 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         **({"trust_remote_code": True} if config.trust_remote_code else {}),
         # Left out where it is off: older runs do not have the option.
         **({"split_special_tokens": True} if config.split_special_tokens else {}),
+        # The same numbers, rounded elsewhere.
+        **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }

@@ -34,6 +34,7 @@ from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, broadcast_from_rank0, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import join_sharding, load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
@@ -242,7 +243,7 @@ class Replica:
             self._group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
         if topology.holds_target:
             self._activity.begin("loading the target")
-            self._target = ModelRunner(self._load_target(), topology.device, on_pass=self._activity.step)
+            self._target = self._runner(self._load_target())
         elif topology.tp_size > 1:
             self._activity.begin("waiting for the target to be sharded")
             join_sharding()
@@ -251,7 +252,16 @@ class Replica:
             self._activity.begin("loading the draft")
             model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
             head = self._models.head.network if self._models.head else None
-            self._draft = ModelRunner(model, topology.device, head=head, on_pass=self._activity.step)
+            self._draft = self._runner(model, head)
+
+    def _runner(self, model: torch.nn.Module, head: HiddenStateHead | None = None) -> ModelRunner:
+        return ModelRunner(
+            model,
+            self._topology.device,
+            model_impl=self._config.model_impl,
+            head=head,
+            on_pass=self._activity.step,
+        )
 
     def _check_loading(self) -> None:
         """Compare the target with its files. The draft needs no check: the target verifies its tokens."""

@@ -85,7 +85,7 @@ AttentionInterface.register(ATTENTION_NAME, paged_attention_forward)
 
 
 class LayerShapes:
-    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width).
+    """Stands in for the cache in a dry run and records every layer's (key/value heads, head width) and rules.
 
     ``kinds`` are those of attention that occur. ``foreign`` names tensors that a layer hands over for a kind
     that is not implemented here (such as attention sinks), and that would be ignored without an error.
@@ -93,6 +93,7 @@ class LayerShapes:
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int]] = {}
+        self.rules: dict[int, AttentionRules] = {}
         self.kinds: list[AttentionKind] = []
         self.foreign: set[str] = set()
 
@@ -105,7 +106,8 @@ class LayerShapes:
         rules: AttentionRules,
     ) -> Tensor:
         self.shapes[layer] = (keys_TGD.shape[1], keys_TGD.shape[2])
-        kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], rules._replace(extra={}))
+        self.rules[layer] = rules._replace(extra={})
+        kind = AttentionKind(queries_THD.shape[1], *self.shapes[layer], self.rules[layer])
         if kind not in self.kinds:
             self.kinds.append(kind)
         tensors = {name for name, value in rules.extra.items() if isinstance(value, Tensor)}

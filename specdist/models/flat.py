@@ -44,9 +44,11 @@ class Segments:
     @staticmethod
     def of(batch: FlatBatch) -> Segments:
         slots_T = batch.slots_T
-        ends_S = np.append(np.flatnonzero(slots_T[1:] != slots_T[:-1]) + 1, len(slots_T))
-        lengths_S = np.diff(ends_S, prepend=0)
-        return Segments(ends_S - lengths_S, lengths_S, batch.positions_T[ends_S - 1] + 1)
+        changes = (slots_T[1:] != slots_T[:-1]).nonzero()[0] + 1
+        # Not np.append and np.diff: in a pass of few tokens their own checks take longer than the work.
+        bounds = np.concatenate([[0], changes, [len(slots_T)]])
+        starts_S, ends_S = bounds[:-1], bounds[1:]
+        return Segments(starts_S, ends_S - starts_S, batch.positions_T[ends_S - 1] + 1)
 
 
 def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:
@@ -181,6 +183,8 @@ def _output_index(index_RQ: np.ndarray, last_R1: np.ndarray, device: torch.devic
 
 
 def _foreign_keys(num_keys_R: np.ndarray, num_places: int, device: torch.device) -> Tensor | None:
+    if len(num_keys_R) == 1:
+        return None
     places_P = np.arange(num_places)
     is_foreign_RP = (places_P >= num_keys_R[:, None]) & (places_P < num_keys_R.max())
     return torch.from_numpy(np.flatnonzero(is_foreign_RP)).to(device) if is_foreign_RP.any() else None

@@ -9,6 +9,7 @@ T flat tokens, N tokens whose logits are wanted, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
 from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
+from specdist.config.groups import ModelImpl
 from specdist.models.attention import LayerAttention, LayerShapes, PagedAttention
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.fusing import FusedLayers
@@ -27,6 +29,8 @@ from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
 from specdist.models.linear import OneDnnLinears
+from specdist.models.llama import LlamaPass
+from specdist.models.llama_check import checked_pass
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
 from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
@@ -65,6 +69,8 @@ class Acceleration:
 
 NOT_ALLOCATED = "allocate() must be called first"
 
+logger = logging.getLogger(__name__)
+
 
 class ModelRunner:
     """Runs a causal language model whose attention is ``specdist.models.attention``.
@@ -78,12 +84,15 @@ class ModelRunner:
         device: torch.device,
         acceleration: Acceleration | None = None,
         *,
+        model_impl: ModelImpl = "auto",
         head: HiddenStateHead | None = None,
         on_pass: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
             acceleration: by default the best choice on the device.
+            model_impl: whose layers run. ``auto`` is ``specdist`` on a CPU if it gives transformers' logits,
+                else ``transformers``. Raises :class:`UserError` for ``specdist`` if it does not.
             on_pass: called after every pass, including those that record a graph.
             head: reads the last hidden states of every pass; it takes the model's precision.
         """
@@ -96,6 +105,7 @@ class ModelRunner:
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
         self._shapes = LayerShapes()
+        self._pass: LlamaPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._run(zero, zero, zero, self._shapes)
@@ -108,11 +118,27 @@ class ModelRunner:
                 f"{model.name_or_path} is of the family {model.config.model_type}, whose attention specdist "
                 f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
             )
+        self._pass = self._choose_pass(model_impl)
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
         self._kernel: PagedKernel | None = None
         self._kernel_page_size = 0
         self._static: StaticPasses | None = None
+
+    def _choose_pass(self, model_impl: ModelImpl) -> LlamaPass | None:
+        # Where small steps are fused in transformers' layers, these need no replacement.
+        is_best = self.device.type == "cpu" and self._fused is None
+        if model_impl == "transformers" or (model_impl == "auto" and not is_best):
+            return None
+        found, what = checked_pass(self.model, self._shapes.rules, self._run)
+        family = self.model.config.model_type
+        if found is None and model_impl == "specdist":
+            raise UserError(
+                f"--model_impl specdist: {self.model.name_or_path} ({family}) cannot run without "
+                f"transformers' layers ({what}): use --model_impl auto"
+            )
+        logger.info("layers of %s by %s: %s", family, "transformers" if found is None else "specdist", what)
+        return found
 
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""
@@ -299,18 +325,26 @@ class ModelRunner:
             if self._fused is not None:
                 stack.enter_context(self._fused.active())
             caught = None if self._head is None else stack.enter_context(LastHiddenStates(self.model))
-            output = self.model(
-                input_ids=token_ids_T[None],
-                position_ids=positions_T[None],
-                use_cache=False,
-                logits_to_keep=logits_index_N,
-                paged_attention=attention,
-            )
+            logits = self._logits(token_ids_T, positions_T, logits_index_N, attention)
         if self._on_pass is not None:
             self._on_pass()
-        logits: Tensor = output.logits[0]
         if self._head is None or caught is None:
             return logits
         if self._head.uses_features and features_3N is None:
             features_3N = torch.zeros(3, len(logits), device=self.device)
         return with_head_logits(logits, self._head, caught.hidden_NH, features_3N)
+
+    def _logits(
+        self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
+    ) -> Tensor:
+        if self._pass is not None:
+            return self._pass(token_ids_T, positions_T, logits_index_N, attention)
+        output = self.model(
+            input_ids=token_ids_T[None],
+            position_ids=positions_T[None],
+            use_cache=False,
+            logits_to_keep=logits_index_N,
+            paged_attention=attention,
+        )
+        logits: Tensor = output.logits[0]
+        return logits

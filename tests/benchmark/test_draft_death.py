@@ -71,6 +71,7 @@ def test_a_refusal_by_the_drafts_process_is_shown(setting: Setting) -> None:
         trust_remote_code=False,
         allow_pickle=False,
         dtype="float32",
+        model_impl="auto",
         device=setting.device,
         num_threads=1,
         num_context_tokens=0,

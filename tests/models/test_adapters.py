@@ -15,7 +15,7 @@ TOLERANCE = 5e-5  # float32 sums in another order
 NUM_SWITCHES = 3
 
 
-@pytest.mark.parametrize("family", ["gpt_neo", "gpt2"])
+@pytest.mark.parametrize("family", ["gpt_neo", "gpt2", "llama"])
 def test_the_same_weights_run_in_both_by_turns(family: str) -> None:
     """As in a benchmark. The rows of transformers' batch are padded, which only its own masks exclude."""
     plain = tiny_model(family)

@@ -4,6 +4,7 @@ from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
+from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 
@@ -13,4 +14,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *DATA_FAULTS,
     *KERNEL_FAULTS,
     *LAYER_FAULTS,
+    *MODEL_FAULTS,
 )
