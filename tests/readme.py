@@ -84,6 +84,7 @@ def generated() -> dict[str, str]:
     from specdist.data.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
+    from tests.gpu import counts_tables
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -91,6 +92,8 @@ def generated() -> dict[str, str]:
         "references": "\n".join(f"- {paper.markdown()}" for paper in all_papers()),
         "tree": tree(),
         "kernels": compiled_kernels(),
+        "device-counts": counts_tables.markdown(),
+        "plan": f"```\n{plan()}\n```",
     }
 
 
@@ -111,6 +114,19 @@ def compiled_kernels() -> str:
         for name in names
     ]
     return "\n".join(lines)
+
+
+def plan() -> str:
+    """What the command in front of the plan prints."""
+    from specdist.config.generate import parse_arguments
+    from specdist.planning.job import run_plan
+    from specdist.planning.options import PlanConfig
+
+    before = documentation().partition("<!-- plan:begin -->")[0]
+    command = re.findall(r"```bash\n(.*?)```", before, re.DOTALL)[-1].replace("\\\n", " ")
+    arguments = shlex.split(command)
+    assert arguments[:2] == ["python", "jobs/plan.py"]
+    return run_plan(parse_arguments(PlanConfig, arguments[2:]), command)[0]
 
 
 def tree() -> str:

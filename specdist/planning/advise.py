@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from specdist.models.sizes import ModelSize
+from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
 from specdist.planning.hardware import Gpu
 from specdist.planning.memory import Fit, fit
 from specdist.planning.roofline import Placement, roofline_costs
@@ -195,8 +196,9 @@ class Planner:
                 gpu=self._site.gpu,
                 tp_size=ranks,
                 context_tokens=self._work.mean_context_tokens,
+                counts=counts,
             )
-            for model, ranks in ((self._target, tp_size), (self._draft, 1))
+            for model, ranks, counts in ((self._target, tp_size, TARGET_PASS), (self._draft, 1, DRAFT_PASS))
         )
         assert target is not None
         draft_rows = num_rows * (1 + self._settings("branches", num_rows, 1).num_branches)

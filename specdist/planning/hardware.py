@@ -19,9 +19,11 @@ US = 1e-6
 BANDWIDTH_EFFICIENCY = 0.8
 # Products of a few hundred tokens with a large matrix; those of thousands come nearer to the peak.
 ARITHMETIC_EFFICIENCY = 0.6
-# A small all-reduce inside a node: its launch and two steps over the links.
-NVLINK_LATENCY_S = 10 * US
+# A small all-reduce inside a node by NCCL: its kernel, and the steps over the links. Assumed.
+NVLINK_LATENCY_S = 15 * US
 PCIE_LATENCY_S = 30 * US
+# Messages of a few megabytes; those of hundreds come nearer to the peak. Assumed.
+LINK_EFFICIENCY = 0.7
 HERE = "here"
 
 
@@ -67,7 +69,8 @@ class Gpu:
         """Seconds to sum ``num_bytes`` over ranks of a node: a ring sends 2 (n - 1) / n of them per link."""
         if num_ranks == 1:
             return 0.0
-        return self.link_latency_s + 2 * (num_ranks - 1) / num_ranks * num_bytes / self.link_bytes_per_s
+        sent_bytes = 2 * (num_ranks - 1) / num_ranks * num_bytes
+        return self.link_latency_s + sent_bytes / (LINK_EFFICIENCY * self.link_bytes_per_s)
 
 
 def _gpu(

@@ -1,7 +1,9 @@
 """Predicted pass times, from sizes and peaks: the roofline model (Williams, Waterman, Patterson 2009).
 
 Matrices and attention run one after the other, each for the longer of reading and arithmetic; then come the
-all-reduces, two per layer, and a constant per pass. The context length enters through reading the cache.
+all-reduces, two per layer, and what the roofline does not know: the small kernels between them, launches and
+synchronisations, as many as are counted in the engine (counted.py). The context length enters through reading
+the cache.
 """
 
 from __future__ import annotations
@@ -10,13 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from specdist.models.sizes import ALL_REDUCES_PER_LAYER, ModelSize
+from specdist.planning.counted import CACHED_FACTOR, TARGET_PASS, PassCounts
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import ReplicaCosts
 from specdist.policies.costs import CostModel, Curve
 from specdist.stats.regression import NS_PER_S
 
-# Assumed for a recorded pass on a GPU: packing and sending its inputs, replaying the graph, drawing.
-LAUNCH_S = 0.3e-3
 # Assumed for the host between two target passes: scheduling, committing, stop conditions.
 ROUND_S = 0.5e-3
 # Assumed for the messages to the draft's rank and back; in one process it is less.
@@ -27,13 +28,16 @@ STEP = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache."""
+    """A model on ``tp_size`` equal GPUs; all sequences have ``context_tokens`` in the cache.
+
+    ``counts`` are those of the model's side of a round.
+    """
 
     model: ModelSize
     gpu: Gpu
     tp_size: int = 1
     context_tokens: float
-    launch_s: float = LAUNCH_S
+    counts: PassCounts = TARGET_PASS
 
     def pass_s(self, num_tokens: float, num_rows: float) -> float:
         """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences."""
@@ -49,7 +53,20 @@ class Placement:
         )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
         sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
-        return matrices_s + attention_s + sums_s + self.launch_s
+        return matrices_s + attention_s + sums_s + self.overhead_s(num_tokens)
+
+    def overhead_s(self, num_tokens: float) -> float:
+        """Seconds of small kernels, launches and synchronisations."""
+        model, gpu, num_layers = self.model, self.gpu, len(self.model.layers)
+        tensor_bytes = num_tokens * model.hidden_size * model.bytes_per_number
+        between_s = (
+            num_layers
+            * self.counts.tensors_per_layer
+            * tensor_bytes
+            / (CACHED_FACTOR * gpu.sustained_bytes_per_s)
+        )
+        launches = self.counts.on_host_s if gpu.is_host else self.counts.on_gpu_s
+        return between_s + launches(num_layers)
 
 
 def roofline_costs(

@@ -11,7 +11,32 @@ CLAIMS = "tests/data/test_claims.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
+ROOFLINE = "tests/planning/test_roofline.py"
+COUNTS = "tests/gpu/test_counts.py::test_the_last_line_has_what_is_counted_and_it_is_no_worse"
+
 DATA_FAULTS = (
+    # Plans, and what they reckon with.
+    Mutant(
+        name="planner-forgets-kernels-outside-of-layers",
+        file="planning/counted.py",
+        old="return num_layers * self.kernels_per_layer + self.kernels_outside_of_layers",
+        new="return num_layers * self.kernels_per_layer",
+        tests=(ROOFLINE,),
+    ),
+    Mutant(
+        name="planner-pays-for-one-layers-tensors",
+        file="planning/roofline.py",
+        old="            num_layers\n            * self.counts.tensors_per_layer\n",
+        new="            self.counts.tensors_per_layer\n",
+        tests=(ROOFLINE,),
+    ),
+    Mutant(
+        name="attention-copies-cache",
+        file="models/kernel.py",
+        old="            key_pages,\n            value_pages,\n            segments.block_table_SP,\n",
+        new="            key_pages.clone(),\n            value_pages,\n            segments.block_table_SP,\n",
+        tests=(COUNTS,),
+    ),
     # Statistics.
     Mutant(
         name="target-passes-not-counted-for-fit-of-times",
