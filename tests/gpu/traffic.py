@@ -63,7 +63,8 @@ def moved_bytes(
             moved[REST] += sum(map(_bytes, others)) // len(written)
         else:
             moved[REST] += _bytes(tensor) * (1 if operator.name in OVERWRITING else 2)
-    moved[REST] += sum(_bytes(new) for new in operator.new_results(result) if new.is_cuda)
+    if operator.takes_memory:
+        moved[REST] += sum(_bytes(new) for new in operator.new_results(result) if new.is_cuda)
     return moved
 
 
