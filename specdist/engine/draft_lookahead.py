@@ -35,7 +35,7 @@ class _Coming(NamedTuple):
 
     @staticmethod
     def of(step: Step, depth: int) -> _Coming:
-        # Torch takes pinned memory for a copy that nobody waits for.
+        # Torch takes pinned memory for a copy that does not block.
         columns = columns_of([step]).to("cpu", non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()

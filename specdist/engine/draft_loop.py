@@ -26,7 +26,7 @@ from torch import Tensor
 
 from specdist.engine.draft_features import UNKNOWN, HeadReader, TokenFeatures, policy_features
 from specdist.engine.draft_scores import StepScores
-from specdist.engine.draft_steps import DrawnTokens, Step, fetch, lines
+from specdist.engine.draft_steps import DrawnTokens, Step, fetch, indices_of
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
 from specdist.engine.reports import PassCounts
@@ -181,7 +181,7 @@ class DraftLoop:
             num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
                 keep_A = self._wants_more(draft_batch, active_A, depth, last, estimates_A)
-                active_A, logits_AV = active_A[keep_A], logits_AV[lines(keep_A, logits_AV.device)]
+                active_A, logits_AV = active_A[keep_A], logits_AV[indices_of(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
                 estimates_A = None

@@ -28,7 +28,7 @@ class Step(NamedTuple):
         """Those of a mask."""
         if keep_A.all():
             return self
-        kept = lines(keep_A, self.drawn_A.device)
+        kept = indices_of(keep_A, self.drawn_A.device)
         return Step(
             self.active_A[keep_A],
             self.drawn_A[kept],
@@ -67,7 +67,7 @@ class DrawnTokens(NamedTuple):
         return Step(self.index_T, drawn_T, probabilities_T, features_3T)
 
 
-def lines(keep_A: np.ndarray, device: torch.device) -> Tensor:
+def indices_of(keep_A: np.ndarray, device: torch.device) -> Tensor:
     """The indices of a mask, on the device."""
     return upload(device, np.flatnonzero(keep_A))[0]
 

@@ -184,7 +184,7 @@ def comparison_lines(figures: RunFigures) -> list[str]:
     operations, verifier = figures.operations, figures.verifier
     lines = []
     if predictions.theory:
-        lines += _table("theory beside practice", predictions.theory, THEORY)
+        lines += _table("theory and measurement", predictions.theory, THEORY)
         acceptance, ratio = _shown(predictions.acceptance, "{:.3f}"), _shown(predictions.cost_ratio, "{:.3f}")
         best = _shown(predictions.best_num_draft_tokens, "{}")
         lines.append(f"  acceptance {acceptance}, cost ratio {ratio}: best fixed length {best}")

@@ -1,4 +1,4 @@
-"""Small arrays of the host on their way to a device: one copy for all, that nobody waits for."""
+"""Small arrays of the host on their way to a device: one copy for all, without waiting for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def upload(device: torch.device, *numbers: np.ndarray | Tensor) -> tuple[Tensor,
     """The same numbers, all of eight bytes, on the device; on a host without a copy.
 
     A copy from pageable memory waits until the device has done all that it was given before. Torch gives
-    pinned memory to nobody else until the copy from it is complete.
+    pinned memory away again only when the copy from it is complete.
     """
     on_host = [torch.from_numpy(array) if isinstance(array, np.ndarray) else array for array in numbers]
     if device.type == "cpu":

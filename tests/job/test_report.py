@@ -59,7 +59,7 @@ def test_the_document_and_the_folder_say_the_same(
     assert set(predictions["theory"]) == FORMULAS
     check_drift(output, predictions)
     shown = show(output)
-    for line in ("theory beside practice", "frozen costs beside this run", "time per pass, timed"):
+    for line in ("theory and measurement", "frozen costs beside this run", "time per pass, timed"):
         assert line in shown and line not in ended.stderr
     # Nothing is left to do; the same is said again.
     assert run_here(**options, policy="goodput", output=output).totals["predictions"] == predictions
