@@ -48,7 +48,7 @@ CAPPED = Gemma2Config(
 def runner_of(config: PretrainedConfig, dtype: torch.dtype) -> ModelRunner:
     model = AutoModelForCausalLM.from_config(config).to(dtype)
     use_paged_attention(model)
-    return ModelRunner(model, CPU)
+    return ModelRunner(model, CPU, model_impl="transformers")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
