@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from specdist.utils.errors import first_line
+
 # Of the check: places that are far apart, heads and widths that no block divides.
 PLACES, NUM_PLACES = (7, 0, 30, 13), 32
 NUM_HEADS, WIDTH = 3, 40
@@ -42,7 +44,7 @@ def writer_on(device: torch.device, dtype: torch.dtype) -> Writer:
         is_right = _is_right(write_tokens, device, dtype)
         reason = None if is_right else "it writes other numbers"
     except Exception as error:  # Triton, its compilers and the driver raise errors of many kinds
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = first_line(error)
     if reason is not None:
         logger.warning(
             "writing keys and values in %s on %s: plain operations; the kernel's check: %s",

@@ -31,12 +31,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
-def first_line(error: BaseException) -> str:
-    """An error's type and the beginning of its text, for messages."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def not_finite(sequence: Sequence) -> str:
     """The error of a sequence without a next token. A prompt's first token has position 0."""
     return (

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specdist.engine.draft_loop import DraftState
-from specdist.engine.faults import DraftOutOfMemory, first_line, is_out_of_memory, too_large
+from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory, too_large
 from specdist.engine.histories import Histories, HistoriesSnapshot
 from specdist.engine.interfaces import Target
 from specdist.engine.limits import SchedulerSettings
@@ -20,6 +20,7 @@ from specdist.engine.scheduler import RoundPlan, Scheduler
 from specdist.engine.sequence import Sequence
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.models.memory import release_memory
+from specdist.utils.errors import first_line
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.faults import DraftOutOfMemory, first_line, is_out_of_memory
+from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import wire_from, wire_to
 from specdist.sampling.distributions import Dense
+from specdist.utils.errors import first_line
 
 REQUEST, CLOSE = 0, 1
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from specdist.data.heartbeat import Process
-from specdist.engine.faults import first_line, is_out_of_memory
+from specdist.engine.faults import is_out_of_memory
 from specdist.job.activity import STACKS_SIGNAL, Activity, StackLog
 from specdist.job.rank_store import Failure, RankState, RankStore
 from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, hosts_store, meeting_store
-from specdist.utils.errors import UserError
+from specdist.utils.errors import UserError, first_line
 
 POLL_S = 0.5
 # How long a rank with a broken connection waits for the reason: others need two polls to find a dead rank.

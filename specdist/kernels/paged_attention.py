@@ -300,18 +300,15 @@ def paged_attention(
     exponent_scale = LOG2_E * (width**-0.5 if scale is None else scale)
     if softcap is not None:
         exponent_scale *= 2 / softcap
+    of_segments = (
+        used_S, query_starts_S1, output, split_outputs, split_maxima, split_sums, len(used_S),
+    )  # fmt: skip
     attend_kernel[(num_tiles, num_kv_heads, num_splits if in_splits else 1)](
         queries_THD,
         key_pages,
         value_pages,
         block_table_SP,
-        used_S,
-        query_starts_S1,
-        output,
-        split_outputs,
-        split_maxima,
-        split_sums,
-        len(used_S),
+        *of_segments,
         exponent_scale,
         LOG2_E * (softcap or 0.0),
         *queries_THD.stride()[:2],
@@ -324,17 +321,7 @@ def paged_attention(
         **shared,
     )
     if in_splits:
-        join_kernel[(num_tiles, num_kv_heads)](
-            used_S,
-            query_starts_S1,
-            output,
-            split_outputs,
-            split_maxima,
-            split_sums,
-            len(used_S),
-            num_splits,
-            **shared,
-        )
+        join_kernel[(num_tiles, num_kv_heads)](*of_segments, num_splits, **shared)
     return output
 
 

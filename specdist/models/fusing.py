@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from specdist.utils.errors import first_line
+
 ROTARY = "apply_rotary_pos_emb"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
@@ -323,7 +325,3 @@ def differences(found: Tensor, expected: Tensor) -> tuple[float, float]:
         return torch.inf, torch.inf
     relative = (found.float() - expected.float()).abs() / (1 + expected.float().abs())
     return float(relative.max()), float(relative.mean())
-
-
-def first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -12,6 +12,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from specdist.sampling.filters import plain_probabilities
+from specdist.utils.errors import first_line
+
 NUM_ROWS, VOCAB_SIZE = 4, 3000
 TEMPERATURE, TOP_K, TOP_P = 0.8, 200, 0.9
 # Sums in another order.
@@ -36,7 +39,7 @@ def _kernels_of(device: torch.device) -> ModuleType | None:
 
         reason = _why_wrong(sampling, device)
     except Exception as error:  # Triton, its compilers and the driver raise errors of many kinds
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        reason = first_line(error)
     if reason is None:
         logger.info("sampling on %s: Triton kernels", device)
         return sampling
@@ -47,17 +50,16 @@ def _kernels_of(device: torch.device) -> ModuleType | None:
 
 
 def _why_wrong(kernels: ModuleType, device: torch.device) -> str | None:
-    """Against what softmax, sorting and cumulative sums give on the host."""
+    """Against plain operations on the host."""
     generator = torch.Generator().manual_seed(0)
     logits_NV = 3 * torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator)
-    found_NV = kernels.processed_probabilities(
-        logits_NV.to(device), temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P
+    expected_NV, found_NV = (
+        process(logits, temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P)
+        for process, logits in (
+            (plain_probabilities, logits_NV),
+            (kernels.processed_probabilities, logits_NV.to(device)),
+        )
     )
-    descending_NV, order_NV = (logits_NV / TEMPERATURE).sort(dim=1, descending=True)
-    descending_NV[:, TOP_K:] = -torch.inf
-    masses_NV = descending_NV.softmax(dim=1)
-    descending_NV[masses_NV.cumsum(dim=1) - masses_NV >= TOP_P] = -torch.inf
-    expected_NV = torch.zeros_like(logits_NV).scatter(1, order_NV, descending_NV.softmax(dim=1))
     error = float((found_NV.cpu() - expected_NV).abs().max())
     if not error <= TOLERANCE:
         return f"distributions differ by {error:.3g}"

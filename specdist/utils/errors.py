@@ -1,5 +1,11 @@
-"""The one exception whose message is written for the person who started the job."""
+"""The one exception whose message is written for the person who started the job; any other as one line."""
 
 
 class UserError(ValueError):
     """Bad input: the message names the option, the value, the rule and the remedy; no traceback is shown."""
+
+
+def first_line(error: BaseException) -> str:
+    """An error's type and the beginning of its text, for messages."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

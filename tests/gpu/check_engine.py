@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from specdist.policies import (
-    AdaEdl,
-    ConfidenceThreshold,
-    FixedLength,
-    GammaTune,
-    GammaTunePlus,
-    Goodput,
-    HfHeuristic,
-    LengthPolicy,
-    SpecDecPlusPlus,
-    Sprinter,
-    Svip,
-)
-from specdist.policies.costs import CostModel, Curve
 from tests.engine.harness import Harness
 from tests.engine.heads import random_head
 from tests.gpu.device import DEVICE
@@ -35,32 +19,14 @@ from tests.gpu.engine_runs import (
     prompts,
     warnings_into,
 )
+from tests.gpu.policies import READS_HEAD, policies
 from tests.models.families import FAMILIES, noisy_copy, tiny_model
 
-CAP = {"max_draft_tokens": MAX_DRAFT_TOKENS}
 # A token of which the weights are damaged.
 BAD_TOKEN = 11
-COSTS = CostModel(Curve([1, 401], [2000, 2400]), Curve([1, 101], [20, 60]))
-WINDOW = {"num_draft_tokens": 3, "min_draft_tokens": 1, "length_bonus": 2.0, "length_rate": 0.5, **CAP}
-# With these thresholds blocks have several lengths on these models.
-POLICIES: dict[str, Callable[[], LengthPolicy]] = {
-    "fixed": lambda: FixedLength(MAX_DRAFT_TOKENS),
-    "hf_heuristic": lambda: HfHeuristic(num_draft_tokens=3, **CAP),
-    "confidence": lambda: ConfidenceThreshold(stop_probability=0.4, **CAP),
-    "svip": lambda: Svip(stop_root_entropy=1.5, **CAP),
-    "adaedl": lambda: AdaEdl(
-        stop_bound=0.3, stop_bound_step=0.2, stop_bound_momentum=0.5, entropy_factor=0.2,
-        target_acceptance=0.6, acceptance_momentum=0.5, **CAP,
-    ),
-    "gammatune": lambda: GammaTune(**WINDOW),
-    "gammatune_plus": lambda: GammaTunePlus(stop_probability=0.4, **WINDOW),
-    "goodput": lambda: Goodput(costs=COSTS, is_coupled=False, **CAP),
-}  # fmt: skip
-HEAD_POLICIES: dict[str, Callable[[], LengthPolicy]] = {
-    "specdecpp": lambda: SpecDecPlusPlus(stop_threshold=0.7, **CAP),
-    "goodput": lambda: Goodput(costs=COSTS, is_coupled=False, reads_head=True, **CAP),
-    "sprinter": lambda: Sprinter(verifier_threshold=0.5, **CAP),
-}
+ALL_POLICIES = policies(MAX_DRAFT_TOKENS, first_length=3)
+POLICIES = {name: new for name, new in ALL_POLICIES.items() if name not in READS_HEAD}
+HEAD_POLICIES = {name: ALL_POLICIES[name] for name in READS_HEAD}
 
 
 def check_family(family: str) -> None:
@@ -82,7 +48,7 @@ def check_heads(mode: str) -> None:
     draft = noisy_copy(target)
     pair = Pair(target, draft, {**MODES[mode], "head": random_head(draft, uses_features=True)})
     pair.check(RULES["top_p"], HEAD_POLICIES["specdecpp"])
-    pair.check(RULES["rejection"], HEAD_POLICIES["goodput"])
+    pair.check(RULES["rejection"], HEAD_POLICIES["goodput+head"])
     # The policy that trusts the draft.
     lossy = Pair(target, draft, {**MODES[mode], "head": random_head(draft), "trusts_draft": True})
     lossy.check(RULES["rejection"], HEAD_POLICIES["sprinter"])

@@ -24,24 +24,12 @@ from specdist.engine.engine import Engine
 from specdist.models.adapters import use_paged_attention
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import (
-    AdaEdl,
-    ConfidenceThreshold,
-    FixedLength,
-    GammaTune,
-    GammaTunePlus,
-    Goodput,
-    HfHeuristic,
-    LengthPolicy,
-    SpecDecPlusPlus,
-    Sprinter,
-    Svip,
-)
-from specdist.policies.costs import CostModel, Curve
+from specdist.policies import LengthPolicy, Sprinter
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
 from tests.gpu.engine_runs import GPU, RULES, prompts
 from tests.gpu.observing import SIDES, Observer
+from tests.gpu.policies import policies
 from tests.gpu.tensor import PretendedDevice
 from tests.gpu.traffic import CACHE, KINDS, PAGED_ATTENTION, REST, WEIGHTS, address
 from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
@@ -55,30 +43,6 @@ NUM_RUN_TOKENS, NUM_RECORDING_RUNS = 40, 3
 NUM_LAYERS = 2
 # The pass whose bytes are counted: as in reviews of the GPU path.
 NUM_PASS_ROWS, NUM_KEYS, BLOCK_TOKENS = 32, 1100, 6
-COSTS = CostModel(Curve([1, 401], [2000, 2400]), Curve([1, 101], [20, 60]))
-READS_HEAD = ("specdecpp", "goodput+head", "sprinter")
-
-
-def policies(cap: int) -> dict[str, Callable[[], LengthPolicy]]:
-    """Every policy, with thresholds at which blocks of the tiny models have several lengths."""
-    most = {"max_draft_tokens": cap}
-    window = {"num_draft_tokens": 3, "min_draft_tokens": 1, "length_bonus": 2.0, "length_rate": 0.5, **most}
-    return {
-        "fixed": lambda: FixedLength(cap),
-        "hf_heuristic": lambda: HfHeuristic(num_draft_tokens=min(5, cap), **most),
-        "confidence": lambda: ConfidenceThreshold(stop_probability=0.4, **most),
-        "svip": lambda: Svip(stop_root_entropy=1.5, **most),
-        "adaedl": lambda: AdaEdl(
-            stop_bound=0.3, stop_bound_step=0.2, stop_bound_momentum=0.5, entropy_factor=0.2,
-            target_acceptance=0.6, acceptance_momentum=0.5, **most,
-        ),
-        "gammatune": lambda: GammaTune(**window),
-        "gammatune_plus": lambda: GammaTunePlus(stop_probability=0.4, **window),
-        "goodput": lambda: Goodput(costs=COSTS, is_coupled=False, **most),
-        "specdecpp": lambda: SpecDecPlusPlus(stop_threshold=0.7, **most),
-        "goodput+head": lambda: Goodput(costs=COSTS, is_coupled=False, reads_head=True, **most),
-        "sprinter": lambda: Sprinter(verifier_threshold=0.5, **most),
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def count(options: argparse.Namespace) -> dict[str, Any]:
     """The document, on a device that is installed."""
     from tests.gpu import counting
+    from tests.gpu.policies import policies
     from tests.models.families import FAMILIES
 
     found: dict[str, Any] = {}
     families = ["llama"] if options.fast else list(FAMILIES)
     shapes = {"1B": counting.SHAPES["1B"]} if options.fast else counting.SHAPES
-    names = list(counting.policies(1))
+    names = list(policies(1))
     names = options.policies or (list(FAST_POLICIES) if options.fast else names)
     sizes = [8] if options.fast else options.num_sequences
     if "kernels" in options.only:
@@ -96,10 +97,11 @@ def _passes() -> dict[str, int]:
 
 def _syncs(rules: list[str], names: list[str]) -> dict[str, Any]:
     from tests.gpu import counting
+    from tests.gpu.policies import READS_HEAD, policies
 
     rounds: dict[str, Any] = {}
     for has_head in (False, True):
-        own = [name for name in names if (name in counting.READS_HEAD) == has_head]
+        own = [name for name in names if (name in READS_HEAD) == has_head]
         if not own:
             continue
         runs = counting.Runs(
@@ -110,7 +112,7 @@ def _syncs(rules: list[str], names: list[str]) -> dict[str, Any]:
         )
         for rule in rules:
             for name in own:
-                policy = counting.policies(counting.NUM_DRAFT_TOKENS)[name]
+                policy = policies(counting.NUM_DRAFT_TOKENS)[name]
                 rounds.setdefault(rule, {})[name] = counting.steady_rounds(runs, rule, policy)
                 note(f"synchronisations: {rule}, {name}")
     syncs = {
@@ -125,6 +127,7 @@ def _syncs(rules: list[str], names: list[str]) -> dict[str, Any]:
 
 def _replays(sizes: list[int], names: list[str]) -> dict[str, Any]:
     from tests.gpu import counting
+    from tests.gpu.policies import READS_HEAD, policies
 
     found: dict[str, Any] = {}
     for name in names:
@@ -134,9 +137,9 @@ def _replays(sizes: list[int], names: list[str]) -> dict[str, Any]:
                 num_rows=num_rows,
                 cap=counting.MAX_DRAFT_TOKENS,
                 num_new_tokens=counting.NUM_RUN_TOKENS,
-                has_head=name in counting.READS_HEAD,
+                has_head=name in READS_HEAD,
             )
-            policy = counting.policies(counting.MAX_DRAFT_TOKENS)[name]
+            policy = policies(counting.MAX_DRAFT_TOKENS)[name]
             found.setdefault(name, {})[str(num_rows)] = counting.replay_share(runs, policy)
             note(f"replays: {name}, {num_rows} sequences")
     return found
