@@ -68,6 +68,8 @@ STATISTICS = {
     "num_target_passes_per_size": "target passes by their number of tokens, prompt tokens included",
     "target_pass_ns_per_size": "total nanoseconds of these passes, by the same number",
     "num_draft_passes_per_size": "draft passes by their number of tokens",
+    "num_draft_row_steps": "draft passes, counted per sequence and branch",
+    "num_empty_draft_steps": "of these, those that drafted no token",
     "num_row_steps": "target passes that determined a next token, counted per sequence",
     "num_drafts": "of these, those that verified at least one draft token of the sequence",
     "num_draft_tokens": "draft tokens proposed to the target",

@@ -83,12 +83,13 @@ class HeadReader:
     """Runs the draft's passes where the draft has a trained head."""
 
     def __init__(
-        self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool, decides_after_pass: bool
+        self, runner: ModelRunner, features: TokenFeatures, *, keeps_estimates: bool, are_read: bool
     ) -> None:
+        """``keeps_estimates``: for later; ``are_read``: by the policy."""
         self._runner = runner
         self._features = features
         self._keeps_estimates = keeps_estimates
-        self._decides_after_pass = decides_after_pass
+        self._are_read = are_read
 
     def forward(
         self,
@@ -112,7 +113,7 @@ class HeadReader:
             batch, logits_index, features_3A if self._runner.head_uses_features else None
         )
         if not self._keeps_estimates:
-            known = self._decides_after_pass and not is_first
+            known = self._are_read and not is_first
             return logits_AV, estimates_A.cpu().numpy() if known else None
         known_A = estimates_A.cpu().numpy()
         if is_first:

@@ -92,6 +92,7 @@ class LookaheadDraftLoop(DraftLoop):
             self._write(draft_slots_R, tails_R, num_drafted_R, seen)
             num_computed_R = np.minimum(num_computed_R, tails_R + num_drafted_R)
             self._draft_state.num_computed[draft_slots_R] = num_computed_R
+        self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
     def _answers(

@@ -3,9 +3,9 @@
 On a GPU the drawn tokens stay on the device until the loop is over. All that a step needs is known beforehand
 (positions, random numbers, how many tokens each sequence wants), unless the policy uses features.
 
-A step is a pass and a draw. Most policies decide before the pass; one that reads a trained head, between the
-two, since the pass over a token gives the head's estimate of it. A sequence that stops there draws nothing;
-the pass is not wasted, since a fully accepted block needs it.
+A step is a pass and a draw. Most policies decide before the pass; one that needs a trained head's estimate of
+the last token, between the two, since the pass over a token gives it. A sequence that stops there draws
+nothing; a fully accepted block needs that pass, any other has run it for nothing.
 
 A sequence is drafted in its slot. If the draft works ahead, *branches* of it are drafted in slots of their
 own, numbered after those of the sequences; *draft slots* are both, and are treated alike here.
@@ -139,18 +139,18 @@ class DraftLoop:
         self._keeps_scores = keeps_scores or settings.is_random
         keeps_estimates = policy.uses_features or is_traced
         self._keeps_features = keeps_estimates or runner.head_uses_features
-        self._decides_after_pass = isinstance(policy, HeadPolicy)
+        self._decides_after_pass = isinstance(policy, HeadPolicy) and policy.decides_after_pass
         self._head: HeadReader | None = None
         if runner.has_head:
             self._head = HeadReader(
                 runner,
                 draft_state.features,
                 keeps_estimates=keeps_estimates,
-                decides_after_pass=self._decides_after_pass,
+                are_read=isinstance(policy, HeadPolicy),
             )
         # Nothing is drafted after a stop token. Only on a host can that be checked after every step for free.
         self._watches_stops = runner.device.type == "cpu"
-        self.pass_counts = PassCounts()
+        self.pass_counts = PassCounts(has_head=runner.has_head)
         self._has_warned = False
 
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
@@ -194,6 +194,7 @@ class DraftLoop:
             self._write(draft_slots_R, tails_R, num_drafted_R, [fetch(steps)])
             num_computed_R = np.minimum(num_computed_R, tails_R + num_drafted_R)
             self._draft_state.num_computed[draft_slots_R] = num_computed_R
+        self.pass_counts.count_drafted(num_drafted_R)
         return num_drafted_R
 
     def _num_wanted(self, draft_batch: DraftBatch) -> np.ndarray:
@@ -235,7 +236,7 @@ class DraftLoop:
             batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)
         else:
             batch, index_A = FlatBatch(last.drawn_A, *places), np.arange(len(draft_slots_A))
-        self.pass_counts.count(len(batch), 0 if self._head is None else len(index_A))
+        self.pass_counts.count(len(batch), len(index_A))
         if self._head is None:
             return self._runner.forward(batch, index_A)[:, : self._vocab_size], None
         known_A = None if last is None else last.features_3A

@@ -119,7 +119,7 @@ class DraftWorker:
         self._ahead.hold_back(slots_R, num_other_tokens)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
-        pass_sizes_P, num_head_tokens = self._draft_loop.pass_counts.take()
+        pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
         return ProposalReply(
             next_token_ids_R=state.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
@@ -128,7 +128,7 @@ class DraftWorker:
             ahead=report,
             draft_pass_sizes_P=pass_sizes_P,
             times=RoleTimes(),
-            num_head_tokens=num_head_tokens,
+            draft_steps=draft_steps,
             traced=first.traced(state.features.at(places_C)),
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.packing import Float32Array, Int64Array, not_sent
-from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts, Traffic
+from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
@@ -113,8 +113,8 @@ class Block:
 class ProposalReply:
     """Draft → target: each sequence's next token, and the candidates after it with their draft probabilities.
 
-    For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``num_head_tokens``
-    (those with a trained head's estimates), ``times`` and ``traffic``.
+    For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``,
+    ``times`` and ``traffic``.
     """
 
     next_token_ids_R: np.ndarray
@@ -125,7 +125,7 @@ class ProposalReply:
     ahead: AheadReport
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
-    num_head_tokens: int = 0
+    draft_steps: DraftSteps = NO_DRAFT_STEPS
     traced: TracedDrafts | None = None
     traffic: Traffic = not_sent(Traffic())
 

@@ -34,23 +34,46 @@ class EngineLoad:
     num_free_pages: int = 0
 
 
+@dataclass(frozen=True)
+class DraftSteps:
+    """Draft passes of a sequence or branch since the last reply: all (N_draft of SpecDec++), those that
+    drafted no token, and those that gave a trained head's estimate."""
+
+    num_row_steps: int = 0
+    num_empty: int = 0
+    num_head_tokens: int = 0
+
+
+NO_DRAFT_STEPS = DraftSteps()
+
+
 class PassCounts:
     """The draft's passes since the last reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_head: bool) -> None:
+        self._has_head = has_head
         self._sizes: list[int] = []
-        self._num_head_tokens = 0
+        self._num_row_steps = self._num_drafted = 0
 
-    def count(self, num_tokens: int, num_head_tokens: int) -> None:
-        """A pass over so many tokens, of which a head has given so many estimates."""
+    def count(self, num_tokens: int, num_row_steps: int) -> None:
+        """A pass over so many tokens, for so many sequences and branches."""
         self._sizes.append(num_tokens)
-        self._num_head_tokens += num_head_tokens
+        self._num_row_steps += num_row_steps
 
-    def take(self) -> tuple[np.ndarray, int]:
-        """Tokens of every pass, and the head's estimates."""
-        counts = np.array(self._sizes, np.int64), self._num_head_tokens
-        self._sizes, self._num_head_tokens = [], 0
-        return counts
+    def count_drafted(self, num_drafted_R: np.ndarray) -> None:
+        """The tokens that these passes have drafted."""
+        self._num_drafted += int(num_drafted_R.sum())
+
+    def take(self) -> tuple[np.ndarray, DraftSteps]:
+        """Tokens of every pass, and what the passes were for."""
+        steps = DraftSteps(
+            self._num_row_steps,
+            self._num_row_steps - self._num_drafted,
+            self._num_row_steps if self._has_head else 0,
+        )
+        sizes_P = np.array(self._sizes, np.int64)
+        self._sizes, self._num_row_steps, self._num_drafted = [], 0, 0
+        return sizes_P, steps
 
 
 @dataclass(frozen=True)

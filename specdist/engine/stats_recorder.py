@@ -103,7 +103,9 @@ class StatsRecorder:
             timed = self._untimed.popleft()
             timed.stats.add_pass_time(num_tokens=timed.num_tokens, time_ns=timed.time.ns)
         first.observe_draft_passes(reply.draft_pass_sizes_P.tolist())
-        first.num_head_tokens += reply.num_head_tokens
+        first.num_draft_row_steps += reply.draft_steps.num_row_steps
+        first.num_empty_draft_steps += reply.draft_steps.num_empty
+        first.num_head_tokens += reply.draft_steps.num_head_tokens
         first.num_rounds += 1
         first.num_messages += reply.traffic.num_messages
         first.num_message_bytes += reply.traffic.num_bytes

@@ -3,9 +3,10 @@
 A policy may stop before a draw, or after a draw while keeping the token. It may never drop a drawn token that
 it has seen: that would condition the kept tokens on their values and bias the output.
 
-A policy that reads a trained head decides one draft pass later, before the next draw: the estimate of a token
-comes from the draft's hidden state with that token as input. The next token is not drawn yet, so no drawn
-token is dropped there either; a sequence that stops has run one pass without a draw.
+A trained head's estimate of a token comes from the draft's hidden state with that token as input, so from the
+pass that the next token is drawn from. A policy that needs the estimate of the last token decides after that
+pass and before the draw, so that no drawn token is dropped there either; a sequence that stops has run one
+pass without a draw.
 
 What a policy remembers of a sequence from block to block is the sequence's *history*, a few numbers that the
 draft keeps. A preempted sequence keeps its history and continues as if it had not been preempted.
@@ -182,8 +183,15 @@ class BatchPolicy(LengthPolicy, Protocol):
 
 @runtime_checkable
 class HeadPolicy(LengthPolicy, Protocol):
-    """A policy that gets a trained head's estimate of every token of the block, and decides after the pass
-    that gives it; before the first token it decides without."""
+    """A policy that gets a trained head's estimates of the tokens of the block.
+
+    With ``decides_after_pass`` it decides after the pass over the last token, with the estimate of that one
+    among the features; before the first token it decides without. Else it decides as others do, and gets the
+    estimate of the token before the last.
+    """
+
+    @property
+    def decides_after_pass(self) -> bool: ...
 
     @property
     def head_kind(self) -> HeadKind:

@@ -69,14 +69,13 @@ class ReplayResult:
 
     @property
     def verification_rate(self) -> float:
-        """N_target / N (SpecDec++, section 4)."""
+        """N_target / N (SpecDec++, section 5.1)."""
         return self.stats.num_row_steps / self.stats.num_completion_tokens
 
     @property
     def discard_rate(self) -> float:
-        """N_discarded / N (SpecDec++, section 4)."""
-        discarded = self.stats.num_draft_tokens - self.stats.num_accepted_tokens
-        return discarded / self.stats.num_completion_tokens
+        """N_discarded / N (SpecDec++, section 5.1), with the passes that drafted no token."""
+        return self.stats.num_discarded / self.stats.num_completion_tokens
 
     @property
     def tokens_per_round(self) -> float:
@@ -130,7 +129,7 @@ class _Run:
         self._oracle = isinstance(policy, Oracle)
         self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
         self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
-        self._decides_after_pass = isinstance(self._policy, HeadPolicy)
+        self._decides_after_pass = isinstance(self._policy, HeadPolicy) and self._policy.decides_after_pass
         self._reads_head = reads_head(self._policy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
@@ -227,6 +226,8 @@ class _Run:
                         round=round,
                     )
                 )
+                if self._decides_after_pass and depth:
+                    self._stats.num_empty_draft_steps += int((~wants_A).sum())
                 active_A = active_A[wants_A]
             if not len(active_A):
                 return num_drafted_R
@@ -256,6 +257,7 @@ class _Run:
 
     def _count_step(self, num_rows: int) -> None:
         self._stats.num_draft_passes += 1
+        self._stats.num_draft_row_steps += num_rows
         self._draft_ns += float(self._costs.draft(num_rows))
 
     def _verify(self, plan: RoundPlan, num_drafted_R: np.ndarray) -> None:

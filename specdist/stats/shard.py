@@ -133,6 +133,8 @@ class Stats:
     num_target_passes_per_size: dict[int, int] = field(default_factory=dict)
     target_pass_ns_per_size: dict[int, int] = field(default_factory=dict)
     num_draft_passes_per_size: dict[int, int] = field(default_factory=dict)
+    num_draft_row_steps: int = 0
+    num_empty_draft_steps: int = 0
     num_row_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
@@ -231,16 +233,27 @@ class Stats:
         return _ratio(num_accepted, num_accepted + self.num_misses)
 
     @property
-    def discard_rate(self) -> float | None:
-        """Discarded draft tokens, candidates or not, per token of the completions (SpecDec++)."""
-        num_discarded = (
+    def num_discarded(self) -> int:
+        """Discarded draft tokens, candidates or not, and draft passes of a sequence without a token.
+
+        Of a run in turns, without preemption and repeated rounds, N_draft + N_target = N + N_discarded
+        (SpecDec++, Lemma 3.1). N_draft is ``num_draft_row_steps``. N_target is ``num_row_steps``, and one for
+        each completion: the pass over its prompt gives its first token. N is ``num_completion_tokens``, and
+        one for each completion that ends with a draft token: its last pass gives one more, which is dropped.
+        """
+        return (
             self.num_draft_tokens
             - self.num_accepted_tokens
             + self.num_ahead_tokens
             - self.num_ahead_hits
             + self.num_branch_tokens
+            + self.num_empty_draft_steps
         )
-        return _ratio(num_discarded, self.num_completion_tokens)
+
+    @property
+    def discard_rate(self) -> float | None:
+        """Discarded draft tokens and empty draft passes per token of the completions (SpecDec++)."""
+        return _ratio(self.num_discarded, self.num_completion_tokens)
 
     @property
     def verification_rate(self) -> float | None:

@@ -28,6 +28,7 @@ from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.sampling.distributions import SamplingSettings
+from specdist.stats.shard import Stats
 from tests.engine.markov import MarkovModel, MarkovRunner
 
 CPU = torch.device("cpu")
@@ -149,8 +150,26 @@ class Harness:
         self.scheduler = engine.scheduler
         completions = list(engine.run())
         assert pages.num_available == pages.num_pages, "a finished row kept its pages"
+        if len(self.runners) > 1 and not self.ahead.num_tokens:
+            shards = {request.shard for request in requests}
+            check_lemma([self.stats_recorder.shard(shard) for shard in shards], completions)
         order = {(r.row_id, r.sample_index): index for index, r in enumerate(requests)}
         return sorted(completions, key=lambda c: order[c.request.row_id, c.request.sample_index])
+
+
+def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> None:
+    """SpecDec++'s Lemma 3.1, N_draft + N_target = N + N_discarded, of a run in turns that repeats nothing."""
+    total = Stats()
+    for stats in shards:
+        total.add(stats)
+    if total.num_preemptions or total.num_out_of_memory or any(c.error for c in completions):
+        return
+    num_target = total.num_row_steps + total.num_completions
+    # One for each completion that ends with a draft token, which no token of the target follows.
+    num_unused = num_target + total.num_accepted_tokens - total.num_completion_tokens
+    assert 0 <= num_unused <= sum(c.finish_reason == "stop" for c in completions)
+    num_tokens = total.num_completion_tokens + num_unused
+    assert total.num_draft_row_steps + num_target == num_tokens + total.num_discarded
 
 
 def requests_for(prompts: Sequence[Sequence[int]], num_samples: int = 1) -> list[Request]:

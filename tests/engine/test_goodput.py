@@ -10,6 +10,7 @@ from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.policies import DraftFeatures, DraftSequences, Goodput, VerifiedTokens, WithoutHistory
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
+from tests.engine import harness
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
 from tests.engine.markov import markov_pair
@@ -131,6 +132,7 @@ def test_dropping_drawn_tokens_by_their_value_is_detected(monkeypatch: pytest.Mo
         return lengths
 
     monkeypatch.setattr(draft_loop.DraftLoop, "extend", picky_extend)
+    monkeypatch.setattr(harness, "check_lemma", lambda *_: None)
     assert min(p_values(markov_replica(num_draft_tokens=CAP), markov_pair()[0])) < 1e-8
 
 

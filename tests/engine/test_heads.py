@@ -23,6 +23,7 @@ from specdist.policies import (
     WithoutHistory,
 )
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
+from tests.engine import harness
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import constant_head, random_head
 from tests.engine.markov import markov_pair
@@ -80,6 +81,7 @@ def test_dropping_the_doubted_token_is_detected(monkeypatch: pytest.MonkeyPatch)
         return np.where(is_doubted, lengths - 1, lengths)
 
     monkeypatch.setattr(draft_loop.DraftLoop, "extend", without_the_last)
+    monkeypatch.setattr(harness, "check_lemma", lambda *_: None)
     replica = markov_replica(policy=policy_of("sprinter"))
     assert min(p_values(replica, markov_pair()[0])) < 1e-8
 
@@ -137,9 +139,10 @@ def test_a_draft_that_is_the_target_is_accepted_always(
 class Spy(WithoutHistory):
     """Never stops, and records the estimates that it is given."""
 
-    max_draft_tokens: int = 4
+    max_draft_tokens: int = 5
     uses_features: bool = False
     asked: list[DraftSequences] = field(default_factory=list)
+    decides_after_pass: bool = True
     head_kind: ClassVar[HeadKind] = "acceptance"
 
     def wants_more(self, rows: DraftSequences) -> np.ndarray:
@@ -149,49 +152,62 @@ class Spy(WithoutHistory):
 
 @pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
 @pytest.mark.parametrize("uses_features", [False, True], ids=["estimates", "features too"])
+@pytest.mark.parametrize("decides_after_pass", [False, True], ids=["drawn", "undrawn"])
 def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
-    kind_of_pass: str, uses_features: bool
+    kind_of_pass: str, uses_features: bool, decides_after_pass: bool
 ) -> None:
     """The hidden state is that of the pass over the token, and the features are those of its draw, in a
-    recorded pass as well. A policy that takes no features may have a head that does."""
+    recorded pass as well. A policy that takes no features may have a head that does. If the next token is
+    drawn first, the estimate is of the token before it."""
     target = tiny_model("llama", seed=3)
     head = random_head(target, uses_features=not uses_features)
     acceleration = Acceleration(
         is_static=kind_of_pass != "ragged", capturer=TapeCapturer() if kind_of_pass == "replayed" else None
     )
-    spy = Spy(uses_features=uses_features)
+    spy = Spy(uses_features=uses_features, decides_after_pass=decides_after_pass)
     replica = Harness(target, target, policy=spy, head=head, max_new_tokens=15, acceleration=acceleration)
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
     with torch.inference_mode():
         expected = estimates_from_scratch(head, target, prompt + completion.token_ids)[len(prompt) :]
-    told = [rows for rows in spy.asked if rows.features is not None]
-    assert [rows.num_drafted for rows in told[:3]] == [1, 2, 3]
-    for rows in told[:3]:
-        estimates_R = rows.features.estimates_R
+    estimates = [
+        (rows.num_drafted, rows.features.estimates_R) if decides_after_pass
+        else (rows.num_drafted - 1, rows.earlier_estimates_R)
+        for rows in spy.asked
+        if (rows.features if decides_after_pass else rows.earlier_estimates_R) is not None
+    ]  # fmt: skip
+    assert [number for number, _ in estimates[:3]] == [1, 2, 3]
+    for number, estimates_R in estimates[:3]:
         # The first token of the row comes from the prompt's pass.
-        np.testing.assert_allclose(estimates_R, expected[rows.num_drafted], atol=1e-5)
-        assert np.isnan(rows.features.entropies_R).all() == (not uses_features)
+        np.testing.assert_allclose(estimates_R, expected[number], atol=1e-5)
+    entropies = [rows.features.entropies_R for rows in spy.asked if rows.features is not None]
+    assert np.isnan(entropies).all() == (not uses_features)
+    assert len(entropies) > 0 or not (decides_after_pass or uses_features)
 
 
-@pytest.mark.parametrize(("logit", "num_steps"), [(-20.0, 2), (20.0, CAP)], ids=["doubts all", "doubts none"])
-def test_every_draft_pass_is_counted_and_none_is_run_twice(logit: float, num_steps: int) -> None:
-    """A block that the head ends has run its last token too, and the next block begins after it."""
+@pytest.mark.parametrize(
+    ("name", "logit", "num_steps", "num_drawn"),
+    [("specdecpp", -20.0, 2, 2), ("sprinter", -20.0, 2, 1), ("specdecpp", 20.0, CAP, CAP),
+     ("sprinter", 20.0, CAP, CAP)],
+)  # fmt: skip
+def test_every_draft_pass_is_counted_and_none_is_run_twice(
+    name: str, logit: float, num_steps: int, num_drawn: int
+) -> None:
+    """Both run a token to doubt it. SpecDec++ draws the next one then, and keeps it."""
     target = tiny_model("llama", seed=3)
-    replica = Harness(target, target, policy=policy_of("sprinter"), head=constant_head(target, logit),
-                      max_new_tokens=2 + 3 * (num_steps if logit > 0 else 1) + 3)  # fmt: skip
+    num_blocks = 3
+    replica = Harness(target, target, policy=policy_of(name), head=constant_head(target, logit),
+                      max_new_tokens=2 + num_blocks * (num_drawn + 1))  # fmt: skip
     replica.generate(requests_for(prompts_of_lengths(9)))
     stats = replica.stats_recorder.close_shard(0)
-    sizes = stats.num_draft_passes_per_size
-    num_tokens = sum(size * count for size, count in sizes.items())
-    if logit < 0:
-        # y_1 is drawn after the next token and then run; nothing is left over for the next block.
-        assert set(sizes) == {1}
-        assert stats.num_draft_passes == num_tokens >= 2 * stats.num_drafts - 1
-    else:
-        # The cap ends it without a pass; the next block catches up.
-        assert max(sizes) == 2
-        assert num_tokens <= stats.num_completion_tokens
+    assert stats.draft_length_histogram[num_drawn] == stats.num_drafts == num_blocks
+    assert stats.num_draft_passes == stats.num_draft_row_steps == num_steps * num_blocks
+    assert stats.num_empty_draft_steps == stats.num_discarded == (num_steps - num_drawn) * num_blocks
+    # Nothing that the cap or the draw ends has run its last token: the next block catches up.
+    expected = {1: (num_steps - 1) * num_blocks + 1, 2: num_blocks - 1}
+    if num_drawn < num_steps:
+        expected = {1: num_steps * num_blocks}
+    assert stats.num_draft_passes_per_size == expected
 
 
 def estimates_from_scratch(

@@ -36,10 +36,12 @@ def asked(
     chances: Sequence[float] | None = None,
     top_chances: Sequence[float] | None = None,
     estimates: Sequence[float] | None = None,
+    earlier: Sequence[float] | None = None,
     chains: Sequence[int] | None = None,
 ) -> list[bool]:
     """The answer for every row. What is not given of the features is not a number: a policy that looks at it
-    stops. ``estimates`` are a trained head's; ``chains`` by default the rows' numbers."""
+    stops. ``estimates`` are a trained head's of the last token, ``earlier`` of the one before it; ``chains``
+    by default the rows' numbers."""
     num_rows = len(histories_RH)
     nothing = np.full(num_rows, np.nan)
     given = [nothing if x is None else np.array(x) for x in (entropies, chances, top_chances)]
@@ -52,6 +54,7 @@ def asked(
         histories_RH=histories_RH,
         num_drafted=num_drafted,
         features=features if num_drafted and (policy.uses_features or estimates is not None) else None,
+        earlier_estimates_R=None if earlier is None else np.array(earlier),
         reach_R=np.ones(num_rows),
         round=RoundContext(num_rows=num_rows, num_pass_tokens=num_rows, is_ahead=False),
     )
