@@ -138,7 +138,8 @@ TOTALS = {
     "mean_acceptance_length": "tokens per speculative step, 1 + accepted / steps",
     "draft_acceptance_rate": "share of the proposed draft tokens that were accepted",
     "num_trusted_tokens": "accepted tokens that a lossy run committed unverified",
-    "discard_rate": "discarded draft tokens per completion token (SpecDec++)",
+    "discard_rate": "discarded draft tokens, and draft passes of a sequence without a token, per completion "
+    "token (SpecDec++)",
     "messages_per_round": "messages between the target's rank 0 and the draft, per round",
     "message_bytes_per_round": "bytes of these messages, per round",
     "target_message_bytes_per_pass": "bytes of messages between the target's ranks, per target pass",

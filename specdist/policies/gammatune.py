@@ -6,6 +6,10 @@ Algorithm 1, with A accepted tokens of the sequence's last block:
     w <- min(γ_max, max(γ_min, (1 - η) w + η A))
     γ <- ceil(w)
 
+The paper has this twice, and not alike. These lines are the prose of section 4.1, where "an augmentation
+heuristic increases A". Line 2 of its Algorithm 1, as printed, puts A + δ into γ, which line 5 overwrites with
+ceil(w): the bonus is lost, w never exceeds γ, and a length can only fall. ``length_bonus`` 0 is that reading.
+
 A block may be shorter than γ, at a sequence's end or where the draft does not work so far ahead. Then "all of
 the block" means the drafted tokens, as in transformers' heuristic.
 """

@@ -1,5 +1,10 @@
 """GammaTune+ (Gautam, Shrestha, Reddy 2025, section 4.2): GammaTune that also stops inside a block, where the
-draft's likeliest token is unlikely."""
+draft's likeliest token is unlikely.
+
+A block that τ has stopped at A tokens, all of them accepted, earns the bonus like any other that was
+accepted whole: w moves towards A + δ, which may be less than γ. By the letter of A = γ it would earn nothing,
+and w would move towards A; the paper does not say which.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pareto fronts of verification rate against discard rate (SpecDec++, Huang et al. 2024, section 2)."""
+"""Pareto fronts of verification rate against discard rate (SpecDec++, Huang et al. 2024, section 5.1)."""
 
 from __future__ import annotations
 

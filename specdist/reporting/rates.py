@@ -1,7 +1,7 @@
 """Verification rate against discard rate: the run, the bound of all policies, and other policies.
 
 Both are per completion token: target passes of a sequence, and draft tokens that were discarded (SpecDec++,
-Huang et al. 2024, section 2). Lower is better.
+Huang et al. 2024, section 5.1). Lower is better.
 
 B blocks.
 """

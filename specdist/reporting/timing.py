@@ -26,8 +26,9 @@ ABOUT_OPERATIONS = (
 )
 ABOUT_VERIFIER = (
     "The verifier's figures follow from how often it passed acceptable and other tokens, according to the "
-    "trace. The distance of a lossy run's distribution from the target's is f TV(P, Q): the probability that "
-    "an unacceptable token passed, times the distance of the two models."
+    "trace. The distance of a lossy run's distribution from the target's is the mean of 1 - min(1, P/Q) over "
+    "the tokens, 0 where one did not pass (measured); Theorem 1 has f TV(P, Q) for it, the probability that "
+    "a token with Q > P passed, times the distance of the two models (predicted)."
 )
 
 

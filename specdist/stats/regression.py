@@ -1,4 +1,5 @@
-"""The least-squares fit T = t_draft N_draft + t_target N_target (SpecDec++ §2), from integers that add up."""
+"""The least-squares fit T = t_draft N_draft + t_target N_target (SpecDec++, sections 3.2 and 5.2), from
+integers that add up."""
 
 from __future__ import annotations
 

@@ -137,9 +137,11 @@ def _discard_rate(stats: Stats, acceptance: float, tokens: float) -> float | Non
     """Discarded tokens per token of the completions.
 
     Tokens drafted ahead are all lost if a candidate before them or the first of them is rejected; their mean
-    number is then as measured. All branches except the chosen one are lost anyway.
+    number is then as measured. All branches except the chosen one are lost anyway, and so are passes without
+    a token.
     """
-    num_discarded = stats.num_draft_tokens - (tokens - stats.num_row_steps) + stats.num_branch_tokens
+    num_discarded = stats.num_draft_tokens - (tokens - stats.num_row_steps)
+    num_discarded += stats.num_branch_tokens + stats.num_empty_draft_steps
     num_lost = stats.num_ahead_chains - stats.num_ahead_hits
     if num_lost and stats.num_row_steps:
         lost_length = (stats.num_ahead_tokens - stats.num_ahead_hits) / num_lost

@@ -418,18 +418,25 @@ ENGINE_FAULTS = (
         tests=(IN_TURNS,),
     ),
     Mutant(
-        name="candidates-of-ended-sequences-not-drafted",
-        file="engine/stats_recorder.py",
-        old="num_draft_tokens += block.num_candidates",
-        new="num_draft_tokens += 0",
-        tests=("tests/engine/test_stats_recorder.py",),
-    ),
-    Mutant(
         name="specdecpp-carries-blocks-estimates-into-next",
         file="policies/specdecpp.py",
         old="        self._survival[draft_slots_R] = 1.0\n",
         new="",
         tests=(HEAD_POLICIES,),
+    ),
+    Mutant(
+        name="distance-of-tokens-that-did-not-pass",
+        file="theory/sprinter.py",
+        old="(passes_N * (1 - acceptances_N)).mean()",
+        new="(~passes_N * (1 - acceptances_N)).mean()",
+        tests=("tests/theory/test_sprinter.py",),
+    ),
+    Mutant(
+        name="theorem-1-with-another-ratio",
+        file="theory/sprinter.py",
+        old="passes_N[acceptances_N < 1 - 1e-6].mean()",
+        new="passes_N[~is_acceptable_N].mean()",
+        tests=("tests/theory/test_sprinter.py",),
     ),
     Mutant(
         name="sprinter-stops-where-verifier-sure",

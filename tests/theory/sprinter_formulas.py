@@ -1,4 +1,7 @@
-"""SPRINTER's theorems: what the engine and the policy are compared with."""
+"""SPRINTER's theorems: what the engine and the policy are compared with.
+
+The papers' fractions (1 - t^r) / (1 - t) are written as the sums that they stand for: t may be 1, f may not.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,13 @@ def sprinter_run_length(*, num_acceptable: int, true_positive: float, false_posi
     The next r = ``num_acceptable`` tokens of the draft are acceptable (Q <= P), those after them are not.
     The verifier lets an acceptable one pass with probability t and another one with f, independently.
     """
-    t, f, r = true_positive, false_positive, num_acceptable
-    return (t - t**r) / (1 - t) + t**r / (1 - f)
+    num_steps = sprinter_stopping_time(
+        num_acceptable=num_acceptable,
+        true_positive=true_positive,
+        false_positive=false_positive,
+        t_draft=1.0,
+    )
+    return num_steps - 1
 
 
 def sprinter_stopping_time(
@@ -20,7 +28,7 @@ def sprinter_stopping_time(
     """Expected time of the draft's steps up to the verifier's first doubt, that token's included:
     t_draft ((1 - t^r)/(1 - t) + t^r/(1 - f)) (SPRINTER, Theorem 3), as :func:`sprinter_run_length` has it."""
     t, f, r = true_positive, false_positive, num_acceptable
-    return t_draft * ((1 - t**r) / (1 - t) + t**r / (1 - f))
+    return t_draft * (sum(t**k for k in range(r)) + t**r / (1 - f))
 
 
 def sprinter_acceptance(false_positive: float, distance: float) -> float:

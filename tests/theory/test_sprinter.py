@@ -76,6 +76,43 @@ def test_what_trusting_saves_and_what_it_costs() -> None:
     assert figures["distance"].predicted == pytest.approx(0.3 * (1 - 0.7))
 
 
+@pytest.mark.parametrize("max_ratio", [1.0, 4.0])
+def test_the_distance_is_that_of_the_mechanism(max_ratio: float) -> None:
+    """After one prefix, with a verifier that knows more than whether a token is acceptable; whatever the
+    ratio that it was trained for."""
+    rng = np.random.default_rng(3)
+    target_V, draft_V = rng.dirichlet(np.ones(8), size=2)
+    acceptance_V, passes_V = np.minimum(1, target_V / draft_V), rng.random(8)
+    trusted_V = draft_V * passes_V
+    kept_V = (draft_V - trusted_V) * acceptance_V
+    residual_V = np.maximum(0, target_V - draft_V)
+    output_V = trusted_V + kept_V + (1 - (trusted_V + kept_V).sum()) * residual_V / residual_V.sum()
+    drawn_N = rng.choice(8, size=200_000, p=draft_V)
+    rates = verifier_rates(
+        acceptance_V[drawn_N],
+        np.where(rng.random(len(drawn_N)) < passes_V[drawn_N], 0.9, 0.1),
+        max_ratio=max_ratio,
+        threshold=THRESHOLD,
+    )
+    assert rates is not None
+    figures = verifier_figures(
+        rates, drawn_run(rng, 10, is_exact=False), max_draft_tokens=CAP, is_exact=False
+    )
+    measured = figures["distance"].measured
+    assert measured == pytest.approx(np.abs(output_V - target_V).sum() / 2, rel=0.02)
+    # Theorem 1 has the mean of f over these tokens in place of every token's own.
+    excess_V = draft_V * (draft_V > target_V)
+    expected = (excess_V @ passes_V) / excess_V.sum() * (draft_V @ (1 - acceptance_V))
+    assert figures["distance"].predicted == pytest.approx(expected, rel=0.02)
+    assert abs(expected / measured - 1) > 0.05
+
+
 def known_rates() -> VerifierRates:
     doubted = 0.6 * 0.1 + 0.4 * 0.7
-    return VerifierRates(**RATES, acceptance=0.7, doubted_acceptance=(0.6 * 0.1 + 0.4 * 0.7 * 0.25) / doubted)
+    return VerifierRates(
+        **RATES,
+        acceptance=0.7,
+        doubted_acceptance=(0.6 * 0.1 + 0.4 * 0.7 * 0.25) / doubted,
+        false_positive_at_one=RATES["false_positive"],
+        passed_excess=0.4 * 0.3 * 0.75,
+    )
