@@ -31,6 +31,7 @@ LAYERS = [
     {"api"},
     {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
     {"planning", "reporting"},
+    {"emulation"},
     {"cli"},
 ]
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}

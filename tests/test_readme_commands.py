@@ -57,6 +57,11 @@ ELSEWHERE = {
         ["tests/slurm/test_run.py::test_an_array_through_everything_that_a_cluster_does",
          "tests/slurm/test_run.py::test_replicas_on_several_nodes_and_several_on_one"],
     ),
+    "--emulate": (
+        "measures for minutes",
+        ["tests/emulation/test_modes.py::test_the_last_line_is_json_with_every_case",
+         "tests/emulation/test_modes.py::test_every_mode_emits_the_targets_own_tokens"],
+    ),
     "jobs/evaluate.py": (
         "wants prompts with answers",
         ["tests/evaluation/test_readme.py::test_every_command_of_the_section_runs",

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -42,9 +42,32 @@ END_S = 10
 logger = logging.getLogger(__name__)
 
 
+class RankServer(Protocol):
+    """What runs in the process: :class:`DraftRank` calls these methods, and others by their names."""
+
+    def build(self, order: Any) -> None: ...
+
+    def serve(self) -> None: ...
+
+
+class RankSource(Protocol):
+    """All that the process is given; ``remedy`` ends the message of its death."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def remedy(self) -> str: ...
+
+    def open(self) -> RankServer: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftSource:
-    """All that the process is given: model, device and assembly. ``num_threads`` are torch's on a CPU;
+    """A model that is loaded: model, device and assembly. ``num_threads`` are torch's on a CPU;
     ``num_context_tokens`` is the context length at which steps are timed."""
 
     checkpoint: str
@@ -56,6 +79,10 @@ class DraftSource:
     num_threads: int
     num_context_tokens: int
     assembly: Assembly
+    remedy: str = "free some memory, or use --placements colocated"
+
+    def open(self) -> _Server:
+        return _Server(self)
 
 
 class DraftRank:
@@ -64,7 +91,7 @@ class DraftRank:
     Every method raises :class:`UserError` when the process has ended.
     """
 
-    def __init__(self, source: DraftSource, target_device: torch.device) -> None:
+    def __init__(self, source: RankSource, target_device: torch.device) -> None:
         self._folder = tempfile.TemporaryDirectory()
         rendezvous = Path(self._folder.name, "rendezvous").as_uri()
         # Not a fork of this process, which threads of torch and CUDA do not survive, but of a server process
@@ -78,6 +105,7 @@ class DraftRank:
         self._process.start()
         theirs.close()
         self.num_threads = source.num_threads
+        self._remedy = source.remedy
         try:
             self._receive()
             join_world(_topology(RANK_ZERO, target_device), rendezvous)
@@ -97,14 +125,17 @@ class DraftRank:
 
     def measure(self, num_slots: int, *, uses_features: bool) -> Curve:
         """Time draft steps of up to ``num_slots`` rows with the most branches."""
-        self._send("measure", num_slots, uses_features)
-        curve: Curve = self._receive()
+        curve: Curve = self.call("measure", num_slots, uses_features)
         return curve
 
-    def build(self, order: DraftOrder) -> None:
+    def build(self, order: Any) -> None:
         """Build the draft for one engine, which must then run."""
-        self._send("build", order)
-        self._receive()
+        self.call("build", order)
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a method of the :class:`RankServer`."""
+        self._send(method, *arguments)
+        return self._receive()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[Proposer]:
@@ -121,7 +152,7 @@ class DraftRank:
             self._raise_death()
 
     def _send(self, method: str, *arguments: object) -> None:
-        """Call a method of the :class:`_Server`; receive its result next."""
+        """Call a method of the server; receive its result next."""
         try:
             self._pipe.send((method, *arguments))
         except OSError:
@@ -139,8 +170,8 @@ class DraftRank:
         self._process.join(END_S)
         raise UserError(
             f"the draft's process has ended with exit code {self._process.exitcode}, so nothing more can be "
-            "measured with --placements separate; -9 means that it was killed, often because memory ran "
-            "out: free some, or use --placements colocated"
+            "measured with a draft in a process of its own; -9 means that it was killed, often because "
+            f"memory ran out: {self._remedy}"
         )
 
     def _raise_death(self) -> NoReturn:
@@ -173,10 +204,10 @@ def _topology(rank: int, device: torch.device) -> Topology:
     return Topology(rank=rank, world_size=2, tp_size=1, uses_draft=True, device=device)
 
 
-def _run_rank(pipe: Connection, source: DraftSource, rendezvous: str) -> None:
+def _run_rank(pipe: Connection, source: RankSource, rendezvous: str) -> None:
     """Main function of the process, which ends with the pipe."""
     try:
-        server = _Server(source)
+        server = source.open()
         pipe.send(None)
         join_world(_topology(DRAFT_RANK, source.device), rendezvous)
         while (call := pipe.recv()) is not None:

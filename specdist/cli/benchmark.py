@@ -11,6 +11,7 @@ from pathlib import Path
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.cli.ending import log_to_stderr, tells_mistakes
 from specdist.config.arguments import parse_arguments
+from specdist.emulation.config import EmulationConfig
 
 
 @tells_mistakes
@@ -18,6 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The last line on stdout is a JSON document."""
     arguments = sys.argv[1:] if arguments is None else arguments
     log_to_stderr()
+    command = shlex.join(["python", "jobs/benchmark.py", *arguments])
+    if any(word.partition("=")[0] == "--emulate" for word in arguments):
+        return _emulate(parse_arguments(EmulationConfig, arguments), command)
     config = parse_arguments(BenchmarkConfig, arguments)
 
     from specdist.benchmark.profile import profile_report, run_profile
@@ -29,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         update_readme(Path(config.update_readme), results, is_brief=config.brief)
         print(json.dumps({"updated": config.update_readme}))
         return 0
-    command = shlex.join(["python", "jobs/benchmark.py", *arguments])
     if config.profile is not None:
         profile = run_profile(config, command)
         print(profile_report(profile), f"\ntraces and numbers: {config.profile}\n", sep="\n")
@@ -38,4 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = run_benchmark(config, command)
     print(console_report(result), f"\nall of it: {config.output}\n", sep="\n")
     print(json.dumps(summary(result)))
+    return 0
+
+
+def _emulate(config: EmulationConfig, command: str) -> int:
+    from specdist.emulation.run import run_emulation
+
+    result = run_emulation(config, command)
+    print(result.report(), "", sep="\n")
+    print(json.dumps(result.summary()))
     return 0

@@ -14,11 +14,11 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from specdist.engine.draft_loop import DraftBatch, DraftLoop, at_depth
 from specdist.engine.draft_steps import DrawnTokens, Step, columns_of, tokens_of
+from specdist.models.staging import Event
 
 # Steps beyond the last one whose tokens the policy has seen. One is enough to keep the device at work. With
 # as many as a block may have, the host waits once, but a round costs the steps of the longest block possible.
@@ -31,13 +31,12 @@ class _Coming(NamedTuple):
     step: Step
     depth: int
     columns: Tensor
-    arrived: torch.cuda.Event
+    arrived: Event
 
     @staticmethod
-    def of(step: Step, depth: int) -> _Coming:
+    def of(step: Step, depth: int, arrived: Event) -> _Coming:
         # Torch takes pinned memory for a copy that does not block.
         columns = columns_of([step]).to("cpu", non_blocking=True)
-        arrived = torch.cuda.Event()
         arrived.record()
         return _Coming(step, depth, columns, arrived)
 
@@ -74,7 +73,7 @@ class LookaheadDraftLoop(DraftLoop):
                 num_computed_R[active_A] = positions_A
                 places = draft_slots_R[active_A], positions_A
                 last = self._draw(logits_AV, active_A, places, at_depth(uniforms_DR, depth, active_A))
-                coming.append(_Coming.of(last, depth))
+                coming.append(_Coming.of(last, depth, self._runner.new_event()))
             elif coming:
                 coming[-1].arrived.synchronize()
             while coming and goes_on_R.any() and (len(coming) > NUM_STEPS_AHEAD or not len(active_A)):

@@ -149,7 +149,7 @@ class DraftLoop:
                 are_read=isinstance(policy, HeadPolicy),
             )
         # Nothing is drafted after a stop token. Only on a host can that be checked after every step for free.
-        self._watches_stops = runner.device.type == "cpu"
+        self._watches_stops = not runner.is_asynchronous
         self.pass_counts = PassCounts(has_head=runner.has_head)
         self._has_warned = False
 

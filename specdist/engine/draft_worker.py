@@ -69,7 +69,7 @@ class DraftWorker:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._histories = Histories(policy, num_slots)
         # On a device the policy's answers may come a step late; on a host that would cost a step.
-        new_draft_loop = DraftLoop if runner.device.type == "cpu" else LookaheadDraftLoop
+        new_draft_loop = LookaheadDraftLoop if runner.is_asynchronous else DraftLoop
         self._draft_loop = new_draft_loop(
             runner,
             policy,

@@ -90,6 +90,7 @@ class MarkovRunner:
     """What the engine uses of a :class:`specdist.models.runner.ModelRunner`."""
 
     device = CPU
+    is_asynchronous = False
 
     def __init__(self, model: MarkovModel, *, ids: range | None = None, has_head: bool = False) -> None:
         """``ids``: the slice of the vocabulary whose logits it gives, by default all."""

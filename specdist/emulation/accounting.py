@@ -1,0 +1,104 @@
+"""Where the time of emulated rounds went: what the devices needed, and what the host added.
+
+A *round* lasts from the beginning of one target pass to that of the next. Without any host it would last as
+long as its passes: in turns, as long as any of the two devices works; with a draft that works ahead, as long
+as the busier of the two. The rest is *exposed* host time: Python, messages and files for which a device that
+the round needs stood still. Host time in which such a device worked is *hidden*.
+
+R rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.emulation.sides import SideLog
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Milliseconds per round of one side's host: exposed, and hidden behind the devices' work."""
+
+    exposed_ms: float
+    hidden_ms: float
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Of R steady rounds: their length and what of it no device accounts for, in nanoseconds; and the host
+    time of each side."""
+
+    lengths_R: np.ndarray
+    exposed_R: np.ndarray
+    target: HostTime
+    draft: HostTime | None
+
+    @property
+    def seconds(self) -> float:
+        return float(self.lengths_R.sum()) / 1e9
+
+    @property
+    def exposed_share(self) -> float:
+        return float(self.exposed_R.sum() / self.lengths_R.sum())
+
+
+def round_times(
+    edges_R1: np.ndarray, target: SideLog, draft: SideLog | None, *, works_ahead: bool
+) -> RoundTimes:
+    """The times of the rounds between these moments, which are the beginnings of target passes.
+
+    A moment at which no device works is the draft's while it answers a request, else the target's. What is
+    exposed beyond that, because the busier device stood still while the other one worked, is that device's.
+
+    Args:
+        draft: of a rank of its own; None for a draft on the target's device, or none.
+    """
+    lengths_R = np.diff(edges_R1)
+    busy_R = np.diff(busy_until(target.passes_P2, edges_R1))
+    draft_busy_R = np.zeros(len(lengths_R), np.int64)
+    passes_P2 = target.passes_P2
+    if draft is not None:
+        draft_busy_R = np.diff(busy_until(draft.passes_P2, edges_R1))
+        passes_P2 = np.concatenate([passes_P2, draft.passes_P2])
+    none_busy_R = lengths_R - np.diff(busy_until(passes_P2, edges_R1))
+    exposed_R = lengths_R - np.maximum(busy_R, draft_busy_R) if works_ahead else none_busy_R
+    waits_for_draft_R = draft_busy_R > busy_R
+    others_R = exposed_R - none_busy_R
+    exposed_by_draft = float(others_R[waits_for_draft_R].sum())
+    if draft is not None:
+        spans_S2 = np.clip(draft.spans_S2, edges_R1[0], edges_R1[-1])
+        busy_S = np.diff(busy_until(passes_P2, spans_S2.ravel()).reshape(-1, 2), axis=1)[:, 0]
+        exposed_by_draft += float((np.diff(spans_S2, axis=1)[:, 0] - busy_S).sum())
+    num_rounds = len(lengths_R)
+    exposed_by_target = float(exposed_R.sum()) - exposed_by_draft
+    return RoundTimes(
+        lengths_R,
+        exposed_R,
+        _host_time(target, edges_R1, exposed_by_target, num_rounds),
+        None if draft is None else _host_time(draft, edges_R1, exposed_by_draft, num_rounds),
+    )
+
+
+def _host_time(side: SideLog, edges_R1: np.ndarray, exposed: float, num_rounds: int) -> HostTime:
+    moments_M, used_M = side.marks_M2.T
+    begin, end = np.interp(edges_R1[[0, -1]], moments_M, used_M)
+    hidden = max(0.0, float(end - begin) - exposed)
+    return HostTime(exposed / num_rounds / 1e6, hidden / num_rounds / 1e6)
+
+
+def busy_until(intervals_P2: np.ndarray, moments_M: np.ndarray) -> np.ndarray:
+    """int64 [M]: nanoseconds before each moment that lie in at least one of the intervals."""
+    if not len(intervals_P2):
+        return np.zeros(len(moments_M), np.int64)
+    ordered_P2 = intervals_P2[np.argsort(intervals_P2[:, 0], kind="stable")]
+    # What earlier intervals have covered already is cut off.
+    covered_P = np.maximum.accumulate(np.r_[ordered_P2[0, 0], ordered_P2[:-1, 1]])
+    begins_P = np.maximum(ordered_P2[:, 0], covered_P)
+    ends_P = np.maximum(ordered_P2[:, 1], begins_P)
+    sums_P = np.r_[0, np.cumsum(ends_P - begins_P)]
+    index_M = np.searchsorted(begins_P, moments_M, side="right")
+    last_M = np.maximum(index_M - 1, 0)
+    unfinished_M = np.where(index_M > 0, np.maximum(ends_P[last_M] - moments_M, 0), 0)
+    return np.asarray(sums_P[index_M] - unfinished_M)

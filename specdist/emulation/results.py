@@ -1,0 +1,155 @@
+"""The result of an emulation, as JSON and as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdist.emulation.accounting import HostTime
+from specdist.emulation.config import TARGET_ONLY
+from specdist.emulation.session import Run
+from specdist.planning.simulate import Mode
+from specdist.utils.table import Table, decimals
+
+# More slow passes than this make a result one of this machine, not of the emulated GPU.
+FEW_SLOW = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One batch size, mode and policy.
+
+    Attributes:
+        tokens_per_s: of the steady rounds, with the host.
+        ideal_tokens_per_s: the same tokens in the time that the rounds' passes need by the planner, without
+            any host: see :mod:`specdist.emulation.accounting`.
+        planned_tokens_per_s: what the planner's closed form predicts without any host; None for a policy
+            whose lengths are not fixed.
+        exposed_host_share: of the rounds' time.
+        round_ms, tokens_per_round: means; the tokens are those of one sequence.
+        slow_share: passes for which this machine took longer than the emulated GPU.
+    """
+
+    batch_size: int
+    mode: Mode
+    policy: str
+    num_gpus: int
+    num_rounds: int
+    num_ahead_tokens: int
+    num_branches: int
+    tokens_per_s: float
+    ideal_tokens_per_s: float
+    planned_tokens_per_s: float | None
+    exposed_host_share: float
+    round_ms: float
+    tokens_per_round: float
+    target_host: HostTime
+    draft_host: HostTime | None
+    slow_share: float
+
+    @staticmethod
+    def of(run: Run, *, batch_size: int, **about: Any) -> Outcome:
+        times, num_rounds = run.times, len(run.times.lengths_R)
+        logs = [log for log in (run.target, run.draft) if log is not None]
+        share = times.exposed_share
+        return Outcome(
+            batch_size=batch_size,
+            num_rounds=num_rounds,
+            tokens_per_s=run.num_tokens / times.seconds,
+            ideal_tokens_per_s=run.num_tokens / (times.seconds * (1 - share)),
+            exposed_host_share=share,
+            round_ms=times.seconds / num_rounds * 1e3,
+            tokens_per_round=run.num_tokens / num_rounds / batch_size,
+            target_host=times.target,
+            draft_host=times.draft,
+            slow_share=sum(log.num_slow for log in logs) / sum(len(log.passes_P2) for log in logs),
+            **about,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulationResult:
+    """``settings`` are all options."""
+
+    command: str
+    date: str
+    settings: dict[str, Any]
+    outcomes: Sequence[Outcome]
+
+    def speedup_per_device(self, outcome: Outcome) -> float:
+        """Tokens per second and GPU, over those of the target alone at this batch size."""
+        alone = next(
+            one for one in self.outcomes if one.mode == TARGET_ONLY and one.batch_size == outcome.batch_size
+        )
+        return (outcome.tokens_per_s / outcome.num_gpus) / (alone.tokens_per_s / alone.num_gpus)
+
+    def to_json(self) -> dict[str, Any]:
+        outcomes = [
+            {**dataclasses.asdict(one), "speedup_per_device": self.speedup_per_device(one)}
+            for one in self.outcomes
+        ]
+        return {**vars(self), "outcomes": outcomes}
+
+    def summary(self) -> dict[str, Any]:
+        """The job's last line."""
+        return {
+            "gpu": self.settings["emulate"],
+            "target": self.settings["target"],
+            "draft": self.settings["draft"],
+            "results": [
+                {
+                    "batch_size": one.batch_size,
+                    "mode": one.mode,
+                    "policy": one.policy,
+                    "tokens_per_s": round(one.tokens_per_s, 2),
+                    "ideal_tokens_per_s": round(one.ideal_tokens_per_s, 2),
+                    "exposed_host_share": round(one.exposed_host_share, 4),
+                    "speedup_per_device": round(self.speedup_per_device(one), 4),
+                    "slow_share": round(one.slow_share, 4),
+                }
+                for one in self.outcomes
+            ],
+        }
+
+    def report(self, render: Callable[[Table], str] = Table.console) -> str:
+        """The table, and what it means."""
+        return "\n\n".join([render(Table.of(list(self._rows()), num_names=3)), *self._remarks()])
+
+    def _rows(self) -> Iterator[dict[str, str | int | None]]:
+        for one in self.outcomes:
+            draft = one.draft_host
+            ahead = f", {one.num_branches} branches" * (one.num_branches > 0)
+            yield {
+                "batch": one.batch_size,
+                "mode": f"{one.mode.removesuffix('branches') or 'ahead'}{ahead}".strip(),
+                "policy": one.policy,
+                "tokens/s": f"{one.tokens_per_s:,.0f}",
+                "ideal": f"{one.ideal_tokens_per_s:,.0f}",
+                "planned": None if one.planned_tokens_per_s is None else f"{one.planned_tokens_per_s:,.0f}",
+                "x per GPU": decimals(self.speedup_per_device(one)),
+                "tokens/round": decimals(one.tokens_per_round),
+                "round ms": decimals(one.round_ms, 1),
+                "host exposed": f"{one.exposed_host_share:.1%}",
+                "target exposed ms": decimals(one.target_host.exposed_ms),
+                "hidden ms": decimals(one.target_host.hidden_ms),
+                "draft exposed ms": decimals(None if draft is None else draft.exposed_ms),
+                "draft hidden ms": decimals(None if draft is None else draft.hidden_ms),
+                "slow passes": f"{one.slow_share:.1%}",
+            }
+
+    def _remarks(self) -> list[str]:
+        remarks = [
+            "ideal: the same tokens without any host time; planned: the closed form of jobs/plan.py without "
+            "any host time; x per GPU: over the target alone; exposed: host time for which a GPU that the "
+            "round needs stands still; hidden: host time while it works."
+        ]
+        slow = [one for one in self.outcomes if one.slow_share > FEW_SLOW]
+        if slow:
+            remarks.append(
+                f"In {len(slow)} of {len(self.outcomes)} cases this machine took longer than the emulated "
+                f"GPU for more than {FEW_SLOW:.0%} of the passes: their host time is partly the table's. Use "
+                "a smaller --vocab_size or batch."
+            )
+        return remarks

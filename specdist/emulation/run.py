@@ -1,0 +1,227 @@
+"""The emulation from its options to its result."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specdist.benchmark.draft_rank import DraftRank, torch_threads
+from specdist.data.files import write_json
+from specdist.data.heartbeat import now_utc
+from specdist.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from specdist.emulation.markov import PairSettings, markov_pair
+from specdist.emulation.results import EmulationResult, Outcome
+from specdist.emulation.session import Replica, Run, steady_requests
+from specdist.emulation.sides import DraftSide, EmulatedOrder
+from specdist.engine.assembly import PAGE_SIZE, Assembly
+from specdist.engine.draft_ahead import DraftAhead
+from specdist.engine.limits import SchedulerSettings
+from specdist.engine.request import Completion
+from specdist.engine.sequence import StopRules
+from specdist.job.costs import plan_ahead
+from specdist.planning.advise import OWN_GPU
+from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
+from specdist.planning.hardware import find_gpu
+from specdist.planning.job import open_model
+from specdist.planning.roofline import Placement, roofline_costs
+from specdist.planning.simulate import (
+    PREFILL_CHUNK_TOKENS,
+    Mode,
+    ReplicaCosts,
+    Settings,
+    predict,
+)
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import BRANCH_COUNTS
+from specdist.policies.registry import needs_costs
+from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.formulas import caught_share
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to measure."""
+
+    batch_size: int
+    mode: Mode
+    choice: PolicyChoice
+
+    @property
+    def has_own_gpu(self) -> bool:
+        return self.mode in OWN_GPU
+
+
+class Emulation:
+    """A pair of models on a GPU that is not there."""
+
+    def __init__(self, config: EmulationConfig) -> None:
+        """Raises :class:`UserError` for models or a GPU that cannot be used."""
+        self._config = config
+        target, dtype = open_model("--target", config.target, config.dtype)
+        draft, _ = open_model("--draft", config.draft, config.dtype)
+        gpu = find_gpu(config.emulate, dtype)
+        context_tokens = config.prompt_tokens + config.output_tokens / 2
+        self.target = Placement(
+            model=target, gpu=gpu, tp_size=config.tp_size, context_tokens=context_tokens, counts=TARGET_PASS
+        )
+        self.draft = Placement(model=draft, gpu=gpu, context_tokens=context_tokens, counts=DRAFT_PASS)
+        self.pair = PairSettings(
+            vocab_size=config.vocab_size,
+            acceptance=config.acceptance,
+            variation=config.variation,
+            stretch_tokens=config.stretch_tokens,
+            temperature=config.temperature,
+            seed=config.seed,
+        )
+
+    def cases(self) -> Iterator[Case]:
+        config = self._config
+        modes = [MODE_OPTIONS[name] for name in config.modes or []]
+        for batch_size in config.batch_sizes or []:
+            yield Case(batch_size=batch_size, mode=TARGET_ONLY, choice=PolicyChoice())
+            for mode in modes:
+                for choice in config.choices if mode != TARGET_ONLY else []:
+                    yield Case(batch_size=batch_size, mode=mode, choice=choice)
+
+    def costs(self, case: Case) -> ReplicaCosts:
+        """The planner's, with nothing for the host."""
+        most = case.batch_size * (case.choice.max_draft_tokens + 1) + PREFILL_CHUNK_TOKENS
+        costs = roofline_costs(
+            self.target,
+            self.draft,
+            num_rows=case.batch_size,
+            most_tokens=most,
+            most_draft_rows=case.batch_size * (1 + BRANCH_COUNTS[-1]),
+        )
+        return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
+
+    def order(self, case: Case) -> EmulatedOrder:
+        """The assembly as the main job would make it from these costs."""
+        config, choice, num_slots = self._config, case.choice, case.batch_size
+        costs = self.costs(case).passes
+        ahead = DraftAhead()
+        if case.mode in ("ahead", "branches"):
+            sizes = {"num_rows": num_slots, "max_draft_tokens": choice.max_draft_tokens}
+            count = config.num_branches if case.mode == "branches" else 0
+            ahead = plan_ahead(costs, **sizes, num_branches=count)
+            if case.mode == "branches" and not ahead.num_branches:
+                ahead = plan_ahead(costs, **sizes, num_branches=1)
+        block = choice.max_draft_tokens + 1
+        max_seq_len = config.prompt_tokens + config.output_tokens
+        row_pages = -(-(max_seq_len + block + ahead.num_tokens) // PAGE_SIZE) + 1
+        assembly = Assembly(
+            settings=SamplingSettings(temperature=config.temperature),
+            vocab_size=config.vocab_size,
+            stop_rules=StopRules(str),
+            scheduling=SchedulerSettings(
+                max_num_seqs=num_slots,
+                max_num_batched_tokens=max(PREFILL_CHUNK_TOKENS, 2 * num_slots * block),
+                max_draft_tokens=choice.max_draft_tokens,
+                num_ahead_tokens=ahead.num_tokens,
+                max_new_tokens=config.output_tokens,
+                max_seq_len=max_seq_len,
+                seed=config.seed,
+            ),
+            num_pages=(2 * num_slots + 1) * row_pages,
+            max_cache_len=max_seq_len + block + ahead.num_tokens,
+            ahead=ahead,
+        )
+        return EmulatedOrder(
+            assembly=assembly,
+            choice=choice,
+            costs=costs if needs_costs(choice.policy) else None,
+            num_full=num_slots,
+            prompt_tokens=config.prompt_tokens,
+            num_branch_slots=num_slots * max(1, ahead.num_branches),
+            max_branch_tokens=block,
+        )
+
+    def measure(
+        self,
+        replica: Replica,
+        case: Case,
+        on_completion: Callable[[Completion], None] = lambda completion: None,
+    ) -> tuple[Outcome, Run]:
+        config, order = self._config, self.order(case)
+        requests = steady_requests(
+            num_slots=case.batch_size,
+            prompt_tokens=config.prompt_tokens,
+            output_tokens=config.output_tokens,
+            vocab_size=config.vocab_size,
+            seed=config.seed,
+        )
+        run = replica.run(
+            order,
+            requests,
+            num_rounds=config.rounds,
+            on_own_rank=case.has_own_gpu,
+            on_completion=on_completion,
+        )
+        ahead = order.assembly.ahead
+        outcome = Outcome.of(
+            run,
+            batch_size=case.batch_size,
+            mode=case.mode,
+            policy=case.choice.label,
+            num_gpus=config.tp_size + case.has_own_gpu,
+            num_ahead_tokens=ahead.num_tokens,
+            num_branches=ahead.num_branches,
+            planned_tokens_per_s=self._planned(case, ahead),
+        )
+        return outcome, run
+
+    def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
+        """The planner's tokens per second without any host; None for lengths that are not fixed."""
+        config, choice = self._config, case.choice
+        if choice.policy not in ("fixed", "none"):
+            return None
+        settings = Settings(
+            mode=case.mode,
+            num_rows=case.batch_size,
+            num_draft_tokens=ahead.num_tokens - 1 if ahead.num_tokens else choice.max_draft_tokens,
+            acceptance=config.acceptance,
+            caught=caught_share(ahead.num_branches),
+        )
+        lengths = {"prompt_tokens": config.prompt_tokens, "output_tokens": config.output_tokens}
+        return predict(self.costs(case), settings, **lengths).tokens_per_s
+
+
+def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
+    """Measure every case, and write ``--output`` and ``--picture`` at the end.
+
+    Raises :class:`UserError` before anything is measured, and if the draft's own process dies.
+    """
+    emulation = Emulation(config)
+    cases = list(emulation.cases())
+    pair = markov_pair(emulation.pair)
+    outcomes: list[Outcome] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_threads(1))
+        rank = None
+        if any(case.has_own_gpu for case in cases):
+            side = DraftSide(pair=emulation.pair, placement=emulation.draft)
+            rank = stack.enter_context(DraftRank(side, torch.device("cpu")))
+        replica = Replica(pair, emulation.target, emulation.draft, rank)
+        for number, case in enumerate(cases, 1):
+            outcome, _ = emulation.measure(replica, case)
+            outcomes.append(outcome)
+            logger.info(
+                "%d of %d: batch %d, %s, %s: %.1f tokens/s, %.1f%% of the time host",
+                *(number, len(cases), case.batch_size, case.mode, case.choice.label),
+                *(outcome.tokens_per_s, 100 * outcome.exposed_host_share),
+            )
+    result = EmulationResult(
+        command=command, date=now_utc(), settings=dataclasses.asdict(config), outcomes=outcomes
+    )
+    if config.output is not None:
+        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
+        write_json(Path(config.output), result.to_json())
+    return result

@@ -1,0 +1,128 @@
+"""A model's runner without the model: the Markov table's logits, ready when the planner's time has gone by.
+
+What the engine does for a real one is done for this one: pages, branches, flat batches. What a device would
+do is not: there is no cache, since the table needs none.
+
+T flat tokens, N tokens whose logits are wanted, S segments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.cache.branch_pages import BranchPageTable
+from specdist.cache.pages import PageUpdates
+from specdist.emulation.device import EmulatedDevice, EmulatedEvent
+from specdist.emulation.markov import MarkovModel
+from specdist.models.flat import FlatBatch, Segments
+from specdist.planning.roofline import Placement
+from specdist.stats.regression import NS_PER_S
+
+# The planner is asked for mean context lengths that are multiples of this, so that its answers can be kept.
+CONTEXT_STEP = 16
+
+
+class Pace:
+    """The planner's time for a pass, at the mean context length of its sequences."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._known_ns = functools.cache(self._pass_ns)
+
+    def pass_ns(self, num_tokens: int, num_rows: int, context_tokens: float) -> int:
+        """Nanoseconds of a pass of ``num_tokens`` of ``num_rows`` sequences."""
+        return self._known_ns(num_tokens, num_rows, round(context_tokens / CONTEXT_STEP) * CONTEXT_STEP)
+
+    def _pass_ns(self, num_tokens: int, num_rows: int, context_tokens: int) -> int:
+        placement = dataclasses.replace(self._placement, context_tokens=context_tokens)
+        return round(placement.pass_s(num_tokens, num_rows) * NS_PER_S)
+
+
+class EmulatedRunner:
+    """What the engine uses of a :class:`specdist.models.runner.ModelRunner`.
+
+    Passes take no time until ``num_full`` slots have run as many tokens as a prompt has: a batch is filled at
+    no cost, and what is measured is its steady state.
+    """
+
+    device = torch.device("cpu")
+    is_asynchronous = True
+    has_head = head_uses_features = False
+
+    def __init__(self, model: MarkovModel, pace: Pace, device: EmulatedDevice) -> None:
+        self._model = model
+        self._pace = pace
+        self._queue = device
+        self._num_missing, self._prompt_tokens = 0, 0
+        self._is_full_R = np.zeros(0, bool)
+
+    @property
+    def is_full(self) -> bool:
+        """Passes take their time."""
+        return self._num_missing <= 0
+
+    def fill(self, num_full: int, prompt_tokens: int) -> None:
+        """From now on passes take no time, until so many slots have run a prompt of this length."""
+        self._num_missing, self._prompt_tokens = num_full, prompt_tokens
+        self._is_full_R = np.zeros(len(self._table.pages), bool)
+
+    def new_event(self) -> EmulatedEvent:
+        return self._queue.new_event()
+
+    def allocate(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        max_seq_len: int,
+        num_branch_slots: int = 0,
+        max_branch_tokens: int = 0,
+    ) -> None:
+        self._table = BranchPageTable(
+            num_slots=num_slots,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_seq_len=max_seq_len,
+            num_branch_slots=num_branch_slots,
+            max_branch_tokens=max_branch_tokens,
+        )
+
+    def update_pages(self, updates: PageUpdates) -> None:
+        self._table.pages[updates.slots, updates.indices] = updates.pages
+
+    def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
+        self._table.open(slots_B, branches_B, positions_B)
+
+    def adopt_branches(
+        self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
+    ) -> None:
+        self._table.adopt(branches_B, slots_B, begins_B, lengths_B)
+
+    def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
+        """Logits [N, V], which are there once the pass is over."""
+        segments = Segments.of(batch)
+        if self.is_full:
+            num_keys = float(segments.num_keys_S.mean())
+            self._queue.queue(self._pace.pass_ns(len(batch), len(segments.starts_S), num_keys))
+        else:
+            self._queue.queue(0)
+            self._note_prompts(batch, segments)
+        with self._queue.standing_in():
+            token_ids_T = batch.token_ids_T
+            if isinstance(token_ids_T, np.ndarray):
+                token_ids_T = torch.from_numpy(token_ids_T)
+            # Which tokens they are the device knows; nobody waits for it.
+            last_ids_N = token_ids_T.as_subclass(Tensor)[torch.as_tensor(logits_index, dtype=torch.int64)]
+            return self._queue.tensor(self._model.logits(last_ids_N))
+
+    def _note_prompts(self, batch: FlatBatch, segments: Segments) -> None:
+        slots_S = batch.slots_T[segments.starts_S][segments.num_keys_S >= self._prompt_tokens]
+        self._num_missing -= int((~self._is_full_R[slots_S]).sum())
+        self._is_full_R[slots_S] = True

@@ -1,0 +1,169 @@
+"""The emulated replica: one engine after another, each measured while its batch is full."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from specdist.benchmark.draft_rank import DraftRank
+from specdist.emulation.accounting import RoundTimes, round_times
+from specdist.emulation.device import EmulatedDevice
+from specdist.emulation.markov import MarkovPair
+from specdist.emulation.runner import EmulatedRunner, Pace
+from specdist.emulation.sides import (
+    EmulatedOrder,
+    ObservedTarget,
+    Recording,
+    SideLog,
+    new_draft,
+    timeline,
+)
+from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.engine import Engine
+from specdist.engine.interfaces import Proposer
+from specdist.engine.no_draft import NoDraft
+from specdist.engine.request import Completion, Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.models.runner import ModelRunner
+from specdist.planning.roofline import Placement
+
+# Rounds before the first that is measured, and after the last.
+NUM_WARMUPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one engine did in its steady rounds.
+
+    Attributes:
+        num_tokens: emitted in these rounds.
+        edges_R1: beginnings of their target passes, and of the next one, as in the logs.
+        times: see :func:`specdist.emulation.accounting.round_times`.
+    """
+
+    num_tokens: int
+    edges_R1: np.ndarray
+    times: RoundTimes
+    target: SideLog
+    draft: SideLog | None
+
+
+class Window:
+    """Stops the engine when enough rounds have been measured, and counts their tokens.
+
+    ``first_pass``: number of the target pass with which they begin. Rounds are counted by their passes: the
+    round in which a lone sequence ends with its next token has none.
+    """
+
+    def __init__(self, runner: EmulatedRunner, num_rounds: int) -> None:
+        self._runner = runner
+        self._num_rounds = num_rounds
+        self._num_before_full = 0
+        self._is_begun = self._is_over = False
+        self.num_finished_tokens = 0
+        self.first_pass = self.num_tokens = 0
+
+    def should_stop(self, engine: Engine, num_passes: int) -> bool:
+        """To be called before every round."""
+        if not self._runner.is_full:
+            self._num_before_full = num_passes
+        if not self._is_begun:
+            self._is_begun = num_passes >= self._num_before_full + NUM_WARMUPS
+            if self._is_begun:
+                self.first_pass, self.num_tokens = num_passes, -self._count(engine)
+            return False
+        num_measured = num_passes - self.first_pass
+        if num_measured >= self._num_rounds and not self._is_over:
+            self._is_over = True
+            self.num_tokens += self._count(engine)
+        # The pass of one more round ends the last one that is measured.
+        return num_measured > self._num_rounds
+
+    def _count(self, engine: Engine) -> int:
+        running = engine.scheduler.running
+        return self.num_finished_tokens + sum(sequence.num_completion_tokens for sequence in running)
+
+
+class Replica:
+    """The target's side of all engines; ``rank`` is that of a draft with a GPU of its own."""
+
+    def __init__(self, pair: MarkovPair, target: Placement, draft: Placement, rank: DraftRank | None) -> None:
+        self._device = EmulatedDevice()
+        self._target = EmulatedRunner(pair.target, Pace(target), self._device)
+        self._draft = EmulatedRunner(pair.draft, Pace(draft), self._device)
+        self._rank = rank
+
+    def run(
+        self,
+        order: EmulatedOrder,
+        requests: Iterator[Request],
+        *,
+        num_rounds: int,
+        on_own_rank: bool,
+        on_completion: Callable[[Completion], None] = lambda completion: None,
+        stats_recorder: StatsRecorder | None = None,
+    ) -> Run:
+        """Generate until so many rounds of a full batch have been measured, or until there are no requests.
+
+        Raises RuntimeError if there are too few of them.
+        """
+        device, assembly = self._device, order.assembly
+        device.forget()
+        recording = Recording(device)
+        assembly.allocate(cast(ModelRunner, self._target))
+        self._target.fill(order.num_full, order.prompt_tokens)
+        target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), recording, device)
+        window = Window(self._target, num_rounds)
+        with self._proposer(order, on_own_rank=on_own_rank) as proposer:
+            engine = assembly.engine(
+                requests,
+                target=target,
+                proposer=proposer,
+                stats_recorder=stats_recorder or StatsRecorder(),
+                clock=timeline("host", device),
+            )
+            for completion in engine.run(lambda: window.should_stop(engine, len(target.pass_numbers))):
+                window.num_finished_tokens += len(completion.token_ids)
+                on_completion(completion)
+        draft_log = self._rank.call("log") if self._rank is not None and on_own_rank else None
+        numbers = target.pass_numbers[window.first_pass : window.first_pass + num_rounds + 1]
+        if len(numbers) <= num_rounds:
+            raise RuntimeError("the requests ended before all rounds were measured")
+        target_log = recording.log()
+        edges_R1 = target_log.passes_P2[numbers, 0]
+        return Run(
+            num_tokens=window.num_tokens,
+            edges_R1=edges_R1,
+            times=round_times(edges_R1, target_log, draft_log, works_ahead=assembly.ahead.num_tokens > 0),
+            target=target_log,
+            draft=draft_log,
+        )
+
+    @contextlib.contextmanager
+    def _proposer(self, order: EmulatedOrder, *, on_own_rank: bool) -> Iterator[Proposer]:
+        if not order.choice.max_draft_tokens:
+            yield NoDraft(order.assembly.scheduling.num_slots)
+        elif on_own_rank:
+            assert self._rank is not None
+            self._rank.build(order)
+            with self._rank.serving() as proposer:
+                yield proposer
+        else:
+            yield ColocatedDraft(new_draft(order, self._draft, timeline("idle", self._device)))
+
+
+def steady_requests(
+    *, num_slots: int, prompt_tokens: int, output_tokens: int, vocab_size: int, seed: int
+) -> Iterator[Request]:
+    """Endless random prompts. The first ones, as many as run at a time, are as far on as in a batch that has
+    run for long: what a sequence would have generated by then is a part of its prompt."""
+    generator = np.random.default_rng(seed)
+    for row in itertools.count():
+        done = row * output_tokens // num_slots if row < num_slots else 0
+        prompt_ids = generator.integers(vocab_size, size=prompt_tokens + done).tolist()
+        yield Request(row_id=row, sample_index=0, prompt_ids=prompt_ids, max_new_tokens=output_tokens - done)

@@ -1,0 +1,189 @@
+"""The two sides of an emulated run: the target's in this process, the draft's here or on a rank of its own.
+
+Both keep a log: when their devices worked, when they waited for them, and how much of their own time they had
+used by then.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+
+from specdist.cache.pages import PageUpdates
+from specdist.emulation.device import EmulatedDevice
+from specdist.emulation.markov import PairSettings, markov_pair
+from specdist.emulation.runner import EmulatedRunner, Pace
+from specdist.engine.assembly import Assembly
+from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.device_clock import DeviceClock
+from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInput
+from specdist.engine.remote import serve_drafts
+from specdist.engine.reports import Traffic
+from specdist.engine.timeline import Kind, Timeline
+from specdist.job.replica import TARGET_GROUP
+from specdist.models.runner import ModelRunner
+from specdist.planning.roofline import Placement
+from specdist.policies.choice import PolicyChoice, build_policy
+from specdist.policies.costs import CostModel
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SideLog:
+    """Of one side; all times are those of ``time.monotonic_ns``.
+
+    Attributes:
+        passes_P2, waits_W2: begin and end of the device's passes, and of the host's waits for it.
+        spans_S2: of the draft's side, from a request to its reply.
+        marks_M2: moments, and the host's own CPU time until then, without waiting and without the work that
+            stands in for the device's.
+        num_slow: passes for which that work took longer than the pass.
+    """
+
+    passes_P2: np.ndarray
+    waits_W2: np.ndarray
+    spans_S2: np.ndarray
+    marks_M2: np.ndarray
+    num_slow: int
+
+
+class Recording:
+    """Builds a side's log."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self._marks: list[tuple[int, int]] = []
+        self.spans: list[tuple[int, int]] = []
+
+    def mark(self) -> int:
+        """Returns the moment."""
+        now, device = time.monotonic_ns(), self._device
+        self._marks.append((now, time.thread_time_ns() - device.spun_ns - device.stand_in_ns))
+        return now
+
+    def log(self) -> SideLog:
+        parts = (self._device.passes, self._device.waits, self.spans, self._marks)
+        arrays = [np.array(part, np.int64).reshape(-1, 2) for part in parts]
+        return SideLog(arrays[0], arrays[1], arrays[2], arrays[3], self._device.num_slow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedOrder:
+    """One engine's run, as both sides must know it.
+
+    Attributes:
+        num_full, prompt_tokens: see :meth:`EmulatedRunner.fill`.
+        num_branch_slots, max_branch_tokens: room for branches in the draft's page table.
+    """
+
+    assembly: Assembly
+    choice: PolicyChoice
+    costs: CostModel | None
+    num_full: int
+    prompt_tokens: int
+    num_branch_slots: int = 0
+    max_branch_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSide:
+    """What the draft's process is given; see :class:`specdist.benchmark.draft_rank.RankSource`."""
+
+    pair: PairSettings
+    placement: Placement
+    device: torch.device = CPU
+    num_threads: int = 1
+    remedy: str = "leave out --modes in_turns ahead branches"
+
+    def open(self) -> DraftServer:
+        return DraftServer(self)
+
+
+class DraftServer:
+    """The draft of one engine after another, in the process of its own."""
+
+    def __init__(self, side: DraftSide) -> None:
+        torch.set_num_threads(side.num_threads)
+        self._device = EmulatedDevice()
+        self._runner = EmulatedRunner(markov_pair(side.pair).draft, Pace(side.placement), self._device)
+
+    def build(self, order: EmulatedOrder) -> None:
+        self._device.forget()
+        self._recording = Recording(self._device)
+        self._order = order
+        self._clock = timeline("transfer", self._device)
+        self._draft = new_draft(order, self._runner, self._clock)
+
+    def serve(self) -> None:
+        """Serve one engine to its end."""
+        observed = cast(DraftWorker, _ObservedDraft(self._draft, self._recording))
+        vocab_size = self._order.assembly.vocab_size
+        serve_drafts({TARGET_GROUP: observed}, RANK_ZERO, vocab_size=vocab_size, clock=self._clock)
+
+    def log(self) -> SideLog:
+        """Of the last engine."""
+        return self._recording.log()
+
+
+def new_draft(order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline) -> DraftWorker:
+    """A draft without sequences, whose passes take no time until the batch is full."""
+    model_runner = cast(ModelRunner, runner)
+    order.assembly.allocate(
+        model_runner, num_branch_slots=order.num_branch_slots, max_branch_tokens=order.max_branch_tokens
+    )
+    runner.fill(order.num_full, order.prompt_tokens)
+    settings = order.assembly.settings
+    policy = build_policy(order.choice, order.costs, is_coupled=not settings.is_random)
+    return order.assembly.draft_worker(model_runner, policy, clock)
+
+
+def timeline(rest: Kind, device: EmulatedDevice) -> Timeline:
+    """Times by the device's events, as on a GPU."""
+    return Timeline(rest, clock=DeviceClock(device.new_event))
+
+
+class _ObservedDraft:
+    """A draft that notes when it answers."""
+
+    def __init__(self, draft: DraftWorker, recording: Recording) -> None:
+        self._draft = draft
+        self._recording = recording
+        self.device = draft.device
+        self.prefill_and_draft_ahead = draft.prefill_and_draft_ahead
+        self.recover = draft.recover
+
+    def respond(self, request: ProposalRequest) -> ProposalReply:
+        begin = self._recording.mark()
+        reply = self._draft.respond(request)
+        self._recording.spans.append((begin, time.monotonic_ns()))
+        return reply
+
+
+class ObservedTarget:
+    """A target that notes when its passes begin."""
+
+    is_single_rank = True
+    traffic = Traffic()
+
+    def __init__(self, target: Target, recording: Recording, device: EmulatedDevice) -> None:
+        self._target = target
+        self._recording = recording
+        self._device = device
+        self.device = target.device
+        # Of every pass, its number among those of the device.
+        self.pass_numbers: list[int] = []
+
+    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
+        self._recording.mark()
+        self.pass_numbers.append(len(self._device.passes))
+        return self._target.forward(updates, verify_input)
+
+    def close(self) -> None:
+        self._target.close()

@@ -1,0 +1,104 @@
+"""Every mode of an emulation emits the tokens of the target's table, and the result says what it measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.benchmark.draft_rank import DraftRank
+from specdist.cli.benchmark import main
+from specdist.config.arguments import parse_arguments
+from specdist.emulation.config import EmulationConfig
+from specdist.emulation.markov import TARGET_WEIGHTS, markov_pair
+from specdist.emulation.run import Emulation
+from specdist.emulation.session import Replica
+from specdist.emulation.sides import DraftSide
+from specdist.engine.request import Completion
+from specdist.utils.errors import UserError
+from tests.statistics import chi_square_p_value
+
+# Passes of a fifth of a millisecond.
+SMALL = ["--emulate", "b200", "--target", "5m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
+         "24", "--batch_sizes", "6", "--rounds", "60", "--acceptance", "0.7"]  # fmt: skip
+MODES = ("target only", "colocated", "in turns", "ahead", "branches")
+# Of a chi-square that is right; all numbers are seeded, so that it does not fail by chance.
+LEAST_P = 1e-4
+
+
+@pytest.fixture(scope="module", params=["0", "1"])
+def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[str, list[Completion]]]]:
+    """Completions by mode and policy, greedy and sampled."""
+    arguments = [*SMALL, "--temperature", request.param, "--policies", "fixed", "confidence"]
+    emulation = Emulation(parse_arguments(EmulationConfig, arguments))
+    found: dict[str, list[Completion]] = {}
+    side = DraftSide(pair=emulation.pair, placement=emulation.draft)
+    with DraftRank(side, torch.device("cpu")) as rank:
+        replica = Replica(markov_pair(emulation.pair), emulation.target, emulation.draft, rank)
+        for case in emulation.cases():
+            completions = found.setdefault(f"{case.mode}, {case.choice.label}", [])
+            outcome, run = emulation.measure(replica, case, completions.append)
+            assert outcome.num_rounds == len(run.times.lengths_R) == 60
+            assert 0 <= outcome.exposed_host_share < 1
+            assert run.num_tokens == pytest.approx(outcome.tokens_per_round * 60 * 6)
+    yield emulation, found
+
+
+def test_every_mode_emits_the_targets_own_tokens(
+    emitted: tuple[Emulation, dict[str, list[Completion]]],
+) -> None:
+    """Greedy: each the next on the circle. Sampled: as far on as the target's probabilities say."""
+    emulation, found = emitted
+    order_V = markov_pair(emulation.pair).order_V
+    places_V = np.argsort(order_V)
+    assert {name.partition(",")[0] for name in found} == set(MODES)
+    for name, completions in found.items():
+        assert len(completions) >= 10
+        counts = np.zeros(len(order_V), int)
+        for completion in completions:
+            ids = [completion.request.prompt_ids[-1], *completion.token_ids]
+            np.add.at(counts, np.diff(places_V[ids]) % len(order_V), 1)
+        if emulation.pair.temperature == 0:
+            assert counts[1] == counts.sum(), name
+        else:
+            steps = counts[1 : 1 + len(TARGET_WEIGHTS)]
+            assert steps.sum() == counts.sum(), name
+            p_value = chi_square_p_value(torch.from_numpy(steps), torch.from_numpy(TARGET_WEIGHTS))
+            assert p_value > LEAST_P, (name, steps)
+
+
+def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str]) -> None:
+    """What other programs read."""
+    modes = ["--modes", "colocated", "--policies", "goodput", "--batch_sizes", "1", "6"]
+    assert main([*SMALL, *modes, "--rounds", "40"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    results = json.loads(lines[-1])["results"]
+    assert [(one["batch_size"], one["mode"], one["policy"]) for one in results] == [
+        (1, "target only", "target only"),
+        (1, "colocated", "goodput"),
+        (6, "target only", "target only"),
+        (6, "colocated", "goodput"),
+    ]
+    for one in results:
+        assert 0 < one["tokens_per_s"] <= one["ideal_tokens_per_s"]
+        assert 0 <= one["exposed_host_share"] < 1
+    assert results[0]["speedup_per_device"] == 1
+    assert any("colocated" in line and "goodput" in line for line in lines[:-1])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--emulate", "tpu"], "--gpu tpu is not in the table"),
+        (["--vocab_size", "1000"], "--vocab_size 1000 must be a power of two"),
+        (["--acceptance", "1.5"], r"--acceptance 1.5 must be in \[0, 1\]"),
+        (["--policies", "specdecpp"], "--policies specdecpp needs a trained head"),
+        (["--modes", "ahead", "--num_branches", "2"], "--num_branches 2 has no effect"),
+    ],
+)
+def test_a_mistake_is_told(given: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Emulation(parse_arguments(EmulationConfig, [*SMALL, *given]))
