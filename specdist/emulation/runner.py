@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specdist.cache.branch_pages import BranchPageTable
 from specdist.cache.pages import PageUpdates
-from specdist.emulation.device import EmulatedDevice, EmulatedEvent
+from specdist.emulation.device import EmulatedDevice
 from specdist.emulation.markov import MarkovModel
 from specdist.models.flat import FlatBatch, Segments
 from specdist.planning.roofline import Placement
@@ -71,9 +71,6 @@ class EmulatedRunner:
         """From now on passes take no time, until so many slots have run a prompt of this length."""
         self._num_missing, self._prompt_tokens = num_full, prompt_tokens
         self._is_full_R = np.zeros(len(self._table.pages), bool)
-
-    def new_event(self) -> EmulatedEvent:
-        return self._queue.new_event()
 
     def allocate(
         self,

@@ -19,6 +19,7 @@ from torch import Tensor
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
+from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 
 # Index of a token's last feature, the head's estimate.
@@ -99,8 +100,8 @@ class HeadReader:
         features_3A: Tensor | None,
         *,
         is_first: bool,
-    ) -> tuple[Tensor, np.ndarray | None]:
-        """Logits [A, V] and, where they are asked for, the head's estimates [A].
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [A, V] and the head's estimates [A].
 
         Args:
             places: of the tokens whose logits are wanted.
@@ -108,25 +109,29 @@ class HeadReader:
                 an earlier loop has kept them.
         """
         if is_first and self._runner.head_uses_features:
-            features_3A = torch.from_numpy(self._features.head_inputs_at(places)).to(self._runner.device)
-        logits_AV, estimates_A = self._runner.forward_with_estimates(
+            (inputs_3A,) = upload(
+                self._runner.device, self._features.head_inputs_at(places).astype(np.float64)
+            )
+            features_3A = inputs_3A.float()
+        return self._runner.forward_with_estimates(
             batch, logits_index, features_3A if self._runner.head_uses_features else None
         )
+
+    def known(self, estimates_A: Tensor, places: Places, *, is_first: bool) -> Tensor | None:
+        """The estimates, on the host, where they are asked for; a token that was not drafted has none."""
         if not self._keeps_estimates:
-            known = self._are_read and not is_first
-            return logits_AV, estimates_A.cpu().numpy() if known else None
-        known_A = estimates_A.cpu().numpy()
+            return estimates_A if self._are_read and not is_first else None
         if is_first:
-            known_A = np.where(self._features.is_drafted(places), known_A, UNKNOWN)
-        self._features.keep_estimates(places, known_A)
-        return logits_AV, known_A
+            estimates_A = estimates_A.where(torch.from_numpy(self._features.is_drafted(places)), UNKNOWN)
+        self._features.keep_estimates(places, estimates_A.numpy())
+        return estimates_A
 
 
-def policy_features(features_3A: Tensor | None, estimates_A: np.ndarray | None) -> DraftFeatures | None:
-    """What a policy is told of the last drawn tokens, from what is known of them."""
-    features = None if features_3A is None else DraftFeatures(*features_3A.cpu().double().numpy())
+def policy_features(features_3A: Tensor | None, estimates_A: Tensor | None) -> DraftFeatures | None:
+    """What a policy is told of the last drawn tokens, from what is known of them on the host."""
+    features = None if features_3A is None else DraftFeatures(*features_3A.double().numpy())
     if estimates_A is None:
         return features
     if features is None:
-        return DraftFeatures.of_head(estimates_A)
-    return dataclasses.replace(features, estimates_R=estimates_A)
+        return DraftFeatures.of_head(estimates_A.numpy())
+    return dataclasses.replace(features, estimates_R=estimates_A.numpy())

@@ -1,7 +1,6 @@
-"""The draft loop: one token per step for all sequences at once, without waiting for the device in between.
+"""The draft loop: one token per step for all sequences at once.
 
-On a GPU the drawn tokens stay on the device until the loop is over. All that a step needs is known beforehand
-(positions, random numbers, how many tokens each sequence wants), unless the policy uses features.
+On a GPU the host would wait for the device after every step: its loop is in draft_runs.py.
 
 A step is a pass and a draw. Most policies decide before the pass; one that needs a trained head's estimate of
 the last token, between the two, since the pass over a token gives it. A sequence that stops there draws
@@ -24,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft_features import UNKNOWN, HeadReader, TokenFeatures, policy_features
+from specdist.engine.draft_features import UNKNOWN, HeadReader, Places, TokenFeatures, policy_features
 from specdist.engine.draft_scores import StepScores
-from specdist.engine.draft_steps import DrawnTokens, Step, fetch, indices_of
+from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, fetch, indices_of
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
 from specdist.engine.reports import PassCounts
@@ -148,10 +147,12 @@ class DraftLoop:
                 keeps_estimates=keeps_estimates,
                 are_read=isinstance(policy, HeadPolicy),
             )
-        # Nothing is drafted after a stop token. Only on a host can that be checked after every step for free.
-        self._watches_stops = not runner.is_asynchronous
         self.pass_counts = PassCounts(has_head=runner.has_head)
         self._has_warned = False
+
+    def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
+        """Drawn next tokens, on the host; or what stands for them until :meth:`extend` has put them there."""
+        return token_ids_W.cpu().numpy()
 
     def extend(self, draft_batch: DraftBatch) -> np.ndarray:
         """Draft from each ``tails`` position on, until there are ``num_wanted`` tokens or a stop token, or
@@ -167,7 +168,7 @@ class DraftLoop:
         active_A = np.arange(len(draft_slots_R))
         for depth in itertools.count():
             keep_A = num_wanted_R[active_A] > depth
-            if last is not None and self._watches_stops:
+            if last is not None:
                 keep_A &= ~self.is_stop_V[last.drawn_A.numpy()]
             active_A, last = active_A[keep_A], last and last.select(keep_A)
             decides_after_pass = self._decides_after_pass and depth > 0
@@ -177,7 +178,10 @@ class DraftLoop:
             if not len(active_A):
                 break
             positions_A = tails_R[active_A] + depth
-            logits_AV, estimates_A = self._pass(draft_slots_R[active_A], positions_A, last)
+            logits_AV, estimates_A = self._forward(draft_slots_R[active_A], positions_A, last)
+            if self._head is not None and estimates_A is not None:
+                earlier = draft_slots_R[active_A], positions_A - 1
+                estimates_A = self._head.known(estimates_A, earlier, is_first=depth == 0)
             num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
                 keep_A = self._wants_more(draft_batch, active_A, depth, last, estimates_A)
@@ -200,8 +204,10 @@ class DraftLoop:
     def _num_wanted(self, draft_batch: DraftBatch) -> np.ndarray:
         """[R]: most tokens to draft; none after a stop token, or where the logits were not finite."""
         last_ids_R = self._draft_state.token_ids[draft_batch.draft_slots_R, draft_batch.tails_R - 1]
-        is_stopped_R = self.is_stop_V[last_ids_R] | (last_ids_R == NOT_FINITE)
-        return np.where(is_stopped_R, 0, draft_batch.num_wanted_R)
+        return np.where(self._is_last(last_ids_R), 0, draft_batch.num_wanted_R)
+
+    def _is_last(self, token_ids_R: np.ndarray) -> np.ndarray:
+        return self.is_stop_V[token_ids_R] | (token_ids_R == NOT_FINITE)
 
     def _wants_more(
         self,
@@ -209,10 +215,11 @@ class DraftLoop:
         active_A: np.ndarray,
         depth: int,
         last: Step | None,
-        estimates_A: np.ndarray | None = None,
+        estimates_A: Tensor | None = None,
     ) -> np.ndarray:
         """bool [A]: the policy's answer; ``estimates``: a head's, of the tokens drawn ``last``."""
         features_3A = last.features_3A if last is not None and self._policy.uses_features else None
+        earlier_A = None if last is None else last.earlier_estimates_A
         return self._policy.wants_more(
             DraftSequences(
                 slots_R=draft_batch.slots_R[active_A],
@@ -220,20 +227,20 @@ class DraftLoop:
                 histories_RH=self._histories.of(draft_batch.slots_R[active_A]),
                 num_drafted=depth,
                 features=policy_features(features_3A, estimates_A),
-                earlier_estimates_R=None if last is None else last.earlier_estimates_A,
+                earlier_estimates_R=None if earlier_A is None else earlier_A.numpy(),
                 reach_R=draft_batch.reach_R[active_A],
                 round=draft_batch.round,
             )
         )
 
-    def _pass(
+    def _forward(
         self, draft_slots_A: np.ndarray, positions_A: np.ndarray, last: Step | None
-    ) -> tuple[Tensor, np.ndarray | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Run what was drawn ``last``, or at first what the caches lack: logits [A, V] of the token at each
-        position and, if they are used, a head's estimates [A] of the one before it."""
+        position and, with a head, its estimates [A] of the one before it."""
         places = draft_slots_A, positions_A - 1
         if last is None:
-            batch, index_A = self._draft_state.catch_up(draft_slots_A, positions_A)
+            batch, index_A = self._catch_up(draft_slots_A, positions_A)
         else:
             batch, index_A = FlatBatch(last.drawn_A, *places), np.arange(len(draft_slots_A))
         self.pass_counts.count(len(batch), len(index_A))
@@ -242,6 +249,9 @@ class DraftLoop:
         known_A = None if last is None else last.features_3A
         logits_AV, estimates_A = self._head.forward(batch, index_A, places, known_A, is_first=last is None)
         return logits_AV[:, : self._vocab_size], estimates_A
+
+    def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
+        return self._draft_state.catch_up(draft_slots_A, positions_A)
 
     def _draw(
         self,
@@ -295,10 +305,3 @@ class DraftLoop:
             if len(nonfinite) and not self._has_warned:
                 self._has_warned = True
                 logger.warning(DRAFT_NOT_FINITE)
-
-
-def at_depth(uniforms_DR: Tensor | None, depth: int, active_A: np.ndarray) -> Tensor | None:
-    """[A]: the random numbers of one step."""
-    if uniforms_DR is None or len(active_A) == uniforms_DR.shape[1]:
-        return None if uniforms_DR is None else uniforms_DR[depth]
-    return uniforms_DR[depth][upload(uniforms_DR.device, active_A)]

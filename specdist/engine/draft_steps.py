@@ -16,13 +16,13 @@ from specdist.sampling.uploads import upload
 
 class Step(NamedTuple):
     """One step's draws, on the device: their indices in the draft batch, the tokens and their probabilities;
-    if they are used, their features, and a head's estimates, on the host, of the tokens before them."""
+    if they are used, their features, and a head's estimates of the tokens before them."""
 
     active_A: np.ndarray
     drawn_A: Tensor
     probabilities_A: Tensor
     features_3A: Tensor | None
-    earlier_estimates_A: np.ndarray | None = None
+    earlier_estimates_A: Tensor | None = None
 
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""
@@ -34,7 +34,7 @@ class Step(NamedTuple):
             self.drawn_A[kept],
             self.probabilities_A[kept],
             None if self.features_3A is None else self.features_3A[:, kept],
-            None if self.earlier_estimates_A is None else self.earlier_estimates_A[keep_A],
+            None if self.earlier_estimates_A is None else self.earlier_estimates_A[kept],
         )
 
 
@@ -48,24 +48,6 @@ class DrawnTokens(NamedTuple):
     probabilities_T: np.ndarray
     features_3T: np.ndarray | None
 
-    def select(self, is_kept_R: np.ndarray) -> DrawnTokens:
-        """Those of some of the draft batch."""
-        kept_T = is_kept_R[self.index_T]
-        features_3T = None if self.features_3T is None else self.features_3T[:, kept_T]
-        return DrawnTokens(
-            self.index_T[kept_T],
-            self.depths_T[kept_T],
-            self.token_ids_T[kept_T],
-            self.probabilities_T[kept_T],
-            features_3T,
-        )
-
-    def as_step(self) -> Step:
-        """The tokens of one step, on the host."""
-        features_3T = None if self.features_3T is None else torch.from_numpy(self.features_3T)
-        drawn_T, probabilities_T = torch.from_numpy(self.token_ids_T), torch.from_numpy(self.probabilities_T)
-        return Step(self.index_T, drawn_T, probabilities_T, features_3T)
-
 
 def indices_of(keep_A: np.ndarray, device: torch.device) -> Tensor:
     """The indices of a mask, on the device."""
@@ -78,7 +60,8 @@ def fetch(steps: list[Step]) -> DrawnTokens:
 
 
 def columns_of(steps: list[Step]) -> Tensor:
-    """float64 [2 or 5, T], on the device: token ids, which are exact, probabilities, and features if used."""
+    """float64 [2 to 6, T], on the device: token ids, which are exact, and probabilities; then features, and
+    estimates, where every step has them."""
     columns = [
         torch.cat([step.drawn_A for step in steps]).double(),
         torch.cat([step.probabilities_A for step in steps]),
@@ -86,7 +69,21 @@ def columns_of(steps: list[Step]) -> Tensor:
     features = [step.features_3A for step in steps if step.features_3A is not None]
     if features:
         columns.extend(torch.cat(features, dim=1).double())
+    estimates = [step.earlier_estimates_A for step in steps if step.earlier_estimates_A is not None]
+    if len(estimates) == len(steps):
+        columns.append(torch.cat(estimates))
     return torch.stack(columns)
+
+
+def steps_of(steps: list[Step], columns: Tensor) -> list[Step]:
+    """The same steps, with their columns on the host."""
+    on_host = []
+    parts = columns.split([len(step.active_A) for step in steps], dim=-1) if steps else ()
+    for step, part in zip(steps, parts, strict=True):
+        features_3A = None if step.features_3A is None else part[2:5]
+        estimates_A = None if step.earlier_estimates_A is None else part[-1]
+        on_host.append(Step(step.active_A, part[0].long(), part[1], features_3A, estimates_A))
+    return on_host
 
 
 def tokens_of(steps: list[Step], columns: np.ndarray, *, first_depth: int = 0) -> DrawnTokens:
@@ -96,5 +93,12 @@ def tokens_of(steps: list[Step], columns: np.ndarray, *, first_depth: int = 0) -
         depths_T=first_depth + np.repeat(np.arange(len(steps)), [len(step.active_A) for step in steps]),
         token_ids_T=columns[0].astype(np.int64),
         probabilities_T=columns[1],
-        features_3T=columns[2:] if len(columns) > 2 else None,
+        features_3T=None if steps[0].features_3A is None else columns[2:5],
     )
+
+
+def at_depth(uniforms_DR: Tensor | None, depth: int, active_A: np.ndarray) -> Tensor | None:
+    """[A]: the random numbers of one step."""
+    if uniforms_DR is None or len(active_A) == uniforms_DR.shape[1]:
+        return None if uniforms_DR is None else uniforms_DR[depth]
+    return uniforms_DR[depth][upload(uniforms_DR.device, active_A)]

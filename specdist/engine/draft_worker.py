@@ -20,8 +20,8 @@ import numpy as np
 
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import AheadDrafter, DraftAhead, FirstAhead
-from specdist.engine.draft_lookahead import LookaheadDraftLoop
 from specdist.engine.draft_loop import DraftBatch, DraftLoop, DraftState, places_from
+from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.histories import Histories
 from specdist.engine.out_of_memory import DraftUndo
@@ -68,8 +68,8 @@ class DraftWorker:
         )
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._histories = Histories(policy, num_slots)
-        # On a device the policy's answers may come a step late; on a host that would cost a step.
-        new_draft_loop = LookaheadDraftLoop if runner.is_asynchronous else DraftLoop
+        # On a device the policy is asked after several steps; on a host that would cost steps.
+        new_draft_loop = DraftRuns if runner.is_asynchronous else DraftLoop
         self._draft_loop = new_draft_loop(
             runner,
             policy,
@@ -154,7 +154,9 @@ class DraftWorker:
             slots_W, positions_W = slots_R[drawn], positions_R[drawn]
             draft_W = Dense(state.scores.at(slots_W, np.where(is_rejected_R[drawn], positions_W, NOWHERE)))
             sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
-            next_token_ids_R[drawn] = sampled_W.cpu().numpy()
+            next_token_ids_R[drawn] = self._draft_loop.next_tokens(
+                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on
+            )
         state.num_committed[slots_R] = positions_R + 1
         state.num_candidates[slots_R] = np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)
         state.num_ahead[slots_R] = 0

@@ -33,7 +33,6 @@ from specdist.models.llama import LlamaPass
 from specdist.models.llama_check import checked_pass
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
-from specdist.models.staging import Event
 from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
 from specdist.utils.errors import UserError
 
@@ -145,10 +144,6 @@ class ModelRunner:
     def is_asynchronous(self) -> bool:
         """A pass returns before it is done, and reading a result waits for it."""
         return self.device.type != "cpu"
-
-    def new_event(self) -> Event:
-        """To be recorded in the device's queue of work, and waited for."""
-        return torch.cuda.Event()
 
     def bytes_per_page(self, page_size: int) -> int:
         """Memory of one page on this device, in bytes."""

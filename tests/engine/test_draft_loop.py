@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.engine.draft_runs import LONGEST_RUN, SHORTEST_RUN, RunLengths
 from specdist.policies import DraftSequences, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
@@ -86,3 +87,20 @@ def test_every_row_and_every_branch_stops_where_its_policy_says(num_branches: in
         assert ((chains != slots).any()) == (num_branches > 0)
         assert set(slots.tolist()) == {0, 1, 2}
     assert lengths == [NUM_DRAFT_TOKENS, 1]
+
+
+@pytest.mark.parametrize("steps", [[1], [20], [0, 0, 3], [1, 1, 1, 20], [4, 5, 6, 7], list(range(1, 21))])
+def test_a_block_takes_two_runs_of_steps_on_average_whatever_its_length(steps: list[int]) -> None:
+    """And one more for every eight steps; at most half as many steps are run for nothing as are needed."""
+    lengths = RunLengths(20)
+    num_runs = num_needed = num_run = num_blocks = 0
+    for num_steps in np.random.default_rng(0).permutation(steps * 100):
+        at = 0
+        while at < num_steps:
+            at += min(lengths.next(at), 20 - at)
+            num_runs += 1
+        lengths.observe(num_steps)
+        num_blocks, num_needed, num_run = num_blocks + 1, num_needed + num_steps, num_run + at
+    assert num_runs <= 2 * num_blocks + num_needed / LONGEST_RUN
+    assert num_run <= 1.5 * num_needed + SHORTEST_RUN * num_blocks
+    assert lengths.expects_any == (steps != [0, 0, 3])

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
-from specdist.engine import draft_lookahead
+import numpy as np
+
+from specdist.engine.draft_runs import RunLengths
+from specdist.policies import DraftSequences, Goodput, LengthPolicy
 from tests.engine.harness import Harness, requests_for
-from tests.gpu.check_engine import POLICIES
-from tests.gpu.engine_runs import GPU, MAX_DRAFT_TOKENS, RULES, SIZES, Pair, prompts
-from tests.gpu.waits import RoundWaits, Waits, counted_waits
-from tests.models.families import noisy_copy, tiny_model
+from tests.engine.heads import random_head
+from tests.gpu.check_engine import ALL_POLICIES, HEAD_POLICIES, POLICIES
+from tests.gpu.engine_runs import GPU, RULES, SIZES, Pair, prompts
+from tests.gpu.waits import RoundWaits, counted_waits
+from tests.models.families import VOCAB_SIZE, noisy_copy, tiny_model
 
 LENGTHS = (20, 9, 14)
 NUM_NEW_TOKENS = 16
-POLICIES_WITH_FEATURES = [name for name, new in POLICIES.items() if new().uses_features]
+LATE_POLICIES = [name for name, new in POLICIES.items() if new().uses_features] + list(HEAD_POLICIES)
 
 
 class Rounds:
     """A replica whose passes are recorded once, for several runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_head: bool) -> None:
         target = tiny_model("llama").bfloat16()
-        options = SIZES | {"max_new_tokens": NUM_NEW_TOKENS}
-        self._replica = Harness(target, noisy_copy(target), device=GPU, **options)
+        draft = noisy_copy(target)
+        options: dict[str, Any] = SIZES | {"max_new_tokens": NUM_NEW_TOKENS}
+        if has_head:
+            options["head"] = random_head(draft, uses_features=True)
+        self._replica = Harness(target, draft, device=GPU, **options)
 
     def waits(self, rule: str, policy: str) -> RoundWaits:
         """In the steady rounds of a run, after one that has recorded its passes."""
         for _ in range(2):
-            self._replica.settings, self._replica.policy = RULES[rule], POLICIES[policy]()
+            self._replica.settings, self._replica.policy = RULES[rule], ALL_POLICIES[policy]()
             with counted_waits() as found:
                 self._replica.generate(requests_for(prompts(LENGTHS)))
         assert found.draft, "no steady round"
@@ -35,29 +43,44 @@ class Rounds:
 
 
 def check_waits(policy: str) -> None:
-    """Under every rule: for the next tokens' draws, where there are any, and for what the draft has drawn."""
-    rounds = Rounds()
+    """Under every rule at most two: for what the draft has drawn, and once more if the policy goes on after a
+    run of steps, or decides for a batch of which it must know the next tokens."""
+    rounds = Rounds(has_head=policy in HEAD_POLICIES)
     for rule in RULES:
         found = rounds.waits(rule, policy)
-        assert found.most_of_draft <= 1 + RULES[rule].is_random, f"{rule}: {found.report()}"
+        assert found.most_of_draft <= 1 + (policy in LATE_POLICIES), f"{rule}: {found.report()}"
         assert found.most_of_target <= 1, f"{rule}: {found.report()}"
-        # A policy that looks at every token is asked while the next step runs.
-        num_looks = max(waits.total() for waits in found.at_work)
-        assert num_looks <= (MAX_DRAFT_TOKENS - 1) * POLICIES[policy]().uses_features
 
 
-def check_lookahead(num_steps: int) -> None:
-    """However late the policy's answers come, the rows are those of a CPU; with as many steps ahead as a
-    block may have, the host waits for the draws once."""
+def check_runs(num_steps: int) -> None:
+    """However many steps are run before the policy is asked, the rows are those of a CPU, and a policy that
+    decides for the whole batch gets the same questions: none for a sequence that has ended."""
     target = tiny_model("llama", seed=3).bfloat16()
-    pair = Pair(target, noisy_copy(target), {"max_new_tokens": NUM_NEW_TOKENS})
-    with patch.object(draft_lookahead, "NUM_STEPS_AHEAD", num_steps):
+    draft = noisy_copy(target)
+    head = random_head(draft, uses_features=True)
+    stops = range(0, VOCAB_SIZE, 9)
+    pair = Pair(target, draft, {"max_new_tokens": NUM_NEW_TOKENS, "head": head, "eos": stops})
+    with patch.object(RunLengths, "next", lambda *_: num_steps):
         for rule in ("top_k", "gumbel"):
-            for policy in POLICIES_WITH_FEATURES:
-                pair.check(RULES[rule], POLICIES[policy])
+            for name in LATE_POLICIES:
+                asked: list[list[Any]] = []
+                pair.check(RULES[rule], lambda name=name, asked=asked: _noting(ALL_POLICIES[name](), asked))
+                assert len(asked) != 2 or asked[0] == asked[1] != [], (rule, name)
                 drafted = [replica.stats_recorder.close_shard(0) for replica in (pair.on_gpu, pair.on_cpu)]
                 # No token is kept that the policy did not ask for.
-                assert drafted[0].num_draft_tokens == drafted[1].num_draft_tokens > 0, (rule, policy)
-        if num_steps >= MAX_DRAFT_TOKENS:
-            found = Rounds().waits("rejection", "svip")
-            assert found.most_of_draft <= 2 and not sum(found.at_work, Waits()), found.report()
+                assert drafted[0].num_draft_tokens == drafted[1].num_draft_tokens > 0, (rule, name)
+
+
+def _noting(policy: LengthPolicy, asked: list[list[Any]]) -> LengthPolicy:
+    """A policy for the batch notes its questions in a list of its own."""
+    if isinstance(policy, Goodput):
+        questions: list[Any] = []
+        asked.append(questions)
+        answer = policy.wants_more
+
+        def wants_more(rows: DraftSequences) -> np.ndarray:
+            questions.append((rows.num_drafted, rows.slots_R.tolist()))
+            return answer(rows)
+
+        policy.wants_more = wants_more  # type: ignore[method-assign]
+    return policy

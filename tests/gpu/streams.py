@@ -17,9 +17,6 @@ from tests.gpu.tensor import DEVICE
 
 NANOSECONDS_PER_MS = 1e6
 ISOLATION = "dependency created on uncaptured work in another stream"
-WAIT_FOR_EVENT = "torch.cuda.Event.synchronize"
-# The device has been given more since the event: it does not run dry while the host waits.
-WAIT_AT_WORK = f"{WAIT_FOR_EVENT}, with work after it"
 CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturing stream"
 
 
@@ -73,7 +70,7 @@ class Event:
         self._is_timed = enable_timing
         self._recorded_ns: int | None = None
         self._mark = 0
-        self._num_queries_left = self._num_drains = self._num_launches = 0
+        self._num_queries_left = self._num_drains = 0
         self.is_captured = False
 
     def record(self, stream: Stream | None = None) -> None:
@@ -81,15 +78,14 @@ class Event:
         self._recorded_ns = time.perf_counter_ns()
         self._mark = DEVICE.in_flight.mark()
         self._num_queries_left = DEVICE.query_delay
-        self._num_drains, self._num_launches = DEVICE.num_drains, DEVICE.num_launches
+        self._num_drains = DEVICE.num_drains
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or _Current.stream).wait_event(self)
 
     def synchronize(self) -> None:
         self._refuse_if_captured()
-        has_more = self._num_launches < DEVICE.num_launches
-        DEVICE.synchronise(WAIT_AT_WORK if has_more else WAIT_FOR_EVENT, self._mark)
+        DEVICE.synchronise("torch.cuda.Event.synchronize", self._mark)
         self._num_queries_left = 0
 
     def query(self) -> bool:
@@ -157,7 +153,6 @@ class CUDAGraph:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         DEVICE.refuse_in_capture()
         DEVICE.books.book_replay()
-        DEVICE.num_launches += 1
         with _disable_current_modes():
             self._recording.replay()
 

@@ -111,7 +111,7 @@ class PretendedDevice(TorchDispatchMode):
         query_delay: how often an event answers that it is not done, before it is.
         peak_bytes: what ``torch.cuda.max_memory_allocated`` says.
         in_flight: copies that the host has not waited for.
-        num_drains, num_launches: how often the host has waited for all work, and been given some.
+        num_drains: how often the host has waited for all work.
         recording: the capture that is under way on the current stream.
     """
 
@@ -123,7 +123,7 @@ class PretendedDevice(TorchDispatchMode):
         self.total_bytes = 80 * 2**30
         self.free_bytes = 70 * 2**30
         self.cached_bytes = self.peak_bytes = 0
-        self.query_delay = self.num_drains = self.num_launches = 0
+        self.query_delay = self.num_drains = 0
         self.recording: Recording | None = None
         self.in_flight = InFlight()
         # Held for good, so that no other memory gets the address of a pinned one.
@@ -237,7 +237,6 @@ class PretendedDevice(TorchDispatchMode):
     def launch(self) -> None:
         """Queue a kernel, or add it to the capture that is under way."""
         if self.recording is None:
-            self.num_launches += 1
             self.books.book_kernel()
         else:
             self.recording.add_kernel()

@@ -13,21 +13,15 @@ from specdist.engine.draft_worker import ColocatedDraft
 from specdist.engine.engine import Engine
 from specdist.engine.scheduler import RoundPlan
 from tests.gpu.device import DEVICE
-from tests.gpu.streams import WAIT_AT_WORK
 
 Waits = Counter[tuple[str, str]]
 
 
 @dataclass
 class RoundWaits:
-    """Of steady rounds, in which no sequence begins: the host's waits by (reason, line).
-
-    Attributes:
-        at_work: those of the draft's while the device has more to do, which are not among ``draft``.
-    """
+    """Of steady rounds, in which no sequence begins: the host's waits by (reason, line)."""
 
     draft: list[Waits] = field(default_factory=list)
-    at_work: list[Waits] = field(default_factory=list)
     target: list[Waits] = field(default_factory=list)
 
     @property
@@ -41,7 +35,7 @@ class RoundWaits:
     def report(self) -> str:
         """Waits per round, and the lines that cause them."""
         lines = []
-        for side, rounds in (("draft", self.draft), ("at work", self.at_work), ("target", self.target)):
+        for side, rounds in (("draft", self.draft), ("target", self.target)):
             numbers = [waits.total() for waits in rounds]
             lines.append(f"{side}: {sum(numbers) / len(numbers):.2f} per round, at most {max(numbers)}")
             for (reason, line), count in sum(rounds, Waits()).most_common():
@@ -67,9 +61,7 @@ def counted_waits() -> Iterator[RoundWaits]:
         before = DEVICE.counts().synchronisations
         run_round(self, plan, finished)
         if not (plan.chunks or plan.opened):
-            behind = Waits({key: count for key, count in drafting.items() if key[0] == WAIT_AT_WORK})
-            found.draft.append(drafting - behind)
-            found.at_work.append(behind)
+            found.draft.append(Waits(drafting))
             found.target.append(DEVICE.counts().synchronisations - before - drafting)
 
     with (

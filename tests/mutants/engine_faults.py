@@ -18,7 +18,7 @@ LITTLE_MEMORY = (
     "test_too_little_memory_makes_the_batch_smaller_and_changes_no_token[target-none-greedy]"
 )
 HEADS = "tests/engine/test_heads.py"
-LOOKAHEAD = "tests/gpu/test_waits.py::test_a_policy_s_late_answers_change_no_row"
+RUNS = "tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row"
 WAITS = "tests/gpu/test_waits.py::test_the_device_runs_dry_at_most_twice_in_a_draft_and_once_in_a_pass"
 HISTORIES = "tests/engine/test_histories.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
@@ -327,18 +327,32 @@ ENGINE_FAULTS = (
         tests=(HEADS + "::test_the_output_follows_the_target_s_distribution[plain-none-sprinter]",),
     ),
     Mutant(
-        name="token-of-step-ahead-kept-after-policy-stopped",
-        file="engine/draft_lookahead.py",
-        old="tokens = coming.popleft().tokens.select(goes_on_R)",
-        new="tokens = coming.popleft().tokens",
-        tests=(LOOKAHEAD + "[1]",),
+        name="token-of-run-kept-after-policy-stopped",
+        file="engine/draft_runs.py",
+        old="        step = step.select(drafting.goes_on_R[step.active_A])\n        drafting.num_needed",
+        new="        drafting.num_needed",
+        tests=(RUNS + "[3]",),
     ),
     Mutant(
-        name="policy-asked-before-its-tokens-arrived",
-        file="engine/draft_lookahead.py",
-        old="                    coming[0].arrived.synchronize()\n",
-        new="                    pass\n",
-        tests=(LOOKAHEAD + "[1]",),
+        name="batch-policy-counts-sequence-that-has-ended",
+        file="engine/draft_runs.py",
+        old="is_asked = self._unknown is None or not isinstance(self._policy, BatchPolicy)",
+        new="is_asked = True",
+        tests=(RUNS + "[3]",),
+    ),
+    Mutant(
+        name="first-run-drafts-after-wrong-next-token",
+        file="engine/draft_runs.py",
+        old="token_ids_T[index] = token_ids_W[lines]",
+        new="token_ids_T[index] = token_ids_W[lines.flip(0)]",
+        tests=(RUNS + "[3]",),
+    ),
+    Mutant(
+        name="estimate-of-dropped-step-kept",
+        file="engine/draft_runs.py",
+        old="self._head.known(step.earlier_estimates_A, places, is_first=depth == 0)",
+        new="self._head.known(step.earlier_estimates_A.flip(0), places, is_first=depth == 0)",
+        tests=(RUNS + "[3]",),
     ),
     Mutant(
         name="uploads-wait-for-the-device",

@@ -1,0 +1,248 @@
+"""The draft loop of a device: the host gives it a *run* of steps, and waits once for what they have drawn.
+
+Whether a sequence goes on after a token follows from the token's features, or from a trained head's estimate
+of it. The policy is asked after the run, for one step after the other, as if each had just been taken. What a
+run has drawn beyond the end of a sequence's block is dropped unseen: no decision depends on it, so the block
+is the one that :class:`DraftLoop` drafts. Sequences that have stopped are left out of the next run.
+
+Next tokens that are drawn by chance stay on the device, too, until the first run is over. A sequence that
+ends with its next token has taken part in that run for nothing.
+
+R draft slots to draft for, A of them that a step draws for, W next tokens, D steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.engine.draft_features import Places
+from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, columns_of, steps_of, tokens_of
+from specdist.models.flat import FlatBatch
+from specdist.policies import BatchPolicy, HeadPolicy
+from specdist.sampling.uploads import upload
+
+# Steps of a run: a sequence that has stopped takes part until its end.
+SHORTEST_RUN, LONGEST_RUN = 2, 8
+# What a drafting still counts after each further one.
+MEMORY = 0.9
+
+
+class RunLengths:
+    """How many steps to run before the policy is asked: as many as half of the draftings that came so far
+    needed, by their running average, and at least as many as have been run before.
+
+    A run is then the last one with a probability of about a half or more: a drafting takes two runs or less
+    on average, whatever the policy, and the longest few more. Nothing depends on a clock.
+    """
+
+    def __init__(self, max_steps: int) -> None:
+        # By number of steps: draftings that needed so many. Before the first one, short ones are expected.
+        self._weights_D = 0.5 ** np.arange(max_steps + 1)
+
+    def next(self, num_steps: int) -> int:
+        """Of a drafting that has had ``num_steps`` and goes on."""
+        longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
+        num_likely = int((longer_D >= longer_D[:1] / 2).sum())
+        return min(max(SHORTEST_RUN, num_steps, num_likely), LONGEST_RUN)
+
+    @property
+    def expects_any(self) -> bool:
+        """Whether at least half of the draftings have had a step."""
+        return bool(self._weights_D[0] <= self._weights_D.sum() / 2)
+
+    def observe(self, num_steps: int) -> None:
+        """A drafting has needed so many."""
+        self._weights_D *= MEMORY
+        self._weights_D[num_steps] += 1 - MEMORY
+
+
+class _NextTokens(NamedTuple):
+    """Next tokens that the host does not know yet, and where they belong."""
+
+    token_ids_W: Tensor
+    places_W: Places
+
+
+@dataclass
+class _Drafting:
+    """A batch that is being drafted.
+
+    Attributes:
+        looks: whether the policy's answers depend on what has been drawn.
+        active_A, newest: whom the device has drawn for in its last step, and what.
+        num_steps, num_needed: steps that have been run, and those that a loop would have taken that waits
+            after each.
+        goes_on_R: those that need the next step, as far as is known on the host.
+        seen: the tokens that are kept, by step; ``last``: those of the last one, with all that is known.
+    """
+
+    batch: DraftBatch
+    looks: bool
+    num_wanted_R: np.ndarray
+    uniforms_DR: Tensor | None
+    num_computed_R: np.ndarray
+    num_drafted_R: np.ndarray
+    goes_on_R: np.ndarray
+    active_A: np.ndarray
+    newest: Step | None = None
+    num_steps: int = 0
+    num_needed: int = 0
+    seen: list[DrawnTokens] = field(default_factory=list)
+    last: Step | None = None
+
+
+class DraftRuns(DraftLoop):
+    """Extends sequences like a :class:`DraftLoop`, by the same tokens."""
+
+    _unknown: _NextTokens | None = None
+    _lengths: RunLengths | None = None
+
+    def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
+        if must_be_known:
+            return super().next_tokens(token_ids_W, places_W, must_be_known=True)
+        self._unknown = _NextTokens(token_ids_W, places_W)
+        # In their places, an id after which tokens are drafted.
+        return np.full(len(token_ids_W), self.is_stop_V.argmin())
+
+    def extend(self, draft_batch: DraftBatch) -> np.ndarray:
+        try:
+            drafting = self._begin(draft_batch)
+            self._extend(drafting)
+            if self._unknown is not None:
+                self._receive(drafting, [])
+        finally:
+            self._unknown = None
+        if drafting.seen:
+            draft_slots_R, ends_R = draft_batch.draft_slots_R, draft_batch.tails_R + drafting.num_drafted_R
+            self._write(draft_slots_R, draft_batch.tails_R, drafting.num_drafted_R, drafting.seen)
+            self._draft_state.num_computed[draft_slots_R] = np.minimum(drafting.num_computed_R, ends_R)
+        self.pass_counts.count_drafted(drafting.num_drafted_R)
+        return drafting.num_drafted_R
+
+    def _begin(self, draft_batch: DraftBatch) -> _Drafting:
+        draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self._num_wanted(draft_batch)
+        num_steps = int(num_wanted_R.max(initial=0))
+        looks = self._policy.uses_features or isinstance(self._policy, HeadPolicy)
+        return _Drafting(
+            batch=draft_batch,
+            looks=draft_batch.uses_policy and looks,
+            num_wanted_R=num_wanted_R,
+            uniforms_DR=self._uniforms(draft_slots_R, draft_batch.tails_R, num_steps),
+            num_computed_R=self._draft_state.num_computed[draft_slots_R],
+            num_drafted_R=np.zeros_like(num_wanted_R),
+            goes_on_R=num_wanted_R > 0,
+            active_A=np.arange(len(draft_slots_R)),
+        )
+
+    def _extend(self, drafting: _Drafting) -> None:
+        """Run after run; where nothing is asked in between, in one."""
+        lengths = self._lengths = self._lengths or RunLengths(self._policy.max_draft_tokens + 1)
+        is_asked = self._unknown is None or not isinstance(self._policy, BatchPolicy)
+        if not is_asked and not lengths.expects_any:
+            self._receive(drafting, [])
+            is_asked = True
+        if is_asked:
+            self._ask(drafting, 0)
+        while drafting.goes_on_R.any():
+            num_steps = int(drafting.num_wanted_R[drafting.goes_on_R].max()) - drafting.num_steps
+            if drafting.looks:
+                num_steps = min(num_steps, lengths.next(drafting.num_steps))
+            steps = [step for _ in range(num_steps) if (step := self._run_step(drafting)) is not None]
+            arrived = self._receive(drafting, steps)
+            if not is_asked:
+                # A policy that decides for the whole batch had to know which sequences have ended.
+                self._ask(drafting, 0)
+                is_asked = True
+            for depth, step in enumerate(arrived, drafting.num_steps - num_steps):
+                self._take(drafting, depth, step)
+            drafting.goes_on_R &= drafting.looks
+        if drafting.looks and drafting.num_wanted_R.any():
+            lengths.observe(drafting.num_needed)
+
+    def _run_step(self, drafting: _Drafting) -> Step | None:
+        """Give the device a step; None if all sequences have stopped."""
+        batch, depth = drafting.batch, drafting.num_steps
+        drafting.num_steps += 1
+        self._narrow(drafting, (drafting.goes_on_R & (drafting.num_wanted_R > depth))[drafting.active_A])
+        if batch.uses_policy and not drafting.looks and depth and len(drafting.active_A):
+            self._narrow(drafting, self._wants_more(batch, drafting.active_A, depth, None))
+        active_A = drafting.active_A
+        if not len(active_A):
+            return None
+        places = batch.draft_slots_R[active_A], batch.tails_R[active_A] + depth
+        logits_AV, estimates_A = self._forward(*places, drafting.newest)
+        drafting.num_computed_R[active_A] = places[1]
+        step = self._draw(logits_AV, active_A, places, at_depth(drafting.uniforms_DR, depth, active_A))
+        drafting.newest = step = step._replace(earlier_estimates_A=estimates_A)
+        return step
+
+    @staticmethod
+    def _narrow(drafting: _Drafting, keep_A: np.ndarray) -> None:
+        drafting.active_A = drafting.active_A[keep_A]
+        drafting.newest = drafting.newest and drafting.newest.select(keep_A)
+
+    def _take(self, drafting: _Drafting, depth: int, step: Step) -> None:
+        """Do what a loop does that waits after each step. ``step``: on the host; it may have drawn tokens of
+        sequences that had stopped before."""
+        batch = drafting.batch
+        step = step.select(drafting.goes_on_R[step.active_A])
+        drafting.num_needed += len(step.active_A) > 0
+        if self._head is not None and step.earlier_estimates_A is not None:
+            places = batch.draft_slots_R[step.active_A], batch.tails_R[step.active_A] + depth - 1
+            known_A = self._head.known(step.earlier_estimates_A, places, is_first=depth == 0)
+            if depth and self._decides_after_pass:
+                self._ask(drafting, depth, known_A)
+                step, known_A = step.select(drafting.goes_on_R[step.active_A]), None
+            step = step._replace(earlier_estimates_A=known_A if depth else None)
+        drafting.last = step
+        tokens = tokens_of([step], columns_of([step]).numpy(), first_depth=depth)
+        drafting.seen.append(tokens)
+        drafting.num_drafted_R[step.active_A] = depth + 1
+        drafting.goes_on_R &= drafting.num_wanted_R > depth + 1
+        drafting.goes_on_R[step.active_A[self.is_stop_V[tokens.token_ids_T]]] = False
+        if drafting.looks and not self._decides_after_pass:
+            self._ask(drafting, depth + 1)
+
+    def _ask(self, drafting: _Drafting, depth: int, estimates_A: Tensor | None = None) -> None:
+        """Ask the policy which of those that go on do so; ``estimates``: of the last tokens of these."""
+        index_A, last = np.flatnonzero(drafting.goes_on_R), drafting.last
+        if drafting.batch.uses_policy and len(index_A):
+            last = last and last.select(drafting.goes_on_R[last.active_A])
+            wants_A = self._wants_more(drafting.batch, index_A, depth, last, estimates_A)
+            drafting.goes_on_R[index_A] = wants_A
+
+    def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
+        batch, index_A = super()._catch_up(draft_slots_A, positions_A)
+        if self._unknown is None:
+            return batch, index_A
+        token_ids_W, (slots_W, _) = self._unknown
+        line_of_slot = np.full(len(self._draft_state.num_committed), -1)
+        line_of_slot[slots_W] = np.arange(len(slots_W))
+        lines_A = line_of_slot[draft_slots_A]
+        is_unknown_A = lines_A >= 0
+        token_ids_T, index, lines = upload(
+            self._runner.device, batch.token_ids_T, index_A[is_unknown_A], lines_A[is_unknown_A]
+        )
+        # Where a next token is none, since the logits were not finite, any will do: nothing is kept.
+        token_ids_T[index] = token_ids_W[lines].clamp(min=0)
+        return FlatBatch(token_ids_T, batch.slots_T, batch.positions_T), index_A
+
+    def _receive(self, drafting: _Drafting, steps: list[Step]) -> list[Step]:
+        """Wait for the steps, which are on the host then, and for the next tokens: some sequences have
+        ended."""
+        unknown, self._unknown = self._unknown, None
+        if unknown is None:
+            return steps_of(steps, columns_of(steps).cpu())
+        columns = columns_of(steps) if steps else torch.zeros(0, device=unknown.token_ids_W.device)
+        numbers = torch.cat([columns.flatten(), unknown.token_ids_W.double()]).cpu()
+        ids_W = numbers[columns.numel() :].long().numpy()
+        self._draft_state.token_ids[unknown.places_W] = ids_W
+        is_over_R = np.isin(drafting.batch.draft_slots_R, unknown.places_W[0][self._is_last(ids_W)])
+        drafting.goes_on_R &= ~is_over_R
+        return steps_of(steps, numbers[: columns.numel()].view(columns.shape))
