@@ -19,7 +19,7 @@ LITTLE_MEMORY = (
 )
 HEADS = "tests/engine/test_heads.py"
 RUNS = "tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row"
-WAITS = "tests/gpu/test_waits.py::test_the_device_runs_dry_at_most_twice_in_a_draft_and_once_in_a_pass"
+WAITS = "tests/gpu/test_waits.py::test_the_host_waits_at_most_twice_for_a_draft_and_once_for_a_pass"
 HISTORIES = "tests/engine/test_histories.py"
 THRESHOLDS = "tests/policies/test_thresholds.py"
 HEAD_POLICIES = "tests/policies/test_heads.py"
@@ -289,15 +289,15 @@ ENGINE_FAULTS = (
     Mutant(
         name="heads-estimate-kept-with-next-token",
         file="engine/draft_features.py",
-        old="        self._features.keep_estimates(places, known_A)\n",
-        new="        self._features.keep_estimates((places[0], places[1] + 1), known_A)\n",
+        old="        self._features.keep_estimates(places, estimates_A.numpy())\n",
+        new="        self._features.keep_estimates((places[0], places[1] + 1), estimates_A.numpy())\n",
         tests=(HEADS + "::test_the_trace_has_the_head_s_estimates[greedy-none]",),
     ),
     Mutant(
         name="policy-told-heads-estimate-of-another-row",
         file="engine/draft_features.py",
-        old="return DraftFeatures.of_head(estimates_A)",
-        new="return DraftFeatures.of_head(np.roll(estimates_A, 1))",
+        old="return DraftFeatures.of_head(estimates_A.numpy())",
+        new="return DraftFeatures.of_head(np.roll(estimates_A.numpy(), 1))",
         tests=(SPRINTER,),
     ),
     Mutant(
