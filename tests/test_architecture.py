@@ -186,4 +186,4 @@ def test_files_can_be_read_in_one_sitting() -> None:
 def test_a_policy_is_a_module_and_a_line_of_the_registry() -> None:
     """Each in a module of its own name, which --policy offers."""
     assert {policy.__module__.rpartition(".")[2] for policy in POLICIES.values()} == set(POLICIES)
-    assert set(get_args(get_type_hints(GenerateConfig)["policy"])) == {*POLICIES, "none"}
+    assert set(get_args(get_type_hints(GenerateConfig)["policy"])) == {*POLICIES, "auto", "none"}

@@ -20,6 +20,9 @@ from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import needs_costs, uses_features
 
+# Of the pair, in the choice of how far a draft works ahead in every round of a run.
+ASSUMED_ACCEPTANCE = 0.8
+
 logger = logging.getLogger(__name__)
 
 
@@ -161,6 +164,7 @@ def separate_orders(
             num_rows=order.num_slots,
             max_draft_tokens=order.choice.max_draft_tokens,
             num_branches=count,
+            acceptance=ASSUMED_ACCEPTANCE,
         )
         if orders[-1].ahead != ahead:
             orders.append(dataclasses.replace(orders[0], ahead=ahead))

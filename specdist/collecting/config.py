@@ -97,6 +97,7 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
         return GenerateConfig(
             output=str(Path(self.output) / RESPONSES_FOLDER),
             policy="fixed",
+            overlap="none",
             limit=self.limit,
             rows_per_shard=self.rows_per_shard,
             overwrite=self.overwrite,

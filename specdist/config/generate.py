@@ -20,7 +20,14 @@ from specdist.policies.choice import (
     most_draft_tokens,
     resolve_policy_options,
 )
-from specdist.policies.registry import HEAD_KINDS, HEAD_POLICIES, OPTION_NAMES, PolicyName, needs_costs
+from specdist.policies.registry import (
+    AUTO,
+    HEAD_KINDS,
+    HEAD_POLICIES,
+    OPTION_NAMES,
+    PolicyName,
+    needs_costs,
+)
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,21 +51,25 @@ class SpeculationOptions:
 
     _argument_group_name = "Speculation"
 
-    policy: PolicyName = option("fixed", help="how many tokens to draft per round; none = target only")
+    policy: PolicyName = option(
+        AUTO,
+        help="how many tokens to draft per round; auto = goodput, which learns what pays; none = target only",
+    )
     acceptance: Literal["rejection", "gumbel"] = option(
         "rejection",
         help="rejection = highest acceptance; gumbel = the tokens that the target alone would sample with "
         "this seed, whatever the draft",
     )
-    overlap: Literal["none", "ahead"] = option(
-        "none",
-        help="ahead = the draft, on a rank of its own, keeps drafting while the target verifies; none = they "
-        "take turns",
+    overlap: Literal["auto", "none", "ahead"] = option(
+        AUTO,
+        help="none = target and draft take turns; ahead = the draft, on a rank of its own, keeps drafting "
+        "while the target verifies; auto = with such a rank every round is whichever is faster by measured "
+        "times and learned acceptance, or plain decoding, in which the draft is not asked",
     )
     num_branches: int | None = option(
         None,
-        help="branches that --overlap ahead prepares per sequence for likely misses; 0 = none (default: from "
-        "measured times)",
+        help="branches per sequence that a draft working ahead prepares for likely misses; 0 = none "
+        "(default: as many as pay)",
     )
     head: str | None = option(
         None,
@@ -155,6 +166,8 @@ class GenerateConfig(
     def _resolve_policy(self) -> None:
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
+        if self.policy == AUTO:
+            self.policy = "none" if self.draft is None else "goodput"
         if self.draft is None and self.policy not in ("fixed", "none"):
             raise UserError(
                 f"--policy {self.policy} needs a draft model, and none was given: name one with --draft, or "
@@ -209,13 +222,19 @@ class GenerateConfig(
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether the draft works while the target does, on a rank of its own."""
+        """Whether a draft on a rank of its own works while the target does, in every round."""
         return self.uses_draft and self.overlap == "ahead"
+
+    @property
+    def chooses_rounds(self) -> bool:
+        """Whether a draft on a rank of its own chooses what every round does. A lossy run takes turns: its
+        tokens depend on where blocks end."""
+        return self.uses_draft and self.overlap == AUTO and self.is_exact
 
     @property
     def needs_costs(self) -> bool:
         """Whether decisions of the run depend on times of passes, which are measured before it."""
-        return self.drafts_ahead or needs_costs(self.policy)
+        return self.drafts_ahead or self.chooses_rounds or needs_costs(self.policy)
 
     @property
     def policy_options(self) -> dict[str, float]:
@@ -264,8 +283,8 @@ class GenerateConfig(
                 for name, value in given.items()
                 if value is not None
             ]
-        if self.num_branches is not None and not self.drafts_ahead:
-            found.append(f"--num_branches {self.num_branches} has no effect without --overlap ahead")
+        if self.num_branches is not None and not (self.drafts_ahead or self.chooses_rounds):
+            found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):
             found.append(
                 "--top_k and --top_p have no effect with --temperature 0, which always takes the likeliest "

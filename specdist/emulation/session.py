@@ -23,7 +23,7 @@ from specdist.emulation.sides import (
     new_draft,
     timeline,
 )
-from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.no_draft import NoDraft
@@ -147,7 +147,7 @@ class Replica:
     @contextlib.contextmanager
     def _proposer(self, order: EmulatedOrder, *, on_own_rank: bool) -> Iterator[Proposer]:
         if not order.choice.max_draft_tokens:
-            yield NoDraft(order.assembly.scheduling.num_slots)
+            yield NoDraft()
         elif on_own_rank:
             assert self._rank is not None
             self._rank.build(order)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from specdist.cache.pages import PageTable
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
-from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
@@ -21,6 +22,7 @@ from specdist.engine.verify import LocalTarget
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import RoundChooser
 
 # Default number of tokens per page of the cache.
 PAGE_SIZE = 16
@@ -35,7 +37,8 @@ class Assembly:
         scheduling: limits of the batch; its number of slots is also that of the caches.
         num_pages: of the page table that both models' caches follow.
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
-        ahead: what the draft does while the target verifies.
+        ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
+            round does, the most that it may do.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
     """
 
@@ -47,6 +50,7 @@ class Assembly:
     page_size: int = PAGE_SIZE
     max_cache_len: int | None = None
     ahead: DraftAhead = field(default_factory=DraftAhead)
+    chooser: RoundChooser | None = None
     is_traced: bool = False
     trusts_draft: bool = False
 
@@ -72,9 +76,14 @@ class Assembly:
         return LocalTarget(runner, settings=self.settings, vocab_size=self.vocab_size)
 
     def draft_worker(
-        self, runner: ModelRunner, policy: LengthPolicy, clock: Timeline | None = None
+        self,
+        runner: ModelRunner,
+        policy: LengthPolicy,
+        clock: Timeline | None = None,
+        *,
+        ahead: DraftAhead | None = None,
     ) -> DraftWorker:
-        """A draft without sequences."""
+        """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's."""
         return DraftWorker(
             runner,
             policy,
@@ -83,7 +92,8 @@ class Assembly:
             stop_token_ids=self.stop_rules.token_ids,
             num_slots=self.scheduling.num_slots,
             max_seq_len=self.scheduling.max_seq_len,
-            ahead=self.ahead,
+            ahead=self.ahead if ahead is None else ahead,
+            chooser=self.chooser if ahead is None else None,
             is_traced=self.is_traced,
             clock=clock,
         )
@@ -93,7 +103,7 @@ class Assembly:
     ) -> Proposer:
         """The draft in the target's process; without a runner, target-only generation."""
         if runner is None or not policy.max_draft_tokens:
-            return NoDraft(self.scheduling.num_slots)
+            return NoDraft()
         return ColocatedDraft(self.draft_worker(runner, policy, clock))
 
     def engine(

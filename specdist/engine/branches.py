@@ -79,6 +79,7 @@ class BranchTable:
         lengths_S: np.ndarray,
         branch_estimates: BranchEstimates,
         is_excluded_NA: np.ndarray,
+        num_branches: int,
     ) -> Branches:
         """The best branches of every slot, at its ``lengths`` drafted tokens from position ``begins`` on."""
         offsets_N = arange_segments(lengths_S)
@@ -91,7 +92,7 @@ class BranchTable:
         chances_NA = np.where(is_excluded_NA, 0, branch_estimates.chances_NA)
         scores[lines_N, offsets_N] = reached[:, None] * chances_NA
         flat = scores.reshape(len(slots_S), -1)
-        best = np.argsort(-flat, axis=1, kind="stable")[:, : self.num_branches]
+        best = np.argsort(-flat, axis=1, kind="stable")[:, :num_branches]
         lines_B, places_B = np.nonzero(np.take_along_axis(flat, best, axis=1) > 0)
         chosen_B = best[lines_B, places_B]
         offsets_B, columns_B = np.divmod(chosen_B, num_ids)

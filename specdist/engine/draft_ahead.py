@@ -22,12 +22,14 @@ from specdist.engine.draft_loop import DraftBatch, DraftLoop, DraftState, places
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.proposals import DRAW, ProposalRequest
 from specdist.engine.reports import AheadReport, TracedDrafts
+from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, DraftFeatures, LengthPolicy, RoundContext
 from specdist.sampling.branch_estimates import estimate_branches
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
 from specdist.sampling.uploads import upload
+from specdist.theory.rounds import RoundChooser, RoundShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +76,16 @@ class FirstAhead:
 
 
 class AheadDrafter:
-    """Drafts ahead, and keeps the branches. Does nothing where ``ahead`` has no tokens."""
+    """Drafts ahead, and keeps the branches. Does nothing where ``ahead`` has no tokens.
+
+    ``ahead`` is what every round does, or the most that any may do where a ``chooser`` decides.
+    """
 
     def __init__(
         self,
         runner: ModelRunner,
         ahead: DraftAhead,
+        chooser: RoundChooser | None,
         policy: LengthPolicy,
         draft_state: DraftState,
         draft_loop: DraftLoop,
@@ -88,7 +94,10 @@ class AheadDrafter:
         is_traced: bool,
     ) -> None:
         self._runner = runner
-        self._ahead = ahead
+        self.is_on = ahead.num_tokens > 0
+        self._chooser = chooser
+        # What the draft does in this round; without a chooser, in every round.
+        self._shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
         self._draft_state = draft_state
         self._draft_loop = draft_loop
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
@@ -96,9 +105,64 @@ class AheadDrafter:
         self._is_traced = is_traced
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
-    @property
-    def is_on(self) -> bool:
-        return self._ahead.num_tokens > 0
+    def begin_round(self, request: ProposalRequest) -> None:
+        """Choose what to do in this round. To be called when the last round is resolved."""
+        if self._chooser is None:
+            return
+        state, slots_R = self._draft_state, request.slots_R
+        self._chooser.observe_pass(len(request.context), len(slots_R) + int(request.num_accepted_R.sum()))
+        # In a round of prompts alone their sequences count: they are drafted ahead of at once.
+        slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
+        is_pending = state.num_candidates[slots_R].any() or request.num_redraft_R.any()
+        self._shape = self._chooser.choose(
+            max(1, len(slots)),
+            float(state.num_committed[slots].mean()) if len(slots) else 0.0,
+            is_pending=bool(is_pending),
+        )
+
+    def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, bool]]:
+        """The most candidates [R] to draft before the reply, and whether the policy has a say; in one or
+        several goes."""
+        if not self.is_on:
+            return [(request.draft_now_R, True)]
+        redraft_R = request.num_redraft_R
+        if self._chooser is None or not self._shape.drafts_now:
+            return [(redraft_R, False)]
+        num_ready_R = self._draft_state.num_candidates[request.slots_R]
+        room_R = np.where(redraft_R, 0, np.maximum(0, request.draft_now_R - num_ready_R))
+        return [(redraft_R, False), (room_R, True)] if redraft_R.any() else [(room_R, True)]
+
+    def observe(self, num_accepted_R: np.ndarray, is_rejected_R: np.ndarray) -> None:
+        """The target has verified so many accepted tokens of each sequence, and perhaps a rejected one."""
+        if self._chooser is not None:
+            self._chooser.observe(int(num_accepted_R.sum()), int(is_rejected_R.sum()))
+
+    def num_rounds_alone(self, slots_R: np.ndarray) -> int:
+        """Rounds in which the target need not ask; 0 while it has anything to verify."""
+        is_pending = (
+            self._draft_state.num_candidates[slots_R].any() or self._draft_state.num_ahead[slots_R].any()
+        )
+        return 0 if is_pending or self._shape.num_ahead else self._shape.num_rounds_alone
+
+    def take_missed(self, missed: FlatBatch) -> None:
+        """Next tokens that the target has sampled alone, without anything drafted."""
+        if len(missed):
+            places, state = (missed.slots_T, missed.positions_T), self._draft_state
+            state.put_undrafted(places, np.asarray(missed.token_ids_T))
+            # Positions ascend within a slot, so the last write is the largest.
+            state.num_committed[missed.slots_T] = missed.positions_T + 1
+            state.num_candidates[missed.slots_T] = state.num_ahead[missed.slots_T] = 0
+
+    def follow(self, request: ProposalRequest) -> None:
+        """The target decodes alone: run the tokens that the cache lacks, without logits."""
+        state, slots_R = self._draft_state, request.slots_R
+        if self._chooser is not None:
+            self._chooser.observe_pass(len(request.context), len(request.missed))
+        if len(slots_R):
+            ends_R = state.num_committed[slots_R]
+            batch, _ = state.catch_up(slots_R, ends_R)
+            self._runner.forward(batch, [])
+            state.num_computed[slots_R] = ends_R
 
     def verify_first(self, request: ProposalRequest, positions_R: np.ndarray) -> FirstAhead:
         """Verify each sequence's ``a_1``, if it has one and all candidates before it were accepted.
@@ -161,6 +225,11 @@ class AheadDrafter:
             state.num_computed[slots_B] = positions_B + lengths_B
             state.num_candidates[slots_B] = lengths_B
         branches.drop(slots_R)
+        if self._chooser is not None:
+            is_missed_R = ~first.is_hit_R & (num_branches_R > 0)
+            self._chooser.observe_misses(
+                self._shape.num_branches, int(is_missed_R.sum()), int((ranks_R > 0).sum())
+            )
         return AheadReport(
             num_tokens_R=first.num_ahead_R,
             is_hit_R=first.is_hit_R,
@@ -169,34 +238,41 @@ class AheadDrafter:
             branch_ranks_R=ranks_R,
         )
 
-    def hold_back(self, slots_R: np.ndarray, num_other_tokens: int) -> None:
-        """Candidates that are not worth the target's time are kept as tokens drafted ahead: the next round
-        verifies them by the same rule."""
-        if self._batch_policy is None or not self.is_on:
+    def hold_back(self, request: ProposalRequest, round: RoundContext) -> None:
+        """Candidates that are not worth the target's time, or have no room in its pass, are kept as tokens
+        drafted ahead: the next round verifies them by the same rule."""
+        if not self.is_on:
             return
-        state = self._draft_state
+        state, slots_R = self._draft_state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
-        places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
-        num_kept_R = self._batch_policy.num_to_verify(
-            state.features.at(places_C), num_ready_R, num_other_tokens
-        )
+        num_kept_R = np.minimum(num_ready_R, request.draft_now_R)
+        if self._batch_policy is not None and self._shape.num_ahead:
+            places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
+            worth_R = self._batch_policy.num_to_verify(state.features.at(places_C), num_ready_R, round)
+            num_kept_R = np.minimum(num_kept_R, worth_R)
         state.num_candidates[slots_R] = num_kept_R
         state.num_ahead[slots_R] = num_ready_R - num_kept_R
 
     def draft(self, request: ProposalRequest) -> None:
-        """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side.
+        """Draft ``a_1`` of every sequence, then the tokens after it and its branches side by side; nothing in
+        a round without work ahead.
 
         A sequence whose context is complete in the target's pass is drafted ahead of at once: its first token
         is a next token like any other. A resumed one is not: its next token was sampled before it was
         preempted.
         """
+        if not self._shape.num_ahead:
+            return
         state = self._draft_state
         contexts = np.unique(request.context.slots_T)
         complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
         slots_S = np.r_[request.slots_R, complete].astype(np.int64)
         num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
         round = RoundContext(
-            num_rows=len(slots_S), num_pass_tokens=num_block_tokens + len(request.context), is_ahead=True
+            num_rows=len(slots_S),
+            num_pass_tokens=num_block_tokens + len(request.context),
+            num_context_tokens=float(state.num_committed[slots_S].mean()) if len(slots_S) else 0.0,
+            is_ahead=True,
         )
         num_left_S = state.num_ahead[slots_S]
         tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
@@ -214,13 +290,13 @@ class AheadDrafter:
         )
         state.num_ahead[slots_S] = num_ahead_S = num_left_S + num_first_S
         branches = self._choose_branches(slots_S, np.minimum(num_ahead_S, 1))
-        num_more_S = np.where(num_ahead_S > 0, np.maximum(self._ahead.num_tokens - num_ahead_S, 0), 0)
+        num_more_S = np.where(num_ahead_S > 0, np.maximum(self._shape.num_ahead - num_ahead_S, 0), 0)
         tails_S = tails_S + num_first_S
         draft_batch = DraftBatch(
             draft_slots_R=np.r_[slots_S, branches.draft_slots_B],
             slots_R=np.r_[slots_S, branches.slots_B],
             tails_R=np.r_[tails_S, branches.positions_B + 1],
-            num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self._ahead.num_tokens - 1)],
+            num_wanted_R=np.r_[num_more_S, np.full(len(branches.slots_B), self._shape.num_ahead - 1)],
             reach_R=np.r_[np.ones(len(slots_S)), branches.chances_B],
             round=round,
         )
@@ -238,10 +314,11 @@ class AheadDrafter:
         begins_S = state.num_committed[slots_S]
         lengths_S = state.num_candidates[slots_S] + num_first_S
         places_N = places_from(slots_S, begins_S, lengths_S)
-        if not self._branches.num_branches or self._ahead.num_tokens == 1 or not len(places_N[0]):
+        num_branches = self._shape.num_branches
+        if not num_branches or self._shape.num_ahead == 1 or not len(places_N[0]):
             return NO_BRANCHES
         branch_estimates = estimate_branches(
-            state.scores.at(*places_N), state.token_ids[places_N], self._settings, self._branches.num_branches
+            state.scores.at(*places_N), state.token_ids[places_N], self._settings, num_branches
         )
         is_last_N = places_N[1] + 2 >= state.max_lengths[places_N[0]]
         branches = self._branches.choose(
@@ -251,6 +328,7 @@ class AheadDrafter:
             branch_estimates,
             # Nothing can follow a stop token, or the last token that a sequence may have.
             self._draft_loop.is_stop_V[branch_estimates.alternative_ids_NA] | is_last_N[:, None],
+            num_branches,
         )
         draft_slots_B, slots_B, positions_B = branches.draft_slots_B, branches.slots_B, branches.positions_B
         state.put_undrafted((draft_slots_B, positions_B), branches.token_ids_B)

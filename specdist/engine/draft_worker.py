@@ -33,6 +33,7 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.rejection_sampler import sample_next_tokens
+from specdist.theory.rounds import RoundChooser
 
 
 class DraftWorker:
@@ -49,11 +50,13 @@ class DraftWorker:
         num_slots: int,
         max_seq_len: int,
         ahead: DraftAhead | None = None,
+        chooser: RoundChooser | None = None,
         is_traced: bool = False,
         clock: Timeline | None = None,
     ) -> None:
         """With branches, the runner must have been allocated with slots for them.
 
+        ``chooser`` chooses every round's work, at most that of ``ahead``.
         ``clock``: by default one on which all time outside this model's work is idle.
         """
         self._runner = runner
@@ -82,8 +85,9 @@ class DraftWorker:
             is_traced=is_traced,
         )
         self._ahead = AheadDrafter(
-            runner, ahead, policy, self._draft_state, self._draft_loop, settings=settings, is_traced=is_traced
-        )
+            runner, ahead, chooser, policy, self._draft_state, self._draft_loop, settings=settings,
+            is_traced=is_traced,
+        )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
 
@@ -100,23 +104,30 @@ class DraftWorker:
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
         report = self._ahead.adopt_branches(slots_R, first)
+        self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
         state.scores.forget_but(places_from(slots_R, first_R, state.num_candidates[slots_R]))
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
-        num_other_tokens = len(slots_R) + len(request.context)
-        state.num_candidates[slots_R] += self._draft_loop.extend(
-            DraftBatch(
-                draft_slots_R=slots_R,
-                slots_R=slots_R,
-                tails_R=first_R + state.num_candidates[slots_R],
-                num_wanted_R=request.draft_now_R,
-                reach_R=np.ones(len(slots_R)),
-                round=RoundContext(num_rows=len(slots_R), num_pass_tokens=num_other_tokens, is_ahead=False),
-                uses_policy=not self._ahead.is_on,
-            )
+        round = RoundContext(
+            num_rows=len(slots_R),
+            num_pass_tokens=len(slots_R) + len(request.context),
+            num_context_tokens=float(first_R.mean()) if len(first_R) else 0.0,
+            is_ahead=False,
         )
-        self._ahead.hold_back(slots_R, num_other_tokens)
+        for num_wanted_R, uses_policy in self._ahead.wanted_now(request):
+            state.num_candidates[slots_R] += self._draft_loop.extend(
+                DraftBatch(
+                    draft_slots_R=slots_R,
+                    slots_R=slots_R,
+                    tails_R=first_R + state.num_candidates[slots_R],
+                    num_wanted_R=num_wanted_R,
+                    reach_R=np.ones(len(slots_R)),
+                    round=round,
+                    uses_policy=uses_policy,
+                )
+            )
+        self._ahead.hold_back(request, round)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
@@ -129,18 +140,21 @@ class DraftWorker:
             draft_pass_sizes_P=pass_sizes_P,
             times=RoleTimes(),
             draft_steps=draft_steps,
+            num_rounds_alone=self._ahead.num_rounds_alone(slots_R),
             traced=first.traced(state.features.at(places_C)),
         )
 
     def _resolve(self, request: ProposalRequest) -> FirstAhead:
         """Commit the accepted candidates and the next token after them."""
         state, slots_R, num_accepted_R = self._draft_state, request.slots_R, request.num_accepted_R
+        self._ahead.take_missed(request.missed)
         begins_R, num_candidates_R = state.num_committed[slots_R], state.num_candidates[slots_R]
         positions_R = begins_R + num_accepted_R
         first = self._ahead.verify_first(request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
         self._histories.observe(slots_R, num_candidates_R, num_accepted_R)
+        self._ahead.observe(num_accepted_R + is_hit_R, is_rejected_R)
         if self._batch_policy is not None:
             num_verified_R = num_accepted_R + (is_rejected_R | is_hit_R)
             self._batch_policy.observe_tokens(
@@ -171,9 +185,17 @@ class DraftWorker:
         """After the reply, while the target runs its pass: run that pass's contexts, then draft ahead."""
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
-        if self._ahead.is_on:
-            with self._clock.phase("draft"):
-                self._ahead.draft(request)
+        with self._clock.phase("draft"):
+            self._ahead.draft(request)
+
+    def follow(self, request: ProposalRequest) -> None:
+        """A round in which the draft was not asked: run what its cache lacks, and the contexts."""
+        self._undo.begin()
+        with self._clock.phase("prefill"):
+            self._runner.update_pages(request.page_updates)
+            self._ahead.take_missed(request.missed)
+            self._open_and_prefill(request)
+            self._ahead.follow(request)
 
     def _open_and_prefill(self, request: ProposalRequest) -> None:
         """Put the preempted sequences' histories aside, begin the new sequences, and run the contexts."""
@@ -197,23 +219,3 @@ class DraftWorker:
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""
         self._undo.recover(has_replied=has_replied)
-
-
-class ColocatedDraft:
-    """The proposer of a draft in the target's own process: target and draft take turns."""
-
-    def __init__(self, draft: DraftWorker) -> None:
-        self._draft = draft
-
-    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
-        del clock  # the target is idle all the while
-        try:
-            reply = self._draft.respond(request)
-            self._draft.prefill_and_draft_ahead(request)
-        except (RuntimeError, MemoryError):
-            self._draft.recover(has_replied=False)
-            raise
-        return reply
-
-    def close(self) -> None:
-        """Nothing to do: no other rank waits."""

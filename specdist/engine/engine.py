@@ -130,7 +130,7 @@ class Engine:
         )
 
     def _draft_request(self, plan: RoundPlan) -> ProposalRequest:
-        """How the last round ended, and how many candidates are wanted in this one."""
+        """How the last round ended, and how many candidates there may be in this one."""
         sequences = plan.decoding
         next_token_ids = [DRAW if s.forced_next_token is None else s.forced_next_token for s in sequences]
         next_token_ids_R = np.array(next_token_ids, np.int64)
@@ -142,17 +142,15 @@ class Engine:
             if known_ids is not None:
                 next_token_ids_R[next_token_ids_R == DRAW] = known_ids.cpu().numpy()
                 next_distributions = None
-        # A draft that works ahead is not waited for: only a resumed sequence's candidates are drafted anew.
-        draft_now = plan.draft_limits
-        if self.scheduler.settings.num_ahead_tokens:
-            draft_now = [sequence.num_redraft for sequence in sequences]
         return ProposalRequest(
             page_updates=plan.page_updates,
             slots_R=np.array([sequence.slot for sequence in sequences], np.int64),
             num_accepted_R=np.array([sequence.num_accepted for sequence in sequences], np.int64),
             next_token_ids_R=next_token_ids_R,
-            draft_now_R=np.array(draft_now, np.int64),
+            draft_now_R=np.array(plan.draft_limits, np.int64),
+            num_redraft_R=np.array([sequence.num_redraft for sequence in sequences], np.int64),
             next_distributions_W=next_distributions,
+            sequences=sequences,
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
             opened=OpenedSequences.of(plan.opened),
             context=flat_batch([], plan.chunks),

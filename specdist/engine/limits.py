@@ -16,12 +16,21 @@ class SchedulerSettings:
     max_new_tokens: int
     max_seq_len: int
     seed: int
+    shares_room: bool = False
 
     @property
     def num_slots(self) -> int:
         """Sequences in flight. Each must always get its whole block into a pass, or the lengths of its
-        blocks, and with them its tokens, would depend on the other sequences."""
-        return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // (self.max_draft_tokens + 1)))
+        blocks, and with them its tokens, would depend on the other sequences; unless they may
+        (``shares_room``): then blocks share half of the tokens, and prompts have the other half."""
+        block = 2 if self.shares_room else self.max_draft_tokens + 1
+        return max(1, min(self.max_num_seqs, self.max_num_batched_tokens // block))
+
+    def most_candidates(self, num_rows: int) -> int:
+        """Of each of so many sequences, in one pass."""
+        if not self.shares_room:
+            return self.max_draft_tokens
+        return max(0, min(self.max_draft_tokens, self.max_num_batched_tokens // (2 * num_rows) - 1))
 
     def halved(self) -> SchedulerSettings:
         """Half the sequences and tokens, but at least one sequence and its block."""

@@ -23,6 +23,7 @@ from specdist.stats.shard import AheadOutcome
 # In a token id's place: to be sampled.
 DRAW = -1
 NO_CONTEXT = -1
+NOTHING_MISSED = FlatBatch(*np.zeros((3, 0), np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ class ProposalRequest:
         slots_R, num_accepted_R: how many candidates of its last block each sequence keeps.
         next_token_ids_R: the token after them where it is known (one-hot distributions, or a resumed
             sequence), else ``DRAW``.
-        draft_now_R: most candidates to draft before the reply, beyond those drafted ahead. When the draft
-            works ahead, this is 0 except for resumed sequences.
+        draft_now_R, num_redraft_R: most candidates, and for a resumed sequence as many as it had before.
+        missed: next tokens of rounds in which the draft was not asked.
         next_distributions_W: the target's distributions for the ``DRAW`` sequences, in order.
         suspended_slots: of sequences that were preempted; a slot may have a new sequence already.
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
@@ -74,11 +75,14 @@ class ProposalRequest:
     num_accepted_R: np.ndarray
     next_token_ids_R: np.ndarray
     draft_now_R: np.ndarray
+    num_redraft_R: np.ndarray
     suspended_slots: np.ndarray
     opened: OpenedSequences
     context: FlatBatch
+    missed: FlatBatch = NOTHING_MISSED
     # A tensor, sent separately.
     next_distributions_W: Distributions | None = not_sent()
+    sequences: list[Sequence] = not_sent(())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,7 @@ class Block:
 @dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each sequence's next token, and the candidates after it with their draft probabilities.
+    ``num_rounds_alone``: nothing is drafted, and the target need not ask for so many rounds.
 
     For the statistics: ``draft_pass_sizes_P`` (tokens of each pass since the last reply), ``draft_steps``,
     ``times`` and ``traffic``.
@@ -126,6 +131,7 @@ class ProposalReply:
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
     draft_steps: DraftSteps = NO_DRAFT_STEPS
+    num_rounds_alone: int = 0
     traced: TracedDrafts | None = None
     traffic: Traffic = not_sent(Traffic())
 

@@ -23,7 +23,7 @@ from specdist.engine.wire import wire_from, wire_to
 from specdist.sampling.distributions import Dense
 from specdist.utils.errors import first_line
 
-REQUEST, CLOSE = 0, 1
+REQUEST, CLOSE, NEWS = 0, 1, 2
 
 
 class RemoteDraft:
@@ -49,6 +49,10 @@ class RemoteDraft:
             reply = unpack(ProposalReply, arrays)
         return dataclasses.replace(reply, traffic=self._traffic() - before)
 
+    def tell(self, request: ProposalRequest) -> None:
+        """A round in which the draft was not asked; there is no reply."""
+        self._requests.send([np.array([NEWS, self._group]), *pack(request)])
+
     def _traffic(self) -> Traffic:
         wires = (self._requests, self._replies)
         return Traffic(sum(wire.num_messages for wire in wires), sum(wire.num_bytes for wire in wires))
@@ -62,8 +66,9 @@ def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: i
     target runs its pass.
 
     ``clock`` is shared by all the drafts; time outside its phases counts as transfer. A reply to one group
-    carries the times since the last reply to any group. If memory runs out before the reply, the reply is the
-    error; if it runs out after the reply, the reply to the next request is.
+    carries the times since the last reply to any group. News of rounds without the draft get no reply. If
+    memory runs out before the reply, the reply is the error; if it runs out after the reply, or over news,
+    the reply to the next request is.
     """
     requests, replies = wire_from(rank0), wire_to(rank0)
     is_open = set(drafts)
@@ -78,14 +83,16 @@ def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: i
             continue
         draft = drafts[group]
         request = unpack(ProposalRequest, arrays[1:])
+        has_replied = kind == NEWS
         num_drawn = int((request.next_token_ids_R == DRAW).sum())
         if num_drawn:
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
             requests.transfer(rows_WV)
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
-        has_replied = False
         try:
-            if group not in errors:
+            if group not in errors and kind == NEWS:
+                draft.follow(request)
+            elif group not in errors:
                 replies.send(pack(draft.respond(request)))
                 has_replied = True
                 draft.prefill_and_draft_ahead(request)

@@ -115,12 +115,13 @@ class Scheduler:
         """
         limits: dict[int, int] = {}
         suspended_slots: list[int] = []
+        most = self.settings.most_candidates(max(1, len(self.running)))
         for sequence in list(self.running):
             if sequence.slot < 0 or sequence.is_prefilling:
                 continue
             length = len(sequence.token_ids)
             # One more token always follows the accepted candidates.
-            limit = max(0, min(self.settings.max_draft_tokens, sequence.max_length - length - 2))
+            limit = max(0, min(most, sequence.max_length - length - 2))
             limits[sequence.order] = limit
             reach = min(length + 1 + limit + self.settings.num_ahead_tokens, sequence.max_length)
             while sequence.slot >= 0 and not self._pages.extend(sequence.slot, reach):

@@ -1,4 +1,4 @@
-"""Measures the costs of passes, and derives from them how far the draft works ahead.
+"""Measures the costs of passes, on which policies and the work of a draft on its own rank depend.
 
 The costs are frozen into the manifest: a restart reads them instead of measuring again, so that it repeats
 the same run.
@@ -7,7 +7,7 @@ the same run.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -26,14 +26,16 @@ from specdist.theory.formulas import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 9
-# Acceptance assumed of a pair before anything was generated.
-PRIOR_ACCEPTANCE = 0.8
+# A second context, at which a few passes are measured: at least this long, and longer than the first.
+LONG_CONTEXT = 1024
+NUM_LONG_PASSES = 3
 
 
 def plan_ahead(
-    costs: CostModel, *, num_rows: int, max_draft_tokens: int, num_branches: int | None
+    costs: CostModel, *, num_rows: int, max_draft_tokens: int, num_branches: int | None, acceptance: float
 ) -> DraftAhead:
-    """The work ahead with the most expected tokens per second when ``num_rows`` sequences run.
+    """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
+    sequences run and tokens are accepted with this probability.
 
     A round takes the time of the target's pass or of the draft's steps meanwhile, whichever is longer. The
     first token ahead stands for a next token, the others are candidates. Branches take part in all steps but
@@ -51,7 +53,7 @@ def plan_ahead(
         wide_ns = float(costs.draft(num_rows * (1 + plan.num_branches)))
         drafting_ns = float(costs.draft(num_rows)) + (plan.num_tokens - 1) * wide_ns
         caught = caught_share(plan.num_branches)
-        num_tokens = tokens_per_pass_ahead(PRIOR_ACCEPTANCE, plan.num_tokens - 1, caught)
+        num_tokens = tokens_per_pass_ahead(acceptance, plan.num_tokens - 1, caught)
         return num_tokens / max(1.0, target_ns, drafting_ns)
 
     return max(plans, key=tokens_per_ns)
@@ -83,28 +85,76 @@ def measure_curve(
     # 1, 2, 4, ... and the largest.
     largest = num_rows * num_tokens_per_row
     sizes = [1 << power for power in range((largest - 1).bit_length())] + [largest]
-    times: list[list[int]] = [[] for _ in sizes]
-    # All sizes in turn, several times: a temporary disturbance of the machine affects all of them.
-    for _ in range(NUM_WARMUPS + NUM_PASSES):
-        for size, found in zip(sizes, times, strict=True):
-            found.append(_pass_ns(runner, finish, min(size, num_rows), size, num_context_tokens))
-    medians = [statistics.median(found[NUM_WARMUPS:]) for found in times]
+    medians = _medians(
+        NUM_PASSES,
+        [partial(_pass_ns, runner, finish, min(size, num_rows), size, num_context_tokens) for size in sizes],
+    )
     # A pass over fewer tokens cannot take longer than one over more: then it was disturbed.
     bounded = np.minimum.accumulate(medians[::-1])[::-1]
     return Curve(sizes, bounded.astype(int).tolist())
 
 
+def _medians(num_passes: int, measures: Sequence[Callable[[], int]]) -> list[float]:
+    """Of each measure. All in turn, several times: a temporary disturbance of the machine affects all."""
+    times: list[list[int]] = [[] for _ in measures]
+    for _ in range(NUM_WARMUPS + num_passes):
+        for measure, found in zip(measures, times, strict=True):
+            found.append(measure())
+    return [statistics.median(found[NUM_WARMUPS:]) for found in times]
+
+
+def context_slopes(
+    runner: ModelRunner,
+    finish: Callable[[Tensor], object],
+    *,
+    num_rows: int,
+    num_tokens_per_row: int,
+    num_context_tokens: int,
+    max_context_tokens: int,
+) -> tuple[float, float]:
+    """Nanoseconds that 1,000 more tokens of context add to a pass: for every row, and for every token.
+
+    Measured between the context of the curves and a longer one, or a shorter one where none is possible; with
+    one token per row and with several. All ranks of a sharded model must call it at the same time.
+    """
+    other = min(max(2 * num_context_tokens, LONG_CONTEXT), max_context_tokens)
+    if other <= num_context_tokens:
+        other = 0
+    shapes = [(context, num_rows * per_row) for context in (num_context_tokens, other)
+              for per_row in (1, num_tokens_per_row)]  # fmt: skip
+    measures = [partial(_pass_ns, runner, finish, num_rows, size, context) for context, size in shapes]
+    medians = np.array(_medians(NUM_LONG_PASSES, measures)).reshape(2, 2)
+    if other == num_context_tokens:
+        return 0.0, 0.0
+    one, several = (medians[1] - medians[0]) / (other - num_context_tokens) * 1000 / num_rows
+    per_token = 0.0
+    if num_tokens_per_row > 1:
+        per_token = min(max(0.0, (several - one) / (num_tokens_per_row - 1)), max(0.0, one))
+    return max(0.0, float(one) - per_token), float(per_token)
+
+
 def target_curve(runner: ModelRunner, settings: SamplingSettings, vocab_size: int, **sizes: int) -> Curve:
     """Times of the target's passes; ``sizes`` are those of :func:`measure_curve`."""
-    return measure_curve(runner, partial(verify_logits, settings=settings, vocab_size=vocab_size), **sizes)
+    return measure_curve(runner, target_work(settings, vocab_size), **sizes)
 
 
 def draft_curve(
     runner: ModelRunner, settings: SamplingSettings, vocab_size: int, *, uses_features: bool, **sizes: int
 ) -> Curve:
     """Times of the draft's steps; ``sizes`` are those of :func:`measure_curve`."""
-    draw = partial(draw_from_logits, settings=settings, vocab_size=vocab_size, uses_features=uses_features)
-    return measure_curve(runner, draw, **sizes)
+    return measure_curve(runner, draft_work(settings, vocab_size, uses_features=uses_features), **sizes)
+
+
+def target_work(settings: SamplingSettings, vocab_size: int) -> Callable[[Tensor], Tensor]:
+    """See :func:`verify_logits`."""
+    return partial(verify_logits, settings=settings, vocab_size=vocab_size)
+
+
+def draft_work(
+    settings: SamplingSettings, vocab_size: int, *, uses_features: bool
+) -> Callable[[Tensor], Tensor]:
+    """See :func:`draw_from_logits`."""
+    return partial(draw_from_logits, settings=settings, vocab_size=vocab_size, uses_features=uses_features)
 
 
 def verify_logits(logits_NV: Tensor, *, settings: SamplingSettings, vocab_size: int) -> Tensor:

@@ -150,6 +150,8 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
         max_new_tokens=config.max_new_tokens,
         max_seq_len=models.max_seq_len,
         seed=config.seed,
+        # Its block lengths depend on the batch anyway.
+        shares_room=config.policy == "goodput",
     )
     for _ in range(num_halvings):
         limits = limits.halved()
@@ -256,7 +258,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         **_head_fingerprint(config, models),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
-        "num_branches": config.num_branches if config.drafts_ahead else None,
+        "num_branches": config.num_branches if config.drafts_ahead or config.chooses_rounds else None,
         "temperature": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,
@@ -284,17 +286,17 @@ def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, An
     return found if config.verify is None else {**found, "verify": config.verify}
 
 
-def _reproducibility(config: GenerateConfig) -> str:
+def _reproducibility(config: GenerateConfig, topology: Topology) -> str:
     """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``distribution``: the
     same distribution.
 
     Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
     decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to
-    be verified.
+    be verified, unless every round chooses anew whether it does.
     """
-    is_coupled = config.temperature == 0 or config.acceptance == "gumbel"
-    depends_on_batch = config.policy == "goodput"
-    return "distribution" if depends_on_batch and not is_coupled and not config.drafts_ahead else "tokens"
+    depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
+    depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
+    return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 
 
 def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:
@@ -314,7 +316,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         # Until the loaded target has been checked.
         "exact": False,
         "flops_per_token": _flops_per_token(models),
-        "reproducibility": _reproducibility(config),
+        "reproducibility": _reproducibility(config, topology),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
         "head": models.head.description() if models.head else None,

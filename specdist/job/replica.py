@@ -12,13 +12,15 @@ import torch.distributed as dist
 from specdist.config.generate import GenerateConfig
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import DraftAhead
-from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
+from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.request import Request
 from specdist.engine.sequence import StopRules
@@ -28,8 +30,8 @@ from specdist.engine.timeline import Timeline
 from specdist.engine.verify import LocalTarget
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
-from specdist.job.costs import BRANCH_COUNTS, draft_curve, plan_ahead, target_curve
 from specdist.job.logs import quiet_libraries
+from specdist.job.measuring import TARGET_GROUP, measure_costs
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, broadcast_from_rank0, init_deepspeed
@@ -39,12 +41,11 @@ from specdist.models.loading import join_sharding, load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
 from specdist.policies.choice import build_policy
-from specdist.policies.costs import CostModel, Curve
-from specdist.policies.registry import uses_features
+from specdist.policies.costs import BRANCH_COUNTS, CostModel
+from specdist.policies.registry import needs_costs, uses_features
 from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import RoundChooser
 from specdist.utils.errors import UserError
-
-TARGET_GROUP = 0
 
 
 class Replica:
@@ -93,6 +94,7 @@ class Replica:
             self._together(self._check_loading)
         self._activity.begin("sizing the cache")
         self.ahead = DraftAhead()
+        self._chooser: RoundChooser | None = None
         self.num_pages = self._agree_on_pages()
         num_branch_slots, max_branch_tokens = self._room_for_branches()
         for runner in (self._target, self._draft):
@@ -100,7 +102,7 @@ class Replica:
                 self.assembly().allocate(
                     runner, num_branch_slots=num_branch_slots, max_branch_tokens=max_branch_tokens
                 )
-        self.costs = (frozen_costs or self._measure_costs()) if config.needs_costs else None
+        self.costs = (frozen_costs or self._measure_costs()) if self._needs_costs else None
         self._set_policy()
 
     def resample(self, config: GenerateConfig) -> None:
@@ -110,7 +112,7 @@ class Replica:
         """
         settings = self.settings
         self._set_sampling(config)
-        if config.needs_costs and self.settings != settings:
+        if self._needs_costs and self.settings != settings:
             self.costs = self._measure_costs()
         self._set_policy()
 
@@ -127,17 +129,41 @@ class Replica:
     def _set_policy(self) -> None:
         config = self._config
         self._policy = build_policy(config.policy_choice, self.costs, is_coupled=config.is_coupled)
-        self.ahead = DraftAhead()
-        if config.drafts_ahead:
+        self.ahead, self._chooser = DraftAhead(), None
+        if self._works_ahead:
             assert self.costs is not None
-            self.ahead = plan_ahead(
-                self.costs,
-                # Not the halved batch: block lengths depend on it, and must not depend on the memory.
-                num_rows=batch_limits(config, self._models).num_slots,
-                max_draft_tokens=self._scheduling.max_draft_tokens,
-                num_branches=config.num_branches,
+            self._chooser = self._new_chooser(self.costs)
+            self.ahead = DraftAhead(
+                num_tokens=self._scheduling.max_draft_tokens + 1, num_branches=max(self._branch_counts)
             )
             self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=self.ahead.num_tokens)
+
+    @property
+    def _works_ahead(self) -> bool:
+        """Whether rounds in which the draft works ahead are possible."""
+        may = self._config.drafts_ahead or self._config.chooses_rounds
+        return may and self._topology.has_draft_rank
+
+    @property
+    def _needs_costs(self) -> bool:
+        return self._works_ahead or needs_costs(self._config.policy)
+
+    @property
+    def _branch_counts(self) -> tuple[int, ...]:
+        """Numbers of branches per sequence to choose from."""
+        asked = self._config.num_branches
+        return BRANCH_COUNTS if asked is None else (asked,)
+
+    def _new_chooser(self, costs: CostModel) -> RoundChooser:
+        """It has learned nothing yet."""
+        choice = self._config.policy_choice
+        return RoundChooser(
+            costs,
+            max_draft_tokens=self._scheduling.max_draft_tokens,
+            fixed_length=choice.first_length if choice.policy == "fixed" else None,
+            branch_counts=self._branch_counts,
+            is_always_ahead=self._config.drafts_ahead,
+        )
 
     @property
     def num_slots(self) -> int:
@@ -201,6 +227,7 @@ class Replica:
             scheduling=self._scheduling,
             num_pages=self.num_pages,
             ahead=self.ahead,
+            chooser=self._chooser,
             is_traced=self._config.is_traced,
             trusts_draft=not self._config.is_exact,
         )
@@ -216,7 +243,7 @@ class Replica:
         return assembly.engine(
             requests,
             target=assembly.local_target(self.draft_runner),
-            proposer=NoDraft(self.num_slots),
+            proposer=NoDraft(),
             stats_recorder=StatsRecorder(),
         )
 
@@ -300,7 +327,7 @@ class Replica:
             scheduling=self._scheduling,
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
-            works_ahead=self._config.drafts_ahead,
+            works_ahead=self._works_ahead,
         )
         room = room_for_cache(
             self._config, self._models, self._topology, limits, target=self._target, draft=self._draft
@@ -318,54 +345,25 @@ class Replica:
         it is the most that the costs, which are not measured yet, may ask for."""
         if self._draft is None:
             return 0, 0
-        if not self._config.drafts_ahead:
+        if not self._works_ahead:
             return self._num_spare_branches, 1
-        asked = self._config.num_branches
-        most = BRANCH_COUNTS[-1] if asked is None else asked
-        return self.num_slots * most, self._scheduling.max_draft_tokens + 1
+        return self.num_slots * max(self._branch_counts), self._scheduling.max_draft_tokens + 1
 
     def _measure_costs(self) -> CostModel:
-        """Measured by target and draft, one after the other; of the target's ranks, rank 0's times count.
-
-        Measured at the same time they would slow each other down where they share a memory, more than in a
-        run.
-        """
+        """Of all ranks together; rank 0's are frozen and used by all."""
         self._activity.begin("measuring pass times")
-        settings, vocab_size = self.settings, self._models.vocab_size
-        num_block_tokens = self._scheduling.max_draft_tokens + 1
-        room = max(0, self._models.max_seq_len - num_block_tokens)
-        num_context_tokens = min(self._num_context_tokens, room)
-        target: Curve | None = None
-        draft: Curve | None = None
-        if self._target is not None:
-            target = target_curve(
-                self._target,
-                settings,
-                vocab_size,
-                num_rows=self.num_slots,
-                num_tokens_per_row=num_block_tokens,
-                num_context_tokens=num_context_tokens,
-            )
-        if dist.is_initialized():
-            dist.barrier()
-        if self._draft is not None:
-            num_branch_slots, _ = self._room_for_branches()
-            draft = draft_curve(
-                self._draft,
-                settings,
-                vocab_size,
-                uses_features=self._config.is_traced or uses_features(self._config.policy),
-                num_rows=self.num_slots + num_branch_slots,
-                num_tokens_per_row=1,
-                num_context_tokens=num_context_tokens,
-            )
-        curves = [(target, draft)]
-        if dist.is_initialized():
-            curves *= self._topology.world_size
-            dist.all_gather_object(curves, (target, draft))
-            target, draft = curves[RANK_ZERO][0], curves[self._topology.draft_rank][1]
-        assert target is not None and draft is not None
-        costs = CostModel(target, draft)
+        num_branch_slots, _ = self._room_for_branches()
+        costs = measure_costs(
+            self.assembly(),
+            self._topology,
+            target=self._target,
+            draft=self._draft,
+            num_branch_slots=num_branch_slots,
+            num_context_tokens=self._num_context_tokens,
+            max_seq_len=self._models.max_seq_len,
+            uses_features=self._config.is_traced or uses_features(self._config.policy),
+            asks_draft=self._works_ahead,
+        )
         if self._topology.is_rank0 and self._agree is not None:
             costs = self._agree(costs)
         return broadcast_from_rank0(self._topology, costs)
@@ -380,10 +378,13 @@ class Replica:
 
     def _proposer(self) -> Proposer:
         if not self._topology.uses_draft:
-            return NoDraft(self.num_slots)
+            return NoDraft()
         if self._topology.is_colocated:
             return ColocatedDraft(self._draft_worker())
-        return RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
+        draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
+        if not self._works_ahead:
+            return draft
+        return DraftOnDemand(draft, max_missed_tokens=self._scheduling.max_num_batched_tokens // 2)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
         return self.assembly().draft_worker(self.draft_runner, self._policy, clock)

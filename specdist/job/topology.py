@@ -60,6 +60,11 @@ class Topology:
         return COLLECTIVE_MARGIN + timedelta(seconds=min(self.rank_timeout_s, LONGEST_TIMEOUT_S))
 
     @property
+    def has_draft_rank(self) -> bool:
+        """Whether the draft is on a rank of its own."""
+        return self.uses_draft and self.world_size > 1
+
+    @property
     def role(self) -> str:
         """For log lines."""
         return self.role_of(self.rank)

@@ -124,6 +124,19 @@ class Planner:
                     found.append(best)
         return found
 
+    def most_per_gpu(self, mode: Mode, num_rows: int, *, num_idle: int = 0) -> float | None:
+        """The most tokens per second per GPU used of replicas with so many sequences at a time, or as many of
+        them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing to do."""
+        found = [
+            prediction.tokens_per_s / (tp_size + (mode in OWN_GPU) + num_idle)
+            for tp_size in self._tp_sizes(mode)
+            for length in ([0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1))
+            for most in [min(num_rows, self._fit(mode, tp_size, length).most_rows)]
+            if most > 0
+            for prediction in [self._predict(mode, tp_size, most, length)]
+        ]
+        return max(found, default=None)
+
     def fits(self) -> list[tuple[Mode, int, Fit]]:
         """The memory of every mode and number of ranks, whether it fits or not."""
         return [
@@ -168,15 +181,18 @@ class Planner:
                         num_replicas=min(num_replicas, self._work.num_prompts),
                         most_rows=room.most_rows,
                         fit=room,
-                        prediction=predict(
-                            self._costs(tp_size, num_rows),
-                            settings,
-                            prompt_tokens=self._work.prompt_tokens,
-                            output_tokens=self._work.output_tokens,
-                        ),
+                        prediction=self._predict(mode, tp_size, num_rows, length),
                         num_prompts=self._work.num_prompts,
                         output_tokens=self._work.output_tokens,
                     )
+
+    def _predict(self, mode: Mode, tp_size: int, num_rows: int, num_draft_tokens: int) -> Prediction:
+        return predict(
+            self._costs(tp_size, num_rows),
+            self._settings(mode, num_rows, num_draft_tokens),
+            prompt_tokens=self._work.prompt_tokens,
+            output_tokens=self._work.output_tokens,
+        )
 
     def _settings(self, mode: Mode, num_rows: int, num_draft_tokens: int) -> Settings:
         return Settings(

@@ -37,13 +37,9 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
     block = settings.num_draft_tokens + 1
     if settings.mode != "target only":
         options |= {
+            # How much it drafts, and when, is left to the run, which measures and learns.
             "draft": config.draft,
-            "policy": "fixed",
-            "num_draft_tokens": settings.num_draft_tokens,
-            "overlap": "ahead" if settings.is_ahead else "none",
         }
-    if settings.is_ahead:
-        options["num_branches"] = settings.num_branches
     options |= {
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
@@ -79,7 +75,12 @@ def run_yaml(options: dict[str, Any], command: str, launch: Sequence[str]) -> st
     if note is not None:
         lines.append(note)
     header = "".join(f"# {line}\n" for line in lines)
-    return header + yaml.safe_dump(options, sort_keys=False)
+    return header + options_yaml(options)
+
+
+def options_yaml(options: dict[str, Any]) -> str:
+    """One option a line."""
+    return yaml.safe_dump(options, sort_keys=False)
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

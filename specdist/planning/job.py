@@ -21,6 +21,7 @@ from specdist.planning.advise import Planner, Site, Work, recommend
 from specdist.planning.documents import (
     fit_document,
     longest_row,
+    options_yaml,
     plan_document,
     run_options,
     run_yaml,
@@ -32,6 +33,7 @@ from specdist.planning.measuring import measure_here
 from specdist.planning.options import PlanConfig
 from specdist.planning.report import memory_table, plan_table, reason, validation_table
 from specdist.planning.validate import validate
+from specdist.planning.worth import worth_per_gpu, worth_table
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
@@ -114,18 +116,29 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         output=config.output,
         on_cpu=config.gpu == HERE and local_device(config.device).type == "cpu",
     )
+    as_yaml = []
     if config.output_config is not None:
         _write_config(config.output_config, run_yaml(options, command, launch.lines()))
+    else:
+        as_yaml = [
+            f"The same options as a file for --config (--output_config writes it):\n{options_yaml(options)}"
+        ]
     longest = longest_row(chosen, work, max_positions)
+    worth = []
+    if draft is not None:
+        worth = worth_per_gpu(target, draft, site, work, compares=config.compare_gpus)
     parts += [
         plan_table(plans, chosen),
         reason(plans, chosen, target, site),
+        *([worth_table(worth)] if worth else []),
         f"Prompt and completion may have {longest:,} tokens together; a longer prompt becomes an error row.",
         "\n".join([*launch.lines(), *filter(None, [shapes_note(options)])]),
+        *as_yaml,
     ]
     document |= {
         "plans": [plan_document(plan) for plan in plans],
         "recommended": plan_document(chosen),
+        "draft_gpu": [dataclasses.asdict(found) | {"worth_up_to": found.most_rows} for found in worth],
         "options": options,
         "launch": {"commands": list(launch.commands), "num_nodes": launch.num_nodes},
     }

@@ -51,6 +51,10 @@ class PlanConfig(TrustOptions):
 
     # What to do
     memory: bool = option(False, help="report only what fits in memory")
+    compare_gpus: bool = option(
+        False,
+        help="say for every GPU of the table, not only for --gpu, where a GPU for the draft is worth it",
+    )
     output_config: str | None = option(None, help="write the recommendation as a YAML file for generate.py")
     prompts: str | None = option(None, help="file or folder of prompts, for the commands that are printed")
     output: str | None = option(None, help="folder of the run, for the commands that are printed")

@@ -76,12 +76,14 @@ class RoundContext:
         num_rows: sequences that decode.
         num_pass_tokens: tokens of the target's pass: all of them when the draft works ahead; in turns, those
             besides the candidates, which are still to be drafted.
+        num_context_tokens: mean length of the sequences.
         is_ahead: the draft works while the target runs its pass.
     """
 
     num_rows: int
     num_pass_tokens: int
     is_ahead: bool
+    num_context_tokens: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +169,12 @@ class BatchPolicy(LengthPolicy, Protocol):
         ...
 
     def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
     ) -> np.ndarray:
         """[R]: how many of each sequence's tokens drafted ahead go into the target's next pass.
 
         The others are kept and verified later. ``features``: of all these tokens, sequence after
-        sequence.
+        sequence. ``round``: its pass, without these tokens.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 Every verified token is a free observation. A logistic regression on the draft's features of a token starts
 from a prior fitted on small distilled pairs and takes one Newton step per round, so it holds the Laplace
-approximation of its posterior (an extended Kalman filter without forgetting). Pooled over all sequences. No
-tensors.
+approximation of its posterior (an extended Kalman filter that forgets: texts change in the middle of a run).
+Pooled over all sequences. No tensors.
 
 N tokens, F features.
 """
@@ -14,6 +14,8 @@ import numpy as np
 
 # Weight of the prior: about this many observations of a token with acceptance probability 1/2.
 PRIOR_PRECISION = 16.0
+# Half-life of an observation, in tokens.
+MEMORY = 1024
 # Of: 1, logit of the top probability, square root of the entropy, log of drawn over top probability, log of
 # the depth. True: target and draft draw with the same noise or greedily; False: the rejection rule.
 PRIOR_WEIGHTS = {True: (1.8, 1.1, 0.0, 0.0, 0.0), False: (1.0, 0.5, 0.0, 0.0, 0.0)}
@@ -57,7 +59,8 @@ class AcceptanceModel:
         """``is_coupled``: target and draft draw with the same noise, or without (greedy). ``has_head``: for
         tokens with estimates, on the features of :func:`with_head`."""
         self._weights = np.array(PRIOR_WEIGHTS_WITH_HEAD if has_head else PRIOR_WEIGHTS[is_coupled])
-        self._precision = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
+        self._prior = np.eye(len(self._weights)) * PRIOR_PRECISION / 4
+        self._precision = self._prior
 
     def predict(self, features_NF: np.ndarray) -> np.ndarray:
         """[N] probabilities in (0, 1)."""
@@ -72,6 +75,8 @@ class AcceptanceModel:
             return
         predicted_N = self.predict(features_NF)
         curvature_N = np.maximum(predicted_N * (1 - predicted_N), SMALLEST)
+        kept = 0.5 ** (len(features_NF) / MEMORY)
+        self._precision = kept * self._precision + (1 - kept) * self._prior
         self._precision += (features_NF * curvature_N[:, None]).T @ features_NF
         gradient_F = features_NF.T @ (is_accepted_N - predicted_N)
         self._weights = self._weights + np.linalg.solve(self._precision, gradient_F)

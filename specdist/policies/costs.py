@@ -1,13 +1,15 @@
 """The cost of a pass: measured curves of time over size. No tensors, no clock.
 
 The time of a pass is not linear in its tokens (weights are read from memory once per pass, and products are
-computed in tiles), so it is measured at several sizes and interpolated.
+computed in tiles), so it is measured at several sizes and interpolated. What it adds for every token of
+context is a straight line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +19,7 @@ from specdist.utils.json_values import from_fields
 
 # Numbers of branches per sequence among which the costs decide.
 BRANCH_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12)
+Sizes = np.ndarray | int
 
 
 @dataclass(frozen=True)
@@ -51,28 +54,75 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class ContextCosts:
+    """What context adds to passes: keys and values are read for every sequence, and compared with every
+    token.
+
+    Attributes:
+        num_tokens: context of every sequence when the curves were measured.
+        num_rows: most sequences of those passes; a pass of fewer tokens had a token of each.
+        target_row_ns, target_token_ns: added for every 1,000 tokens of context, by a sequence and by a token
+            of the target's pass.
+        draft_row_ns: the same for a sequence of a draft step.
+    """
+
+    num_tokens: int = 0
+    num_rows: int = 1
+    target_row_ns: float = 0.0
+    target_token_ns: float = 0.0
+    draft_row_ns: float = 0.0
+
+
+@dataclass(frozen=True)
 class CostModel:
-    """Costs of a replica's passes.
+    """Costs of a replica's passes, and of asking a draft on a rank of its own.
 
     Attributes:
         target: over the number of tokens of a target pass.
         draft: over the number of sequences of a draft step, one token each.
+        context: how both change with the length of the context.
+        message: over the number of sequences that decode: a request to the draft and its reply, without any
+            pass; 0 within one process.
     """
 
     target: Curve
     draft: Curve
+    context: ContextCosts = field(default_factory=ContextCosts)
+    message: Curve = field(default_factory=lambda: Curve([1], [0]))
+
+    def target_ns(self, num_tokens: Sizes, num_rows: Sizes, num_context_tokens: float) -> np.ndarray:
+        """A pass of so many tokens, those of ``num_rows`` sequences after a context of so many tokens."""
+        context = self.context
+        found = self.target.look_up(num_tokens)
+        if not (context.target_row_ns or context.target_token_ns):
+            return found
+        more = num_context_tokens / 1000 * np.asarray(num_rows)
+        more = more - context.num_tokens / 1000 * np.minimum(num_tokens, context.num_rows)
+        longer = (num_context_tokens - context.num_tokens) / 1000
+        found = (
+            found + more * context.target_row_ns + longer * np.asarray(num_tokens) * context.target_token_ns
+        )
+        return np.where(np.asarray(num_tokens) > 0, np.maximum(1.0, found), 0.0)
+
+    def draft_ns(self, num_rows: Sizes, num_context_tokens: float) -> np.ndarray:
+        """A step of so many sequences and branches, each after a context of so many tokens."""
+        found = self.draft.look_up(num_rows)
+        if not self.context.draft_row_ns:
+            return found
+        longer = (num_context_tokens - self.context.num_tokens) / 1000
+        found = found + longer * np.asarray(num_rows) * self.context.draft_row_ns
+        return np.where(np.asarray(num_rows) > 0, np.maximum(1.0, found), 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            name: {"sizes": list(curve.sizes), "ns": list(curve.ns)}
-            for name, curve in (("target", self.target), ("draft", self.draft))
-        }
+        return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> CostModel:
-        """Raises ValueError for anything but the output of :meth:`to_json`."""
+        """Raises ValueError for anything but the output of :meth:`to_json`. Manifests of older runs have two
+        curves alone."""
         costs = from_fields(CostModel, values)
-        for curve in (costs.target, costs.draft):
-            if not curve.sizes or len(curve.sizes) != len(curve.ns) or sorted(curve.sizes) != curve.sizes:
+        for curve in (costs.target, costs.draft, costs.message):
+            ascends = list(curve.sizes) == sorted(curve.sizes)
+            if not curve.sizes or len(curve.sizes) != len(curve.ns) or not ascends:
                 raise ValueError("a curve needs a time for each of its sizes, in ascending order")
         return costs

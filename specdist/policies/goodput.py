@@ -28,9 +28,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from specdist.policies.base import DraftFeatures, DraftSequences, VerifiedBlocks, VerifiedTokens
+from specdist.policies.base import (
+    DraftFeatures,
+    DraftSequences,
+    RoundContext,
+    VerifiedBlocks,
+    VerifiedTokens,
+)
 from specdist.policies.calibration import NUM_FEATURES, AcceptanceModel, token_features, with_head
-from specdist.policies.costs import CostModel
+from specdist.policies.costs import CostModel, Sizes
 from specdist.policies.options import MAX_DRAFT_TOKENS, HeadKind, OptionInfo, RegisteredPolicy
 from specdist.policies.references import Reference
 
@@ -81,7 +87,7 @@ class Goodput(RegisteredPolicy):
             reads_head: the draft carries an acceptance head.
         """
         self.max_draft_tokens = max_draft_tokens
-        self._target_ns, self._draft_ns = costs.target.look_up, costs.draft.look_up
+        self._costs = costs
         self.reads_head = reads_head
         self._acceptance = AcceptanceModel(is_coupled=is_coupled)
         # Of tokens with a head's estimate.
@@ -90,10 +96,12 @@ class Goodput(RegisteredPolicy):
         self._forecast = PRIOR_ACCEPTANCE
         # Expected tokens per nanosecond of the round.
         self._goodput = 0.0
-        # For r sequences with d further steps each: their tokens, and the time of the steps.
+        # For r sequences with d further steps each: their tokens, and the time of the steps, which was worked
+        # out for a context of about this length (the logarithm of it).
         self._steps_D = np.arange(1, max_draft_tokens + 1)
         self._tokens_RD = np.zeros((0, max_draft_tokens), np.int64)
         self._drafting_RD = np.zeros((0, max_draft_tokens))
+        self._drafting_context = 0.0
         # Of the current drafting: probability that each chain is accepted so far.
         self._survival = np.zeros(0)
         # Expected accepted tokens among the next 1, 2, .. of a chain.
@@ -124,17 +132,17 @@ class Goodput(RegisteredPolicy):
         wants_R = self._sequences_that_pay(rows)
         num_wanted = int(wants_R.sum())
         self._num_tokens += num_wanted
-        self._drafting_ns += float(self._draft_ns(num_wanted))
+        self._drafting_ns += float(self._draft_ns(num_wanted, rows.round))
         return wants_R
 
     def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
     ) -> np.ndarray:
         """[R]: how many of each sequence's ready tokens are worth the target's time.
 
         Args:
             features: of the ready tokens.
-            num_other_tokens: other tokens of the target's pass.
+            round: the target's pass, without them.
         """
         lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)
         starts_R = np.cumsum(lengths_R) - lengths_R
@@ -145,7 +153,7 @@ class Goodput(RegisteredPolicy):
         # Survival falls along a chain, so the best tokens of the batch are the first ones of each chain.
         order_C = np.argsort(-survival_C, kind="stable")
         num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
-        pass_ns = self._target_ns(num_other_tokens + np.arange(len(lines_C) + 1))
+        pass_ns = self._target_ns(round.num_pass_tokens + np.arange(len(lines_C) + 1), round)
         rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, self._drafting_ns))
         best = int(np.argmax(rates))
         self._goodput = float(rates[best])
@@ -178,13 +186,13 @@ class Goodput(RegisteredPolicy):
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
             # The step that drafts in place of the next tokens is done.
-            self._drafting_ns = float(self._draft_ns(rows.round.num_rows))
+            self._drafting_ns = float(self._draft_ns(rows.round.num_rows, rows.round))
             return
-        num_rows = len(rows.draft_slots_R)
-        num_tokens_D = rows.round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
-        ns_D = self._steps_D * self._draft_ns(num_rows)
-        ns_D = ns_D + self._target_ns(rows.round.num_rows + num_rows * self._steps_D)
-        undrafted = rows.round.num_rows / max(1.0, float(self._target_ns(rows.round.num_rows)))
+        num_rows, round = len(rows.draft_slots_R), rows.round
+        num_tokens_D = round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
+        ns_D = self._steps_D * self._draft_ns(num_rows, round)
+        ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round)
+        undrafted = round.num_rows / max(1.0, float(self._target_ns(round.num_rows, round)))
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
     def _go_on(self, rows: DraftSequences, features: DraftFeatures) -> None:
@@ -219,19 +227,29 @@ class Goodput(RegisteredPolicy):
 
     def _plan_ns(self, rows: DraftSequences, num_steps: int) -> np.ndarray:
         """[R, D]: the time added by 1, 2, ... sequences with 1, 2, ... further steps."""
-        num_rows = len(rows.draft_slots_R)
-        if num_rows > len(self._tokens_RD):
-            counts_R = np.arange(1, num_rows + 1)
+        num_rows, round = len(rows.draft_slots_R), rows.round
+        context = float(np.log2(1 + round.num_context_tokens).round(1))
+        if num_rows > len(self._tokens_RD) or context != self._drafting_context:
+            counts_R = np.arange(1, max(num_rows, len(self._tokens_RD)) + 1)
             self._tokens_RD = counts_R[:, None] * self._steps_D
-            self._drafting_RD = self._draft_ns(counts_R)[:, None] * self._steps_D
+            self._drafting_RD = self._draft_ns(counts_R, round)[:, None] * self._steps_D
+            self._drafting_context = context
         drafting_RD = self._drafting_RD[:num_rows, :num_steps]
-        if rows.round.is_ahead:
-            free_ns = float(self._target_ns(rows.round.num_pass_tokens))
+        if round.is_ahead:
+            free_ns = float(self._target_ns(round.num_pass_tokens, round))
             over_ns = max(0.0, self._drafting_ns - free_ns)
             return np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
-        num_tokens = rows.round.num_pass_tokens + self._num_tokens
-        verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps])
-        return drafting_RD + verifying_RD - self._target_ns(num_tokens)
+        num_tokens = round.num_pass_tokens + self._num_tokens
+        verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
+        return drafting_RD + verifying_RD - self._target_ns(num_tokens, round)
+
+    def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> np.ndarray:
+        """A target pass of so many tokens in this round."""
+        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
+
+    def _draft_ns(self, num_rows: Sizes, round: RoundContext) -> np.ndarray:
+        """A draft step of so many sequences and branches in this round."""
+        return self._costs.draft_ns(num_rows, round.num_context_tokens)
 
     def _row_forecasts(self, histories_RH: np.ndarray) -> np.ndarray:
         """[R]: acceptance probability of each sequence's next token that is not drawn yet."""

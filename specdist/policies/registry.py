@@ -23,6 +23,8 @@ from specdist.policies.sprinter import Sprinter
 from specdist.policies.svip import Svip
 
 TARGET_ONLY = "none"
+# As good as any without tuning: goodput.
+AUTO = "auto"
 # Every class takes its options as keyword arguments.
 POLICIES: Mapping[str, Any] = {
     policy.name: policy
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     PolicyName = str
 else:
     # The values of --policy.
-    PolicyName = Literal[(*POLICIES, TARGET_ONLY)]
+    PolicyName = Literal[(AUTO, *POLICIES, TARGET_ONLY)]
 
 OPTIONS: Mapping[str, Mapping[str, OptionInfo]] = {
     name: options_of(policy) for name, policy in POLICIES.items()

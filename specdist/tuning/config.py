@@ -60,5 +60,7 @@ class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, Tru
     def run_config(self, policy: str, **options: Any) -> GenerateConfig:
         """The options of a run with this policy. Raises :class:`UserError` for what it would refuse."""
         groups = (PromptOptions, ModelOptions, SamplingOptions, BatchOptions, TrustOptions)
-        values: dict[str, Any] = {"policy": policy, "acceptance": self.acceptance, **options}
+        values: dict[str, Any] = {
+            "policy": policy, "overlap": "none", "acceptance": self.acceptance, **options
+        }  # fmt: skip
         return GenerateConfig(output=self.output, **values_of(self, *groups), **values)

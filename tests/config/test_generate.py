@@ -196,8 +196,8 @@ def test_values_out_of_range_are_refused(name: str, bad: Any, good: Any) -> None
 def test_a_pass_must_have_room_for_a_block() -> None:
     """Otherwise no row could ever be verified; without a draft a block is one token."""
     with pytest.raises(UserError, match=r"--max_num_batched_tokens 5 is less than .* 6 tokens"):
-        config(draft="small", max_num_batched_tokens=5)
-    assert config(draft="small", max_num_batched_tokens=6).block_tokens == 6
+        config(draft="small", policy="fixed", max_num_batched_tokens=5)
+    assert config(draft="small", policy="fixed", max_num_batched_tokens=6).block_tokens == 6
     assert config(max_num_batched_tokens=1).block_tokens == 1
 
 
@@ -284,7 +284,7 @@ def test_the_resolved_configuration_gives_the_same_run(tmp_path: Path) -> None:
     assert resolved_yaml(again) == resolved_yaml(options)
 
 
-ADAPTIVE = sorted(set(get_args(get_type_hints(GenerateConfig)["policy"])) - {"none", "fixed"})
+ADAPTIVE = sorted(set(get_args(get_type_hints(GenerateConfig)["policy"])) - {"none", "fixed", "auto"})
 
 
 def head_of(policy: str) -> dict[str, str]:
@@ -296,7 +296,8 @@ def test_a_policy_has_the_defaults_of_its_own_options_only() -> None:
     svip = config(draft="small", policy="svip")
     assert svip.policy_options == {"max_draft_tokens": 20, "stop_root_entropy": 0.3}
     assert (svip.num_draft_tokens, svip.stop_probability, svip.block_tokens) == (None, None, 21)
-    assert config(draft="small").policy_options == {"num_draft_tokens": 5}
+    assert config(draft="small", policy="fixed").policy_options == {"num_draft_tokens": 5}
+    assert (config(draft="small").policy, config().policy) == ("goodput", "none")
     assert config(draft="small", policy="none", num_draft_tokens=3).policy_options == {}
     plus = config(draft="small", policy="gammatune_plus", stop_probability=0.25, max_draft_tokens=9)
     assert plus.policy_options == {
@@ -353,7 +354,7 @@ def test_a_policy_that_reads_a_head_needs_one_and_others_take_none() -> None:
     with pytest.raises(
         UserError, match=r"--head h has no effect with --policy fixed: .*specdecpp, .*goodput"
     ):
-        config(draft="small", head="h")
+        config(draft="small", policy="fixed", head="h")
     assert config(draft="small", policy="goodput").head is None
     assert config(draft="small", policy="goodput", head="h").head == "h"
     with pytest.raises(UserError, match="--verify doubted has no effect with --policy specdecpp"):
@@ -393,4 +394,8 @@ def test_drafting_ahead_needs_a_rank_of_its_own() -> None:
     with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 1 rank .*--num_processes 2"):
         ahead.check_world(1)
     assert not config(draft=None, overlap="ahead").drafts_ahead
+    # By default every round chooses, except where what is emitted would depend on it.
+    config(draft="d").check_world(1)
+    assert config(draft="d").chooses_rounds and not config().chooses_rounds
+    assert not config(draft="d", policy="sprinter", head="h").chooses_rounds
     assert any("--overlap ahead" in warning for warning in config(draft=None, overlap="ahead").warnings())

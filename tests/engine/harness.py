@@ -8,6 +8,7 @@ draft's hidden states; with ``trusts_draft`` only the last token of a block is v
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import cast
 
@@ -15,11 +16,14 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.engine.assembly import Assembly
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
-from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
+from specdist.engine.on_demand import DraftOnDemand
+from specdist.engine.proposals import ProposalRequest
 from specdist.engine.request import Completion, Request
 from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
@@ -27,8 +31,10 @@ from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import Stats
+from specdist.theory.rounds import RoundChooser, RoundShape
 from tests.engine.markov import MarkovModel, MarkovRunner
 
 CPU = torch.device("cpu")
@@ -67,6 +73,7 @@ class Harness:
         policy: LengthPolicy | None = None,
         num_ahead_tokens: int = 0,
         num_branches: int = 0,
+        shapes: Sequence[RoundShape] = (),
         settings: SamplingSettings | None = None,
         eos: Sequence[int] = (),
         stop: Sequence[str] = (),
@@ -104,6 +111,7 @@ class Harness:
             )
         self.trusts_draft = trusts_draft
         self.is_traced = is_traced
+        self.shapes = shapes
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
         for runner in self.runners:
             self.assembly.allocate(
@@ -124,6 +132,7 @@ class Harness:
             num_pages=self.num_pages,
             page_size=PAGE_SIZE,
             ahead=self.ahead,
+            chooser=ScriptedChooser(self.shapes) if self.shapes else None,
             is_traced=self.is_traced,
             trusts_draft=self.trusts_draft,
         )
@@ -133,8 +142,11 @@ class Harness:
 
     def proposer(self) -> Proposer:
         if len(self.runners) == 1:
-            return NoDraft(self.scheduling.num_slots)
-        return ColocatedDraft(self.assembly.draft_worker(self.runners[1], self.policy))
+            return NoDraft()
+        worker = self.assembly.draft_worker(self.runners[1], self.policy)
+        return (
+            DraftOnDemand(Informed(worker), max_missed_tokens=20) if self.shapes else ColocatedDraft(worker)
+        )
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Completions in the order of their requests."""
@@ -170,6 +182,29 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     assert 0 <= num_unused <= sum(c.finish_reason == "stop" for c in completions)
     num_tokens = total.num_completion_tokens + num_unused
     assert total.num_draft_row_steps + num_target == num_tokens + total.num_discarded
+
+
+class ScriptedChooser(RoundChooser):
+    """Every round has the next of these shapes, whatever pays."""
+
+    def __init__(self, shapes: Sequence[RoundShape]) -> None:
+        super().__init__(CostModel(Curve([1], [10]), Curve([1], [1])), max_draft_tokens=1)
+        self._shapes = itertools.cycle(shapes)
+
+    def choose(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
+        assert num_rows > 0 and num_context_tokens >= 0
+        return next(self._shapes)
+
+
+class Informed(ColocatedDraft):
+    """A draft in this process that can be told of rounds, as one on a rank of its own."""
+
+    def __init__(self, worker: DraftWorker) -> None:
+        super().__init__(worker)
+        self._worker = worker
+
+    def tell(self, request: ProposalRequest) -> None:
+        self._worker.follow(request)
 
 
 def requests_for(prompts: Sequence[Sequence[int]], num_samples: int = 1) -> list[Request]:

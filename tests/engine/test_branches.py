@@ -86,7 +86,8 @@ class LoneDraft:
         request = ProposalRequest(
             suspended_slots=NOTHING,
             page_updates=self.pages.drain_updates(),
-            draft_now_R=np.zeros_like(fields["num_accepted_R"]),
+            draft_now_R=np.full_like(fields["num_accepted_R"], NUM_DRAFT_TOKENS),
+            num_redraft_R=np.zeros_like(fields["num_accepted_R"]),
             next_distributions_W=None,
             **fields,
         )

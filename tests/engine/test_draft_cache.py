@@ -12,7 +12,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import pytest
 
-from specdist.engine.draft_worker import ColocatedDraft, DraftWorker
+from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.timeline import Timeline

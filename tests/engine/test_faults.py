@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.engine import remote
-from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.interfaces import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts

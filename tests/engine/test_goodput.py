@@ -1,25 +1,51 @@
 """Policies that look at the whole batch: exact in every mode; and the selection bias that they must avoid."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specdist.engine import draft_loop
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.policies import DraftFeatures, DraftSequences, Goodput, VerifiedTokens, WithoutHistory
+from specdist.policies import (
+    DraftFeatures,
+    DraftSequences,
+    Goodput,
+    RoundContext,
+    VerifiedTokens,
+    WithoutHistory,
+)
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import RoundShape
 from tests.engine import harness
 from tests.engine.harness import Harness, requests_for
 from tests.engine.heads import random_head
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, FILTERED, PLAIN, markov_replica, p_values
-from tests.engine.test_greedy import MODES, prompts_of_lengths
+from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
 CAP = 4
-AHEAD = [{}, {"num_ahead_tokens": 5}, {"num_ahead_tokens": 5, "num_branches": 2}]
+# Every kind of round follows every other.
+SHAPES = [
+    RoundShape(drafts_now=True),
+    RoundShape(num_ahead=5, num_branches=2),
+    RoundShape(num_rounds_alone=2),
+    RoundShape(num_ahead=1),
+    RoundShape(num_rounds_alone=3),
+    RoundShape(drafts_now=True),
+    RoundShape(num_rounds_alone=1),
+    RoundShape(num_ahead=3, num_branches=1),
+    RoundShape(drafts_now=True),
+    RoundShape(),
+    RoundShape(num_rounds_alone=7),
+    RoundShape(num_rounds_alone=1),
+]
+BRANCHED: dict[str, Any] = {"num_ahead_tokens": 5, "num_branches": 2}
+AHEAD: list[dict[str, Any]] = [{}, {**BRANCHED, "shapes": SHAPES}, BRANCHED]
+MODES = ["in turns", "chosen", "branches"]
 GREEDY = SamplingSettings(temperature=0.0)
 UNLIKELY = 0.35
 
@@ -48,7 +74,7 @@ class Picky(WithoutHistory):
         return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
 
     def num_to_verify(
-        self, features: DraftFeatures, lengths_R: np.ndarray, num_other_tokens: int
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
     ) -> np.ndarray:
         kept = []
         for part in np.split(features.probabilities_R, np.cumsum(lengths_R)[:-1]):
@@ -63,7 +89,7 @@ class Picky(WithoutHistory):
 
 @pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_goodput_follows_the_target_s_distribution(ahead: dict[str, int], settings: SamplingSettings) -> None:
+def test_goodput_follows_the_target_s_distribution(ahead: dict[str, Any], settings: SamplingSettings) -> None:
     policy = goodput(settings, reads_head=settings is FILTERED, scale=5)
     pair = markov_pair(uses_features=True)
     replica = markov_replica(settings, pair=pair, policy=policy, max_num_seqs=500, **ahead)
@@ -75,7 +101,7 @@ def test_goodput_follows_the_target_s_distribution(ahead: dict[str, int], settin
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> None:
+def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, Any]) -> None:
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17))
     for settings in (GREEDY, SamplingSettings(temperature=0.9, top_p=0.95, is_coupled=True)):
@@ -98,7 +124,7 @@ def test_goodput_changes_no_greedy_or_coupled_token(ahead: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
-def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, int]) -> None:
+def test_goodput_accepts_a_draft_that_is_the_target(ahead: dict[str, Any]) -> None:
     target = tiny_model("llama", seed=3)
     replica = Harness(target, target, settings=PLAIN, num_draft_tokens=CAP, max_new_tokens=40,
                       head=random_head(target), **ahead)  # fmt: skip
@@ -136,8 +162,8 @@ def test_dropping_drawn_tokens_by_their_value_is_detected(monkeypatch: pytest.Mo
     assert min(p_values(markov_replica(num_draft_tokens=CAP), markov_pair()[0])) < 1e-8
 
 
-@pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
-def test_tokens_left_out_of_a_pass_but_verified_later_bias_nothing(ahead: dict[str, int]) -> None:
+@pytest.mark.parametrize("ahead", [{"num_ahead_tokens": 5}, BRANCHED], ids=["ahead", "branches"])
+def test_tokens_left_out_of_a_pass_but_verified_later_bias_nothing(ahead: dict[str, Any]) -> None:
     """The same choice where the draft works ahead: the token stays a candidate for a later pass."""
     policy = Picky()
     replica = markov_replica(policy=policy, **ahead)
@@ -146,8 +172,8 @@ def test_tokens_left_out_of_a_pass_but_verified_later_bias_nothing(ahead: dict[s
     assert policy.num_left_out > 1000
 
 
-@pytest.mark.parametrize("ahead", AHEAD[1:], ids=MODES[1:])
-def test_leaving_tokens_out_changes_no_token_of_a_draft_ahead(ahead: dict[str, int]) -> None:
+@pytest.mark.parametrize("ahead", [{"num_ahead_tokens": 5}, BRANCHED], ids=["ahead", "branches"])
+def test_leaving_tokens_out_changes_no_token_of_a_draft_ahead(ahead: dict[str, Any]) -> None:
     target = tiny_model("llama", seed=3)
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2), num_samples=2)
     found = []

@@ -66,6 +66,7 @@ def test_requests_and_replies_arrive_unchanged() -> None:
         num_accepted_R=ints(2, 0),
         next_token_ids_R=ints(-1, 151_000),
         draft_now_R=ints(5, 0),
+        num_redraft_R=ints(0, 2),
         next_distributions_W=None,
         suspended_slots=ints(1, 2),
         opened=OpenedSequences(

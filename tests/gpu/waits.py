@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from specdist.engine.draft_worker import ColocatedDraft
+from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
 from specdist.engine.scheduler import RoundPlan
 from tests.gpu.device import DEVICE

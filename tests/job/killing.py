@@ -11,7 +11,7 @@ from typing import Any
 
 from specdist.cli.generate import main as generate
 from tests.forked import fork
-from tests.job.launching import TIMEOUT_S, Main, arguments
+from tests.job.launching import TIMEOUT_S, Main, job_arguments
 
 POLL_S = 0.001
 
@@ -26,7 +26,7 @@ def wait_until(reached: Callable[[], bool], is_running: Callable[[], bool] = lam
 
 def fork_quietly(main: Main = generate, **options: Any) -> BaseProcess:
     """Start the job in a process of its own, without output."""
-    process = fork(_run_quietly, arguments(**options), main)
+    process = fork(_run_quietly, job_arguments(main, options), main)
     process.start()
     return process
 

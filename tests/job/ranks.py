@@ -9,14 +9,14 @@ from typing import Any
 
 from specdist.cli.generate import main as generate
 from tests.forked import World, started_world
-from tests.job.launching import TIMEOUT_S, Ended, Main, arguments
+from tests.job.launching import TIMEOUT_S, Ended, Main, job_arguments
 
 
 @contextlib.contextmanager
 def started_ranks(num_ranks: int, main: Main = generate, **options: Any) -> Iterator[World]:
     """The job as so many ranks; ranks still alive at the end of the block are killed."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    with started_world(num_ranks, main, arguments(**options), environment=environment) as world:
+    with started_world(num_ranks, main, job_arguments(main, options), environment=environment) as world:
         yield world
 
 

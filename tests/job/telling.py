@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specdist.cli.generate import main
 from tests.forked import fork
-from tests.job.launching import arguments
+from tests.job.launching import job_arguments
 
 # A damaged length must not use up the machine's memory.
 MAX_ADDRESS_BYTES = 32 * 2**30
@@ -18,7 +18,7 @@ MAX_ADDRESS_BYTES = 32 * 2**30
 
 def fork_telling(told: Path, **options: object) -> BaseProcess:
     """Start the job."""
-    process = fork(_run, arguments(**options), told)
+    process = fork(_run, job_arguments(main, options), told)
     process.start()
     return process
 

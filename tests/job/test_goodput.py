@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.job.launching import Ended, read_output, run_here
+from specdist.cli.generate import main as generate
+from tests.job.chain import generate_at_known_costs
+from tests.job.launching import Ended, Main, read_output, run_here
 from tests.job.ranks import fork_ranks
 
 
@@ -49,6 +51,23 @@ def test_a_run_states_its_reproducibility(
     run = options | settings | {"policy": "goodput", "limit": 2, "output": tmp_path / "run"}
     assert run_here(**run).code == 0
     assert manifest_info(tmp_path / "run")["reproducibility"] == expected
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("main", [generate_at_known_costs, generate], ids=["cheap draft", "measured"])
+def test_ranks_whose_rounds_are_chosen(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path, main: Main
+) -> None:
+    """The defaults. The models are so small that by measured times nothing may pay."""
+    own = {"policy": None, "overlap": None, "tp_size": 2, "output": tmp_path / "run"}
+    totals = fork_ranks(3, main, **(options | own)).totals
+    assert read_output(tmp_path / "run")["completion_ids"] == read_output(greedy[0])["completion_ids"]
+    info = manifest_info(tmp_path / "run")
+    assert info["reproducibility"] == "tokens"
+    if main is generate:
+        assert min(info["costs"]["message"]["ns"]) > 0 and info["costs"]["context"]["num_rows"] == 32
+    else:
+        assert totals["num_accepted_tokens"] > 0
 
 
 @pytest.mark.ranks

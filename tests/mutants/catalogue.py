@@ -6,6 +6,7 @@ from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
+from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -15,4 +16,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *KERNEL_FAULTS,
     *LAYER_FAULTS,
     *MODEL_FAULTS,
+    *ROUND_FAULTS,
 )

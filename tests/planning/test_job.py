@@ -40,8 +40,10 @@ def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
     # The main job accepts what it wrote.
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.tp_size == recommended["tp_size"] == 4
-    assert config.num_draft_tokens == recommended["num_draft_tokens"]
-    assert config.overlap == "ahead" and config.num_branches == recommended["num_branches"]
+    assert (config.policy, config.overlap, config.num_branches) == ("goodput", "auto", None)
+    [worth] = document["draft_gpu"]
+    assert worth["gpu"] == "h100-sxm" and worth["ratios"]["1"] > 2 > 1 > worth["ratios"]["256"]
+    assert 1 < worth["worth_up_to"] < 256 and f"up to {worth['worth_up_to']}" in done.stdout
     assert config.num_world_ranks == recommended["num_processes"]
     assert not config.warnings()
 

@@ -53,6 +53,10 @@ def question(
     )
 
 
+def a_pass(num_tokens: int) -> RoundContext:
+    return RoundContext(num_rows=num_tokens, num_pass_tokens=num_tokens, is_ahead=False)
+
+
 def goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
     return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True, reads_head=reads_head)
 
@@ -112,7 +116,7 @@ def test_a_batch_of_equal_rows_speculates_if_some_length_is_better_than_none() -
 
 def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
     policy = goodput(flat_costs(target=100, draft=30))
-    policy.num_to_verify(features_of([0.5]), np.array([1]), 1)
+    policy.num_to_verify(features_of([0.5]), np.array([1]), a_pass(1))
     # The next tokens' own step has taken 30 of the 100; two more fit, and a third is worth less than waiting.
     assert drafted_length(policy, 0.3, is_ahead=True) == 2
 
@@ -120,10 +124,10 @@ def test_what_the_targets_pass_leaves_free_is_used_and_no_more() -> None:
 def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:
     ready = features_of([0.95, 0.9, 0.001, 0.9, 0.001, 0.9])
     dear = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
-    assert dear.num_to_verify(ready, np.array([4, 0, 2]), 3).tolist() == [2, 0, 0]
+    assert dear.num_to_verify(ready, np.array([4, 0, 2]), a_pass(3)).tolist() == [2, 0, 0]
     cheap = goodput(flat_costs(target=100, draft=1))
-    assert cheap.num_to_verify(ready, np.array([4, 0, 2]), 3).tolist() == [4, 0, 2]
-    assert cheap.num_to_verify(features_of([]), np.array([0, 0]), 2).tolist() == [0, 0]
+    assert cheap.num_to_verify(ready, np.array([4, 0, 2]), a_pass(3)).tolist() == [4, 0, 2]
+    assert cheap.num_to_verify(features_of([]), np.array([0, 0]), a_pass(2)).tolist() == [0, 0]
 
 
 def test_a_draft_that_is_never_right_is_given_up() -> None:
@@ -225,7 +229,7 @@ def chances(policy: Goodput, estimate: float) -> list[float]:
 def test_ready_candidates_are_verified_by_the_head_s_estimates() -> None:
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])), reads_head=True)
     ready = told([0.95] * 5, [0.95, 0.001, 0.95, 0.9, np.nan])
-    assert policy.num_to_verify(ready, np.array([2, 3]), 2).tolist() == [1, 3]
+    assert policy.num_to_verify(ready, np.array([2, 3]), a_pass(2)).tolist() == [1, 3]
     # Without a head the estimates are not used.
     policy = goodput(CostModel(Curve([1, 101], [100, 2100]), Curve([1], [1])))
-    assert policy.num_to_verify(ready, np.array([2, 3]), 2).tolist() == [2, 3]
+    assert policy.num_to_verify(ready, np.array([2, 3]), a_pass(2)).tolist() == [2, 3]

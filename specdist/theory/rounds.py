@@ -1,0 +1,245 @@
+"""What a round with a draft on a rank of its own should do: decode alone, take turns, or draft ahead.
+
+``--overlap auto``. Three rates are compared for the sequences that run now, in tokens per nanosecond, each
+with its best number of draft tokens; a is the probability that a token is accepted, T and D the times of a
+target pass and of a draft step, M that of asking the draft, all of them measured before the run:
+
+    alone    R / T(R)
+    in turns R (1 + a + ... + a^K) / (K D(R) + T(R (K + 1)) + M)
+    ahead    R (tokens of a pass with K candidates ready) / (max(T, D(R) + K D(R (1 + branches))) + M)
+
+The times are those of this many sequences after contexts of this length, so the choice follows the batch as
+it grows and drains. The acceptance, and what branches catch, are learned from what the target verifies. Which
+tokens of a block are worth their time is for the length policy to say.
+
+Where nothing beats decoding alone, the draft is not asked at all for a number of rounds. Then it *listens*:
+it draws one token for every sequence while the target runs its pass, and the next round verifies it. That
+costs two messages and no target time, so the pauses are as long as keeps these messages below
+:data:`LISTENING_SHARE` of the time.
+
+Pure arithmetic on frozen costs: no clock. R sequences, K candidates, B numbers of branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.policies.costs import BRANCH_COUNTS, CostModel
+from specdist.theory.formulas import caught_share
+
+# Acceptance assumed before any token was verified, and its weight in tokens; half-life of what is learned.
+PRIOR_ACCEPTANCE = 0.7
+PRIOR_TOKENS = 16
+MEMORY = 128
+# Decoding alone is left for a gain of this factor, and another way of drafting for this one.
+WORTH_ASKING = 1.02
+WORTH_CHANGING = 1.01
+# Tokens to be verified before the target goes on alone, fewest rounds alone, and the share of the time that
+# listening may take.
+NUM_HEARD = 16
+FEWEST_ROUNDS_ALONE = 16
+LISTENING_SHARE = 0.005
+MAX_CACHED = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundShape:
+    """What the draft does in a round.
+
+    Attributes:
+        drafts_now: before its reply, as many candidates as the length policy wants.
+        num_ahead: tokens after those, while the target runs its pass; 0 waits.
+        num_branches: per sequence, while drafting ahead.
+        num_rounds_alone: rounds after this one in which the target does not ask.
+    """
+
+    drafts_now: bool = False
+    num_ahead: int = 0
+    num_branches: int = 0
+    num_rounds_alone: int = 0
+
+
+ALONE = RoundShape()
+LISTEN = RoundShape(num_ahead=1)
+IN_TURNS = RoundShape(drafts_now=True)
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Of decoding alone, in turns, and [K, B] ahead."""
+
+    alone: float
+    in_turns: float
+    ahead_KB: np.ndarray
+
+
+class RoundChooser:
+    """Chooses the shape of every round; lives where the draft is, which knows what was accepted."""
+
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        max_draft_tokens: int,
+        fixed_length: int | None = None,
+        branch_counts: Sequence[int] = BRANCH_COUNTS,
+        is_always_ahead: bool = False,
+    ) -> None:
+        """
+        Args:
+            fixed_length: of every block, where the length policy does not decide.
+            is_always_ahead: ``--overlap ahead``: of the three, the draft always works ahead.
+        """
+        self._costs = costs
+        self._is_always_ahead = is_always_ahead
+        lengths = range(1, max_draft_tokens + 1) if fixed_length is None else [fixed_length]
+        self._lengths_K = np.array(lengths)
+        self._counts_B = np.array(branch_counts)
+        self._caught_B = np.array([caught_share(count) for count in branch_counts])
+        # Decaying sums: tokens accepted and verified, misses caught and expected to be, prompt and new
+        # tokens.
+        self._acceptance = np.array([PRIOR_ACCEPTANCE, 1.0]) * PRIOR_TOKENS
+        self._catching = np.array([1.0, 1.0]) * PRIOR_TOKENS
+        self._prompts = np.array([0.0, 1.0])
+        self._chunk_tokens = 1.0
+        self._num_heard = 0
+        self._last = LISTEN
+        self._cached: dict[tuple[float, ...], _Rates] = {}
+
+    @property
+    def acceptance(self) -> float:
+        """The estimate of the probability that a drafted token is accepted."""
+        return float(self._acceptance[0] / self._acceptance[1])
+
+    def observe(self, num_accepted: int, num_rejected: int) -> None:
+        """The target has verified so many tokens."""
+        num_verified = num_accepted + num_rejected
+        self._num_heard += num_verified
+        self._acceptance *= 0.5 ** (num_verified / MEMORY)
+        self._acceptance += num_accepted, num_verified
+
+    def observe_misses(self, num_branches: int, num_misses: int, num_caught: int) -> None:
+        """So many sequences with branches had another next token than what was drafted, and found so many of
+        these among their branches."""
+        if not num_branches or not num_misses:
+            return
+        self._catching *= 0.5 ** (num_misses / MEMORY)
+        self._catching += num_caught, num_misses * caught_share(num_branches)
+
+    def observe_pass(self, num_prompt_tokens: int, num_new_tokens: int) -> None:
+        """A target pass has so many tokens of prompts, and the round has committed so many tokens."""
+        self._prompts *= 0.5 ** (num_new_tokens / (16 * MEMORY))
+        self._prompts += num_prompt_tokens, num_new_tokens
+        if num_prompt_tokens:
+            self._chunk_tokens += 0.1 * (num_prompt_tokens - self._chunk_tokens)
+
+    def choose(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
+        """The shape of this round.
+
+        Args:
+            num_rows: sequences that decode.
+            num_context_tokens: mean length of their contexts.
+            is_pending: tokens are drafted already that the target has still to verify.
+        """
+        rates = self._rates(num_rows, num_context_tokens)
+        best, rate = self._best(rates)
+        last = self._rate_of(self._last, rates)
+        if self._is_always_ahead:
+            if rate > WORTH_CHANGING * last or last <= rates.alone:
+                self._last = best if rate > rates.alone else LISTEN
+            return self._last
+        if self._last in (ALONE, LISTEN):
+            if rate > WORTH_ASKING * rates.alone:
+                self._last = best
+        elif max(rate, last) <= rates.alone:
+            self._last = LISTEN
+        elif rate > WORTH_CHANGING * last:
+            self._last = best
+        if self._last is not LISTEN:
+            return self._last
+        if is_pending:
+            return ALONE
+        if self._num_heard < NUM_HEARD:
+            return LISTEN
+        self._num_heard = 0
+        return RoundShape(num_rounds_alone=self._num_rounds_alone(num_rows, num_context_tokens))
+
+    def _best(self, rates: _Rates) -> tuple[RoundShape, float]:
+        length, count = np.unravel_index(int(rates.ahead_KB.argmax()), rates.ahead_KB.shape)
+        if rates.in_turns >= rates.ahead_KB[length, count] and not self._is_always_ahead:
+            return IN_TURNS, rates.in_turns
+        shape = RoundShape(
+            num_ahead=int(self._lengths_K[length]) + 1, num_branches=int(self._counts_B[count])
+        )
+        return shape, float(rates.ahead_KB[length, count])
+
+    def _rate_of(self, shape: RoundShape, rates: _Rates) -> float:
+        if shape.drafts_now:
+            return rates.in_turns
+        if shape.num_ahead < 2:
+            return rates.alone
+        length = int(np.searchsorted(self._lengths_K, shape.num_ahead - 1))
+        count = int(np.searchsorted(self._counts_B, shape.num_branches))
+        return float(rates.ahead_KB[length, count])
+
+    def _num_rounds_alone(self, num_rows: int, num_context_tokens: float) -> int:
+        num_listening = 1 - NUM_HEARD // -num_rows
+        pass_ns = float(self._costs.target_ns(num_rows, num_rows, num_context_tokens))
+        message_ns = num_listening * float(self._costs.message.look_up(num_rows))
+        return max(FEWEST_ROUNDS_ALONE, int(message_ns / (LISTENING_SHARE * max(1.0, pass_ns))) + 1)
+
+    def _rates(self, num_rows: int, num_context_tokens: float) -> _Rates:
+        """Rounded inputs, so that most rounds find their rates worked out."""
+        catching = min(1.0, float(self._catching[0] / self._catching[1]))
+        key = (
+            num_rows,
+            round(float(np.log2(1 + num_context_tokens)), 1),
+            round(self.acceptance, 2),
+            round(catching, 1),
+            round(float(self._prompts[0] / self._prompts[1]), 1),
+        )
+        if key not in self._cached:
+            if len(self._cached) >= MAX_CACHED:
+                self._cached.clear()
+            self._cached[key] = self._work_out(num_rows, num_context_tokens, key[2], key[3], key[4])
+        return self._cached[key]
+
+    def _work_out(
+        self, num_rows: int, num_context_tokens: float, acceptance: float, catching: float, prompts: float
+    ) -> _Rates:
+        costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
+        chunk = int(self._chunk_tokens)
+        alone_ns = float(costs.target_ns(num_rows, num_rows, context))
+        # Prompts take the same time per new token, however it is generated.
+        beside_ns = float(costs.target_ns(num_rows + chunk, num_rows, context)) - alone_ns
+        prompt_ns = prompts * num_rows * beside_ns / chunk
+        message_ns = float(costs.message.look_up(num_rows))
+        step_ns = float(costs.draft_ns(num_rows, context))
+
+        full_K = acceptance**lengths_K
+        in_block_K = np.cumsum(acceptance ** np.arange(lengths_K[-1] + 1))[lengths_K]
+        # After a block that was accepted whole the draft runs its last token too.
+        first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
+        pass_ns_K = costs.target_ns(num_rows * (lengths_K + 1), num_rows, context)
+        in_turns_ns_K = first_ns_K + (lengths_K - 1) * step_ns + pass_ns_K + message_ns
+        in_turns_K = num_rows * in_block_K / (in_turns_ns_K + prompt_ns * in_block_K)
+
+        caught_B = catching * self._caught_B
+        hit_K = (acceptance * full_K)[:, None]
+        stays_KB = hit_K + (1 - hit_K) * caught_B
+        comes_B = acceptance + (1 - acceptance) * caught_B
+        ready_KB = comes_B / (1 - stays_KB + comes_B)
+        tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
+        wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
+        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B
+        sizes_KB = np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
+        pass_ns_KB = costs.target_ns(sizes_KB, num_rows, context)
+        ahead_ns_KB = np.maximum(pass_ns_KB + prompt_ns * tokens_KB, drafting_ns_KB) + message_ns
+        return _Rates(
+            alone=num_rows / max(1.0, alone_ns + prompt_ns),
+            in_turns=float(in_turns_K.max()),
+            ahead_KB=num_rows * tokens_KB / np.maximum(1.0, ahead_ns_KB),
+        )

@@ -1,0 +1,54 @@
+"""Rounds in which the draft is not asked: the same tokens as if it had been."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import RoundShape
+from tests.engine.harness import Harness, Informed, requests_for
+from tests.engine.test_greedy import prompts_of_lengths
+from tests.models.families import noisy_copy, tiny_model
+
+IN_TURNS, PLAIN = RoundShape(drafts_now=True), RoundShape()
+
+
+def test_the_target_alone_draws_what_the_draft_would_have_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where prompts are admitted and completions end meanwhile."""
+    target = tiny_model("llama", seed=3)
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17), num_samples=2)
+    asked: list[int] = []
+    told: list[int] = []
+    propose, tell = Informed.propose, Informed.tell
+
+    def counted_propose(self: Informed, request: ProposalRequest, clock: object) -> ProposalReply:
+        asked.append(len(request.missed))
+        return propose(self, request, clock)  # type: ignore[arg-type]
+
+    def counted_tell(self: Informed, request: ProposalRequest) -> None:
+        told.append(len(request.missed))
+        tell(self, request)
+
+    monkeypatch.setattr(Informed, "propose", counted_propose)
+    monkeypatch.setattr(Informed, "tell", counted_tell)
+    found, num_asked = [], []
+    for shapes in ([IN_TURNS, PLAIN, PLAIN, PLAIN], [IN_TURNS, RoundShape(num_rounds_alone=2)]):
+        asked.clear()
+        replica = Harness(
+            target,
+            noisy_copy(target),
+            settings=SamplingSettings(temperature=0.8),
+            num_ahead_tokens=1,
+            shapes=shapes,
+            max_new_tokens=24,
+            max_num_seqs=5,
+            eos=[7],
+        )
+        found.append([completion.token_ids for completion in replica.generate(requests)])
+        assert replica.stats_recorder.close_shard(0).num_accepted_tokens > 20
+        num_asked.append(len(asked))
+    assert found[0] == found[1]
+    # Half of the rounds are alone; prompts come in some of them.
+    assert num_asked[1] == pytest.approx(num_asked[0] / 2, abs=3)
+    assert len(told) > 1 and max(asked) > 1

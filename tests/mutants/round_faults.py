@@ -1,0 +1,47 @@
+"""Faults in the choice of a round's work, and in rounds without the draft."""
+
+from tests.mutants.mutant import Mutant
+
+CHOSEN = "tests/engine/test_goodput.py::"
+FOLLOWS_TARGET = CHOSEN + "test_goodput_follows_the_target_s_distribution[chosen-plain]"
+SAME_MODEL = CHOSEN + "test_goodput_accepts_a_draft_that_is_the_target[chosen]"
+ROUNDS = "tests/theory/test_rounds.py"
+
+ROUND_FAULTS = (
+    Mutant(
+        name="target-goes-on-alone-while-drafted-tokens-wait",
+        file="engine/draft_ahead.py",
+        old="return 0 if is_pending or self._shape.num_ahead else self._shape.num_rounds_alone",
+        new="return self._shape.num_rounds_alone",
+        tests=(FOLLOWS_TARGET, SAME_MODEL),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="draft-is-not-told-what-it-missed",
+        file="engine/on_demand.py",
+        old="self._missed or [NOTHING_MISSED]",
+        new="[NOTHING_MISSED]",
+        tests=(SAME_MODEL,),
+    ),
+    Mutant(
+        name="next-token-alone-drawn-as-if-nothing-had-missed",
+        file="engine/no_draft.py",
+        old="np.array([sequence.counters.num_misses for sequence in sequences], np.int64)",
+        new="np.zeros(len(sequences), np.int64)",
+        tests=("tests/engine/test_on_demand.py",),
+    ),
+    Mutant(
+        name="cost-of-a-pass-does-not-know-the-context",
+        file="policies/costs.py",
+        old="found = found + more * context.target_row_ns",
+        new="found = found + 0 * more * context.target_row_ns",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="decoding-alone-is-never-left",
+        file="theory/rounds.py",
+        old="if rate > WORTH_ASKING * rates.alone:",
+        new="if rate > 100 * WORTH_ASKING * rates.alone:",
+        tests=(ROUNDS,),
+    ),
+)

@@ -1,0 +1,493 @@
+"""Sweep of ``--overlap auto``: ``python -m tests.planning.sweep [--target 70b --draft 1b ...]``.
+
+Rows are generated in virtual time with the run's own decisions (the chooser of rounds and the goodput policy)
+and nothing else of it: passes take the planner's times, tokens are accepted independently, in the second half
+of a run perhaps with another probability. Beside it, the same rows with every fixed choice. The decisions are
+made on measured costs, as in a run: curves at one context, straight lines from there.
+
+R slots, B branches, C tokens of several sequences, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specdist.models.sizes import ModelSize
+from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
+from specdist.planning.hardware import find_gpu
+from specdist.planning.job import open_model
+from specdist.planning.roofline import ROUND_S, Placement
+from specdist.policies import (
+    DraftFeatures,
+    DraftSequences,
+    Goodput,
+    RoundContext,
+    VerifiedBlocks,
+    VerifiedTokens,
+)
+from specdist.policies.costs import BRANCH_COUNTS, ContextCosts, CostModel, Curve
+from specdist.theory.formulas import caught_share
+from specdist.theory.rounds import ALONE, RoundChooser, RoundShape
+from specdist.utils.ranges import arange_segments
+from specdist.utils.table import Table
+from tests.ranks import REPOSITORY
+
+MAX_DRAFT_TOKENS = 20
+# Of a request and its reply.
+MESSAGE_NS = 300_000
+ROWS_PER_SLOT = 1.5
+SHORTEST, LONGEST = 200, 600
+# What the draft's distribution says of every token: nothing.
+ENTROPY, PROBABILITY, TOP_PROBABILITY = 0.7, 0.6, 0.7
+FIXED_LENGTHS = (1, 2, 3, 5, 8, 12)
+FIXED_BRANCHES = (0, 4, 8)
+RESULTS = Path("jobs/benchmarks/rounds-sweep.jsonl")
+# What names a pair and its GPUs.
+PAIR = ("target", "draft", "gpu", "tp_size")
+BATCH_SIZES = (1, 8, 32, 128, 256)
+CONTEXTS = (100, 4000, 32_000)
+ACCEPTANCES = ((0.3, 0.3), (0.6, 0.6), (0.8, 0.8), (0.95, 0.95), (0.3, 0.9), (0.9, 0.3))
+# Branches catch less than was assumed.
+CATCHING = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """``acceptance`` of the first and of the second half; ``catching``: misses caught, as a share of what
+    :func:`caught_share` says."""
+
+    num_slots: int
+    context_tokens: int
+    acceptance: tuple[float, float]
+    catching: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A pair of models on its GPUs."""
+
+    target: Placement
+    draft: Placement
+
+    @staticmethod
+    def of(target: str, draft: str, gpu: str, tp_size: int) -> Machine:
+        def placement(name: str, ranks: int, is_target: bool) -> Placement:
+            size: ModelSize
+            size, dtype = open_model("--target" if is_target else "--draft", name, "bfloat16")
+            counts = TARGET_PASS if is_target else DRAFT_PASS
+            return Placement(
+                model=size, gpu=find_gpu(gpu, dtype), tp_size=ranks, context_tokens=0.0, counts=counts
+            )
+
+        return Machine(placement(target, tp_size, True), placement(draft, 1, False))
+
+    def target_ns(self, num_tokens: float, num_rows: float, context: float) -> float:
+        at = dataclasses.replace(self.target, context_tokens=context)
+        return at.pass_s(num_tokens, num_rows) * 1e9 if num_tokens else 0.0
+
+    def draft_ns(self, num_rows: float, context: float) -> float:
+        at = dataclasses.replace(self.draft, context_tokens=context)
+        return at.pass_s(num_rows, num_rows) * 1e9 if num_rows else 0.0
+
+    def measured(self, num_slots: int, context: int) -> CostModel:
+        """As a run measures them at its start."""
+        largest, widest = num_slots * (MAX_DRAFT_TOKENS + 1), num_slots * (1 + BRANCH_COUNTS[-1])
+        sizes, draft_sizes = _powers(largest), _powers(widest)
+        other = max(2 * context, 1024)
+        per_block = MAX_DRAFT_TOKENS + 1
+
+        def slope(tokens: int, rows: int) -> float:
+            more = self.target_ns(tokens, rows, other) - self.target_ns(tokens, rows, context)
+            return more / (other - context) * 1000 / num_slots
+
+        one, several = slope(num_slots, num_slots), slope(largest, num_slots)
+        per_token = min(max(0.0, (several - one) / (per_block - 1)), one)
+        longer_ns = self.draft_ns(num_slots, other) - self.draft_ns(num_slots, context)
+        per_draft_row = longer_ns / (other - context) * 1000 / num_slots
+        return CostModel(
+            Curve(sizes, [round(self.target_ns(size, min(size, num_slots), context)) for size in sizes]),
+            Curve(draft_sizes, [round(self.draft_ns(size, context)) for size in draft_sizes]),
+            ContextCosts(
+                context,
+                num_slots,
+                one - per_token,
+                per_token,
+                per_draft_row,
+            ),
+            Curve([1], [MESSAGE_NS]),
+        )
+
+
+def _powers(largest: int) -> list[int]:
+    return [1 << power for power in range((largest - 1).bit_length())] + [largest]
+
+
+class Simulation:
+    """One run. Without a chooser every round has the given shape, and blocks the given length."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        setting: Setting,
+        *,
+        chooser: RoundChooser | None = None,
+        policy: Goodput | None = None,
+        shape: RoundShape = ALONE,
+        length: int = 0,
+    ) -> None:
+        self._machine, self._setting = machine, setting
+        self._chooser, self._policy = chooser, policy
+        self._shape, self._length = shape, length
+        self._coins = np.random.default_rng(setting.seed)
+        lengths = np.random.default_rng(setting.seed + 1)
+        num_rows = max(2, round(ROWS_PER_SLOT * setting.num_slots))
+        self._waiting = lengths.integers(SHORTEST, LONGEST + 1, num_rows).tolist()
+        self._num_tokens = sum(self._waiting)
+        num = setting.num_slots
+        # By slot: tokens still to come, committed, ready candidates, tokens ahead, whether the draft lags.
+        self._left, self._context = np.zeros(num, int), np.zeros(num, int)
+        self._ready, self._ahead, self._lags = np.zeros(num, int), np.zeros(num, int), np.zeros(num, bool)
+        self._branch_lengths = np.zeros((num, BRANCH_COUNTS[-1]), int)
+        self._num_branches = 0
+        self._accepted = np.zeros(num, int)
+        self._candidates = np.zeros(num, int)
+        self._histories = np.zeros((num, 2))
+        self._num_alone = 0
+        self.shapes: dict[str, int] = {}
+
+    def run(self) -> float:
+        """Tokens per second."""
+        total_ns, num_left = 0.0, self._num_tokens
+        while True:
+            for slot in np.flatnonzero(self._left == 0):
+                self._ready[slot] = self._ahead[slot] = self._candidates[slot] = self._accepted[slot] = 0
+                self._histories[slot] = 0
+                if self._waiting:
+                    self._left[slot] = self._waiting.pop(0)
+                    self._context[slot] = self._setting.context_tokens
+            rows = np.flatnonzero(self._left)
+            if not len(rows):
+                return self._num_tokens / total_ns * 1e9
+            is_first = num_left > self._num_tokens / 2
+            spent_ns, num_new = self._round(rows, self._setting.acceptance[0 if is_first else 1])
+            total_ns += spent_ns + ROUND_S * 1e9
+            num_left -= num_new
+
+    def _round(self, rows: np.ndarray, acceptance: float) -> tuple[float, int]:
+        if self._num_alone:
+            self._num_alone -= 1
+            self._note("alone")
+            return self._commit(rows, acceptance, 0.0, 0.0, is_asked=False)
+        self._resolve(rows, acceptance)
+        context = float(self._context[rows].mean())
+        if self._chooser is not None:
+            self._shape = self._chooser.choose(len(rows), context, is_pending=bool(self._ready[rows].any()))
+            self._num_alone = self._shape.num_rounds_alone
+        shape = self._shape
+        self._note("turns" if shape.drafts_now else f"ahead{shape.num_ahead - 1}/{shape.num_branches}")
+        is_asked = self._chooser is not None or shape != ALONE
+        round_of = RoundContext(
+            num_rows=len(rows), num_pass_tokens=len(rows), num_context_tokens=context, is_ahead=False
+        )
+        now_ns = 0.0
+        if shape.drafts_now:
+            room = np.minimum(MAX_DRAFT_TOKENS, self._left[rows] - 1) - self._ready[rows]
+            drafted, now_ns = self._draft(
+                rows, rows, np.maximum(0, room), np.ones(len(rows)), round_of, context
+            )
+            self._ready[rows] += drafted
+        self._candidates[rows] = self._ready[rows]
+        if shape.num_ahead and self._policy is not None:
+            kept = self._policy.num_to_verify(
+                _features(int(self._ready[rows].sum())), self._ready[rows], round_of
+            )
+            self._candidates[rows] = kept
+        self._ahead[rows] = self._ready[rows] - self._candidates[rows]
+        ahead_ns = self._draft_ahead(rows, context) if shape.num_ahead else 0.0
+        return self._commit(rows, acceptance, now_ns, ahead_ns, is_asked=is_asked)
+
+    def _resolve(self, rows: np.ndarray, acceptance: float) -> None:
+        """How the last pass ended: the policy and the chooser learn, and what is ready becomes known."""
+        full = self._accepted[rows] == self._candidates[rows]
+        is_verified = full & (self._ahead[rows] > 0)
+        is_hit = is_verified & (self._coins.random(len(rows)) < acceptance)
+        is_rejected = (~full | is_verified) & ~is_hit
+        ready = np.where(is_hit, self._ahead[rows] - 1, 0)
+        caught = 0
+        if self._num_branches:
+            share = self._setting.catching * caught_share(self._num_branches)
+            is_caught = is_rejected & (self._coins.random(len(rows)) < share)
+            weights = np.diff([caught_share(count) for count in range(self._num_branches + 1)])
+            which = self._coins.choice(self._num_branches, len(rows), p=weights / weights.sum())
+            ready = np.where(is_caught, self._branch_lengths[rows, which], ready)
+            caught = int(is_caught.sum())
+        if self._chooser is not None:
+            num_accepted = int(self._accepted[rows].sum() + is_hit.sum())
+            self._chooser.observe(num_accepted, int(is_rejected.sum()))
+            if self._num_branches:
+                self._chooser.observe_misses(self._num_branches, int((~is_hit).sum()), caught)
+        if self._policy is not None:
+            verified = np.flatnonzero(self._candidates[rows])
+            slots = rows[verified]
+            self._histories[slots] = self._policy.next_histories(
+                VerifiedBlocks(
+                    histories_RH=self._histories[slots],
+                    num_drafted_R=self._candidates[slots],
+                    num_accepted_R=self._accepted[slots],
+                )
+            )
+            accepted = self._accepted[rows] + is_hit
+            lengths = accepted + is_rejected
+            depths = arange_segments(lengths)
+            self._policy.observe_tokens(
+                VerifiedTokens(
+                    features=_features(len(depths)),
+                    depths_C=depths,
+                    is_accepted_C=depths < np.repeat(accepted, lengths),
+                )
+            )
+        self._ready[rows] = np.minimum(ready, np.maximum(0, self._left[rows] - 1))
+        self._accepted[rows] = self._candidates[rows] = self._ahead[rows] = 0
+        self._num_branches = 0
+
+    def _draft(
+        self,
+        draft_slots: np.ndarray,
+        slots: np.ndarray,
+        most: np.ndarray,
+        reach: np.ndarray,
+        round_of: RoundContext,
+        context: float,
+    ) -> tuple[np.ndarray, float]:
+        """Tokens drafted for each, and the time."""
+        drafted, active, spent_ns = np.zeros(len(slots), int), np.flatnonzero(most > 0), 0.0
+        for depth in itertools.count():
+            active = active[most[active] > depth]
+            if self._policy is None:
+                wants = np.full(len(active), depth < self._length)
+            elif len(active):
+                wants = self._policy.wants_more(
+                    DraftSequences(
+                        slots_R=slots[active],
+                        draft_slots_R=draft_slots[active],
+                        histories_RH=self._histories[slots[active]],
+                        num_drafted=depth,
+                        features=_features(len(active)) if depth else None,
+                        reach_R=reach[active],
+                        round=round_of,
+                    )
+                )
+            else:
+                break
+            active = active[wants]
+            if not len(active):
+                break
+            lagging = 0 if depth or round_of.is_ahead else int(self._lags[slots[active]].sum())
+            spent_ns += self._machine.draft_ns(len(active) + lagging, context)
+            drafted[active] += 1
+        return drafted, spent_ns
+
+    def _draft_ahead(self, rows: np.ndarray, context: float) -> float:
+        shape = self._shape
+        has_left = self._ahead[rows] > 0
+        spent_ns = self._machine.draft_ns(len(rows), context)
+        self._ahead[rows] += ~has_left
+        more = np.maximum(shape.num_ahead - self._ahead[rows], 0)
+        num_branches = shape.num_branches if shape.num_ahead > 1 else 0
+        round_of = RoundContext(
+            num_rows=len(rows),
+            num_pass_tokens=len(rows) + int(self._candidates[rows].sum()),
+            num_context_tokens=context,
+            is_ahead=True,
+        )
+        branches = np.repeat(rows, num_branches)
+        places = np.tile(np.arange(num_branches), len(rows))
+        estimate = 0.7 if self._chooser is None else self._chooser.acceptance
+        gains = np.diff([caught_share(count) for count in range(num_branches + 1)])
+        misses = 1 - estimate ** (self._candidates[rows] + 1.0)
+        drafted, more_ns = self._draft(
+            np.r_[rows, self._setting.num_slots + branches * BRANCH_COUNTS[-1] + places],
+            np.r_[rows, branches],
+            np.r_[more, np.full(len(branches), shape.num_ahead - 1)],
+            np.r_[np.ones(len(rows)), (misses[:, None] * gains).ravel()],
+            round_of,
+            context,
+        )
+        self._ahead[rows] += drafted[: len(rows)]
+        self._num_branches = num_branches
+        self._branch_lengths[branches, places] = drafted[len(rows) :]
+        return spent_ns + more_ns
+
+    def _commit(
+        self, rows: np.ndarray, acceptance: float, now_ns: float, ahead_ns: float, *, is_asked: bool
+    ) -> tuple[float, int]:
+        """The target's pass: the time of the round, and the tokens that it commits."""
+        candidates = self._candidates[rows]
+        coins = self._coins.random((len(rows), MAX_DRAFT_TOKENS + 2)) < acceptance
+        accepted = np.minimum(np.cumprod(coins, axis=1).sum(axis=1), candidates)
+        num_new = np.minimum(accepted + 1, self._left[rows])
+        context = float(self._context[rows].mean())
+        pass_ns = self._machine.target_ns(len(rows) + int(candidates.sum()), len(rows), context)
+        self._accepted[rows] = accepted
+        self._lags[rows] = accepted == candidates
+        self._left[rows] -= num_new
+        self._context[rows] += num_new
+        return now_ns + max(pass_ns, ahead_ns) + MESSAGE_NS * is_asked, int(num_new.sum())
+
+    def _note(self, shape: str) -> None:
+        self.shapes[shape] = self.shapes.get(shape, 0) + 1
+
+
+def _features(num_tokens: int) -> DraftFeatures:
+    return DraftFeatures(
+        np.full(num_tokens, ENTROPY), np.full(num_tokens, PROBABILITY), np.full(num_tokens, TOP_PROBABILITY)
+    )
+
+
+def automatic(machine: Machine, setting: Setting) -> Simulation:
+    """``--policy auto --overlap auto``."""
+    costs = machine.measured(setting.num_slots, setting.context_tokens + (SHORTEST + LONGEST) // 4)
+    return Simulation(
+        machine,
+        setting,
+        chooser=RoundChooser(costs, max_draft_tokens=MAX_DRAFT_TOKENS),
+        policy=Goodput(max_draft_tokens=MAX_DRAFT_TOKENS, costs=costs, is_coupled=True),
+    )
+
+
+def fixed_choices(machine: Machine, setting: Setting) -> Iterator[tuple[str, Simulation]]:
+    """Every choice that stays the same in all rounds."""
+    yield "target only", Simulation(machine, setting)
+    for length in FIXED_LENGTHS:
+        yield (
+            f"turns K={length}",
+            Simulation(machine, setting, shape=RoundShape(drafts_now=True), length=length),
+        )
+        for count in FIXED_BRANCHES:
+            shape = RoundShape(num_ahead=length + 1, num_branches=count)
+            yield f"ahead K={length} B={count}", Simulation(machine, setting, shape=shape, length=length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Tokens per second of the automatic choice, of the target alone and of the best fixed choice."""
+
+    setting: Setting
+    automatic: float
+    target_only: float
+    best: float
+    best_name: str
+    shapes: dict[str, int]
+
+
+def compare(machine: Machine, setting: Setting) -> Found:
+    simulation = automatic(machine, setting)
+    found = simulation.run()
+    fixed = {name: other.run() for name, other in fixed_choices(machine, setting)}
+    best = max(fixed, key=lambda name: fixed[name])
+    return Found(
+        setting=setting,
+        automatic=found,
+        target_only=fixed["target only"],
+        best=fixed[best],
+        best_name=best,
+        shapes=dict(sorted(simulation.shapes.items(), key=lambda item: -item[1])[:4]),
+    )
+
+
+def settings() -> Iterator[Setting]:
+    """Batch sizes, contexts and acceptance rates."""
+    for num_slots, context, acceptance in itertools.product(BATCH_SIZES, CONTEXTS, ACCEPTANCES):
+        yield Setting(num_slots=num_slots, context_tokens=context, acceptance=acceptance, catching=CATCHING)
+
+
+def markdown() -> str:
+    """The tables of the results that are kept."""
+    found = read(REPOSITORY / RESULTS)
+    parts = []
+    for pair in dict.fromkeys(tuple(one[name] for name in PAIR) for one in found):
+        results = {key_of(one)[len(PAIR) :]: one for one in found if key_of(one)[: len(PAIR)] == pair}
+        rows = [
+            {
+                "batch": str(num_slots),
+                "context": f"{context:,}",
+                **{
+                    _acceptance_text(*acceptance): _cell(results[(num_slots, context, *acceptance)])
+                    for acceptance in ACCEPTANCES
+                },
+            }
+            for num_slots, context in itertools.product(BATCH_SIZES, CONTEXTS)
+        ]
+        worst = min(results.values(), key=lambda one: one["automatic"] / one["best"])
+        least = min(one["automatic"] / one["target_only"] for one in results.values())
+        parts += [
+            f"{pair[0]} with {pair[1]} on {pair[2]}, tp_size {pair[3]}: at least "
+            f"{least:.2f} of the target alone, and at least {worst['automatic'] / worst['best']:.2f} of the "
+            f"best fixed choice (batch {worst['num_slots']}, context {worst['context_tokens']:,}, acceptance "
+            f"{_acceptance_text(*worst['acceptance'])}).",
+            Table.of(rows, num_names=0).markdown(),
+        ]
+    return "\n\n".join(parts)
+
+
+def _acceptance_text(first: float, second: float) -> str:
+    return f"{first:g}" if first == second else f"{first:g}, then {second:g}"
+
+
+def _cell(found: dict[str, Any]) -> str:
+    return f"{found['automatic'] / found['target_only']:.2f} ({found['automatic'] / found['best']:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="70b")
+    parser.add_argument("--draft", default="1b")
+    parser.add_argument("--gpu", default="h100-sxm")
+    parser.add_argument("--tp_size", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=REPOSITORY / RESULTS)
+    parser.add_argument("--batch_sizes", type=int, nargs="+", default=BATCH_SIZES)
+    options = parser.parse_args()
+    pair = {name: getattr(options, name) for name in PAIR}
+    machine = Machine.of(**pair)
+    kept = {key_of(one): one for one in read(options.output)}
+    for setting in settings():
+        if setting.num_slots not in options.batch_sizes:
+            continue
+        found = compare(machine, setting)
+        one = {
+            **pair,
+            **dataclasses.asdict(setting),
+            **{name: round(getattr(found, name), 1) for name in ("automatic", "target_only", "best")},
+            "best_name": found.best_name,
+            "shapes": found.shapes,
+        }
+        kept[key_of(one)] = one
+        sys.stderr.write(f"{setting} {_cell(one)} {found.best_name} {found.shapes}\n")
+    lines = [json.dumps(kept[key]) for key in sorted(kept)]
+    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """One setting a line; nothing if there is no file."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def key_of(one: dict[str, Any]) -> tuple[Any, ...]:
+    """The pair, and the setting."""
+    return *(one[name] for name in PAIR), one["num_slots"], one["context_tokens"], *one["acceptance"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What a round should do: the choice follows costs, batch, context and what was accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specdist.policies.costs import ContextCosts, CostModel, Curve
+from specdist.theory.formulas import caught_share, tokens_per_call, tokens_per_pass_ahead
+from specdist.theory.rounds import ALONE, FEWEST_ROUNDS_ALONE, IN_TURNS, LISTEN, RoundChooser, RoundShape
+
+MS = 1_000_000
+# A pass takes 20 ms up to 64 tokens and in proportion beyond.
+TARGET = Curve([1, 64, 4096], [20 * MS, 20 * MS, 1280 * MS])
+
+
+def chooser(
+    *, step_ms: float = 1, message_ms: float = 0.2, wide_ms: float = 0, **options: object
+) -> RoundChooser:
+    """A draft step takes as long whatever it holds, plus ``wide_ms`` for every hundred rows."""
+    draft = Curve([1, 1001], [round(step_ms * MS), round((step_ms + 10 * wide_ms) * MS)])
+    message = Curve([1], [round(message_ms * MS)])
+    return RoundChooser(CostModel(TARGET, draft, message=message), max_draft_tokens=8, **options)  # type: ignore[arg-type]
+
+
+def taught(found: RoundChooser, acceptance: float) -> RoundChooser:
+    """It has seen 4000 tokens, accepted at this rate."""
+    for _ in range(400):
+        found.observe(round(10 * acceptance), 10 - round(10 * acceptance))
+    return found
+
+
+def choose(found: RoundChooser, num_rows: int, *, is_pending: bool = False) -> RoundShape:
+    return found.choose(num_rows, 100.0, is_pending=is_pending)
+
+
+def test_the_rates_are_those_of_the_formulas() -> None:
+    found = taught(chooser(wide_ms=1), 0.8)
+    rates = found._rates(4, 100.0)
+    lengths = range(1, 9)
+    acceptance = round(found.acceptance, 2)
+    in_turns = max(
+        4 * tokens_per_call(acceptance, length)
+        / (length * found._costs.draft_ns(4, 0) + found._costs.target_ns(4 * (length + 1), 4, 0) + 0.2 * MS)
+        for length in lengths
+    )  # fmt: skip
+    assert rates.alone == pytest.approx(4 / (20 * MS))
+    assert rates.in_turns == pytest.approx(in_turns, rel=0.002)
+    # Eight branches: five candidates in six steps, five of them of 36 rows, within the time of the pass.
+    tokens = tokens_per_pass_ahead(acceptance, 5, caught_share(8))
+    assert rates.ahead_KB[4, 6] == pytest.approx(4 * tokens / (20.2 * MS))
+
+
+@pytest.mark.parametrize(
+    ("options", "acceptance", "num_rows", "expected"),
+    [
+        ({}, 0.8, 2, "ahead"),  # the pass leaves the time for it
+        ({"wide_ms": 500}, 0.8, 2, "ahead, no branches"),
+        ({}, 0.2, 64, "alone"),  # all is bound by arithmetic
+        ({"step_ms": 30}, 0.8, 2, "alone"),  # a draft slower than the target
+        ({"message_ms": 60}, 0.8, 2, "alone"),
+        ({"step_ms": 1, "branch_counts": (0,)}, 0.5, 1, "in turns"),  # half of the rounds ahead are empty
+    ],
+)
+def test_the_fastest_kind_of_round_is_chosen(
+    options: dict[str, object], acceptance: float, num_rows: int, expected: str
+) -> None:
+    found = taught(chooser(**options), acceptance)  # type: ignore[arg-type]
+    shape = choose(found, num_rows)
+    kinds = {
+        "alone": not shape.drafts_now and not shape.num_ahead and shape.num_rounds_alone > 0,
+        "in turns": shape == IN_TURNS,
+        "ahead": shape.num_ahead > 1 and shape.num_branches > 0,
+        "ahead, no branches": shape.num_ahead > 1 and shape.num_branches == 0,
+    }
+    assert kinds[expected], shape
+
+
+def test_a_draining_batch_gets_longer_blocks_and_more_branches() -> None:
+    found = taught(chooser(wide_ms=1), 0.8)
+    full, half, last = (choose(found, num_rows) for num_rows in (120, 24, 1))
+    assert full.num_rounds_alone > 0
+    assert 1 < half.num_ahead < last.num_ahead and half.num_branches <= last.num_branches > 0
+
+
+def test_a_long_context_makes_candidates_cheap() -> None:
+    """At 128 rows a pass is bound by arithmetic; reading 30,000 tokens of context for each row is not."""
+    costs = CostModel(
+        TARGET, Curve([1], [MS]), ContextCosts(100, 128, target_row_ns=0.05 * MS), Curve([1], [MS // 5])
+    )
+    found = taught(RoundChooser(costs, max_draft_tokens=8), 0.8)
+    assert found.choose(128, 100.0, is_pending=False).num_rounds_alone > 0
+    assert found.choose(128, 30_000.0, is_pending=False) == IN_TURNS
+    assert costs.target_ns(256, 128, 30_100.0) == TARGET(256) + 30 * 128 * 0.05 * MS
+
+
+def test_nobody_asks_a_draft_that_does_not_pay_until_it_is_listened_to_again() -> None:
+    found = chooser(step_ms=30)
+    # Nothing is known of this pair yet; four rows say enough in four rounds.
+    for _ in range(4):
+        assert choose(found, 4) == LISTEN
+        found.observe(2, 2)
+    # What is drafted already is verified first.
+    assert choose(found, 4, is_pending=True) == ALONE
+    assert choose(found, 4).num_rounds_alone >= FEWEST_ROUNDS_ALONE
+    assert choose(found, 4) == LISTEN
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 64])
+def test_listening_takes_a_two_hundredth_of_the_time(num_rows: int) -> None:
+    found = taught(chooser(step_ms=300, message_ms=5), 0.5)
+    num_alone = choose(found, num_rows).num_rounds_alone
+    num_heard, num_asked = 0, 1
+    while num_heard < 16:
+        assert choose(found, num_rows) == LISTEN
+        found.observe(num_rows, 0)
+        num_heard += num_rows
+        num_asked += 1
+    assert 5 * num_asked <= 0.005 * 20 * num_alone + 5
+
+
+def test_it_follows_an_abrupt_change() -> None:
+    found = taught(chooser(step_ms=4, message_ms=1, branch_counts=(0,)), 0.9)
+    assert choose(found, 32).num_ahead > 1
+    for _ in range(20):
+        found.observe(3, 29)
+    assert choose(found, 32).num_rounds_alone > 0
+    for _ in range(20):
+        found.observe(29, 3)
+    assert choose(found, 32).num_ahead > 1
+
+
+def test_branches_that_catch_little_are_given_up() -> None:
+    found = taught(chooser(wide_ms=6), 0.8)
+    before = choose(found, 4).num_branches
+    for _ in range(60):
+        found.observe_misses(before, 10, 0)
+    assert 0 == choose(found, 4).num_branches < before
+
+
+def test_prompts_beside_the_rows_make_candidates_dear() -> None:
+    """The pass of a chunk of a prompt is long anyway, and bound by arithmetic."""
+    found = taught(chooser(branch_counts=(0,)), 0.5)
+    alone, ahead = found._rates(16, 100.0).alone, found._rates(16, 100.0).ahead_KB.max()
+    for _ in range(200):
+        found.observe_pass(500, 50)
+    rates = found._rates(16, 100.0)
+    assert rates.alone < alone and rates.ahead_KB.max() / rates.alone < ahead / alone
+
+
+def test_a_run_that_is_always_ahead_never_leaves_it() -> None:
+    for step_ms, acceptance in ((1, 0.8), (30, 0.8), (1, 0.1)):
+        found = taught(chooser(step_ms=step_ms, is_always_ahead=True), acceptance)
+        assert all(choose(found, num_rows).num_ahead > 0 for num_rows in (1, 8, 200))
+    assert np.isclose(found.acceptance, 0.1)
