@@ -474,8 +474,8 @@ def main() -> None:
         }
         kept[key_of(one)] = one
         sys.stderr.write(f"{setting} {_cell(one)} {found.best_name} {found.shapes}\n")
-    lines = [json.dumps(kept[key]) for key in sorted(kept)]
-    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = [json.dumps(kept[key]) for key in sorted(kept)]
+        options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
