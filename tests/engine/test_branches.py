@@ -156,7 +156,7 @@ def test_the_likeliest_misses_are_chosen() -> None:
     is_excluded = np.zeros((3, 3), bool)
     is_excluded[2, 1] = True
     chosen = table.choose(
-        np.array([3, 1]), np.array([10, 20]), np.array([2, 1]), branch_estimates, is_excluded
+        np.array([3, 1]), np.array([10, 20]), np.array([2, 1]), branch_estimates, is_excluded, 2
     )
     # Slot 3: 0.3, then 0.5 x 0.3 = 0.15 before 0.1. Slot 1: its best alternative is excluded.
     assert chosen.slots_B.tolist() == [3, 3, 1]
