@@ -14,7 +14,6 @@ ROUND_FAULTS = (
         old="return 0 if is_pending or self._shape.num_ahead else self._shape.num_rounds_alone",
         new="return self._shape.num_rounds_alone",
         tests=(FOLLOWS_TARGET, SAME_MODEL),
-        is_dangerous=True,
     ),
     Mutant(
         name="draft-is-not-told-what-it-missed",
@@ -33,8 +32,8 @@ ROUND_FAULTS = (
     Mutant(
         name="cost-of-a-pass-does-not-know-the-context",
         file="policies/costs.py",
-        old="found = found + more * context.target_row_ns",
-        new="found = found + 0 * more * context.target_row_ns",
+        old="more * context.target_row_ns",
+        new="0 * more * context.target_row_ns",
         tests=(ROUNDS,),
     ),
     Mutant(
