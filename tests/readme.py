@@ -85,6 +85,7 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests.gpu import counts_tables
+    from tests.scale import tables as scale_tables
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -93,6 +94,7 @@ def generated() -> dict[str, str]:
         "tree": tree(),
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
+        "scale": scale_tables.markdown(),
         "plan": f"```\n{plan()}\n```",
     }
 

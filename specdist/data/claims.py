@@ -8,15 +8,20 @@ holder that was paused and lost its claim finds a higher number; its writes went
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from specdist.data.files import publish, temporary_path, unique_tag
-from specdist.data.heartbeat import Watch, now_utc
+from specdist.data.files import names_in, publish, temporary_path, unique_tag
+from specdist.data.heartbeat import BEAT_SUFFIX, Watch, now_utc
 from specdist.utils.json_values import from_fields, parse_json
 
+# An empty file named after a replica that has nothing to do.
+WAITING_SUFFIX = ".waiting"
+# A claim's file is read again after so many looks at the heartbeat of its holder.
+MAX_LOOKS = 8
 CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
 
 
@@ -40,6 +45,17 @@ class Holding:
     since: str
 
 
+@dataclass(frozen=True)
+class View:
+    """One listing of the folder: the claim in force of every claimed name, and how many replicas have a
+    heartbeat there or say that they wait, some of which may have ended. ``num_files``: listed in all."""
+
+    latest: dict[str, Claim]
+    num_replicas: int
+    num_waiting: int
+    num_files: int
+
+
 class Claims:
     """The claims in a folder as one replica sees and makes them."""
 
@@ -47,10 +63,24 @@ class Claims:
         self._folder = folder
         self._replica = replica
         self._watch = watch
+        # The holders of claims as last read, and how often they were found at work since.
+        self._holders: dict[Claim, tuple[str, int]] = {}
+
+    def look(self) -> View:
+        """List the folder."""
+        names = names_in(self._folder)
+        found = filter(None, map(_claim_of, names))
+        in_order = sorted(found, key=lambda claim: claim.generation)
+        return View(
+            {claim.name: claim for claim in in_order},
+            sum(name.endswith(BEAT_SUFFIX) for name in names),
+            sum(name.endswith(WAITING_SUFFIX) for name in names),
+            len(names),
+        )
 
     def latest(self) -> dict[str, Claim]:
         """The claim in force of every claimed name."""
-        return {claim.name: claim for claim in self._all()}
+        return self.look().latest
 
     def holding(self, claim: Claim) -> Holding | None:
         """What the claim's file says; None if it is gone or damaged."""
@@ -81,7 +111,7 @@ class Claims:
 
     def is_held(self, claim: Claim) -> bool:
         """Whether a claim of this replica is still in force."""
-        return self.latest().get(claim.name) == claim
+        return self._all_of(claim.name)[-1:] == [claim]
 
     def release(self, claim: Claim) -> None:
         """Give the claim back if it is still in force. Raises nothing if the disk fails."""
@@ -98,9 +128,8 @@ class Claims:
     def forget(self, name: str) -> None:
         """Remove all claims of a name that will not be claimed again, the lowest first: the one in force
         stays in force until the end."""
-        for claim in self._all():
-            if claim.name == name:
-                self._remove(claim)
+        for claim in self._all_of(name):
+            self._remove(claim)
 
     def remove_up_to(self, claim: Claim) -> None:
         """Remove a claim of this replica and those that it replaced; a newer one stays."""
@@ -116,10 +145,19 @@ class Claims:
             return False
 
     def _is_free(self, claim: Claim) -> bool:
+        holder, num_looks = self._holders.pop(claim, (None, 0))
+        # A claim's file may be another's after all claims were removed: it is read again before it counts as
+        # free, and from time to time.
+        if holder is not None and num_looks < MAX_LOOKS and not self._watch.is_gone(holder):
+            self._holders[claim] = holder, num_looks + 1
+            return False
         holding = self.holding(claim)
         if holding is None:
             return self._watch.is_unchanged(self._folder / claim.file_name)
-        return holding.replica is None or self._watch.is_gone(holding.replica)
+        if holding.replica is None or self._watch.is_gone(holding.replica):
+            return True
+        self._holders[claim] = holding.replica, 1
+        return False
 
     def _create(self, claim: Claim, replica: str | None) -> bool:
         path = self._folder / claim.file_name
@@ -143,16 +181,25 @@ class Claims:
 
     def _trim(self, claim: Claim) -> None:
         """Remove the claims that this one replaced."""
-        for other in self._all():
-            if other.name == claim.name and other.generation < claim.generation:
+        for other in self._all_of(claim.name):
+            if other.generation < claim.generation:
                 self._remove(other)
 
     def _remove(self, claim: Claim) -> None:
         with contextlib.suppress(FileNotFoundError):
             (self._folder / claim.file_name).unlink()
 
-    def _all(self) -> list[Claim]:
-        """By ascending generation."""
-        matches = [CLAIM_FILE.fullmatch(path.name) for path in self._folder.iterdir()]
-        found = [Claim(match[1], int(match[2])) for match in matches if match]
-        return sorted(found, key=lambda claim: claim.generation)
+    def _all_of(self, name: str) -> list[Claim]:
+        """The claims of a name by ascending generation."""
+        found = (_claim_of(file) for file in names_in(self._folder) if file.startswith(name))
+        return sorted(
+            (claim for claim in found if claim is not None and claim.name == name),
+            key=lambda claim: claim.generation,
+        )
+
+
+@functools.lru_cache(maxsize=2**16)
+def _claim_of(file_name: str) -> Claim | None:
+    """None if the file is not a claim."""
+    match = CLAIM_FILE.fullmatch(file_name)
+    return Claim(match[1], int(match[2])) if match else None

@@ -44,6 +44,12 @@ def temporary_path(path: Path, tag: str) -> Path:
     return path.with_name(f"{path.name}.{tag}{TEMPORARY_SUFFIX}")
 
 
+def names_in(folder: Path) -> list[str]:
+    """Of the files in a folder, by one listing. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
 def fsync_folder(folder: Path) -> None:
     """Make the names in ``folder`` durable: without it a power loss may undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)

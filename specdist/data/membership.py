@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from specdist.data.claims import CLAIM_FILE, Claims
+from specdist.data.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
 from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
 from specdist.data.heartbeat import BEAT_SUFFIX, Heartbeat, Watch
 from specdist.utils.errors import UserError
@@ -19,6 +20,13 @@ CLAIMS_FOLDER = "claims"
 SETUP = "setup"
 POLLS_PER_SILENCE = 20
 MAX_POLL_S = 0.5
+# Replicas that wait for each other look less often the more there are and the more each has to read, but
+# never so seldom that a look comes too late to tell silence.
+REPLICAS_PER_POLL, POLLS_PER_READ, MAX_POLLS = 16, 1.6, 8
+S_PER_LISTED_FILE = 0.35e-3
+MAX_SILENCE_SHARE = 0.25
+# A replica that leaves looks at the heartbeats of so many others.
+MAX_TIDIED = 16
 
 
 def replica_name() -> str:
@@ -42,8 +50,9 @@ class Membership:
         """``silent_after_s``: seconds without a heartbeat after which a replica counts as gone."""
         self.output = output
         self._folder = output / CLAIMS_FOLDER
-        self.poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
-        self._sleep = sleep
+        self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
+        self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
+        self._is_waiting = False
         self.replica = name or replica_name()
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
@@ -54,7 +63,7 @@ class Membership:
         if self.output.exists() and not self.output.is_dir():
             raise UserError(f"--output {self.output} is a file: give a folder")
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.create_folder()
             self.heartbeat.start()
             # An earlier program of the same process may have failed without releasing its claims.
             for claim in self.claims.latest().values():
@@ -64,10 +73,15 @@ class Membership:
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
 
+    def create_folder(self) -> None:
+        """The folder of heartbeats and claims. Raises OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+
     def leave(self) -> None:
         """To be called after all claims were released."""
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
+            self.show_waiting(False)
             self.tidy()
             self._forget_setup()
 
@@ -77,18 +91,45 @@ class Membership:
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
+    def show_waiting(self, is_waiting: bool) -> None:
+        """Tell the others that this replica waits for a shard, so that all that wait share out the watch over
+        those that work. Raises OSError."""
+        if is_waiting == self._is_waiting:
+            return
+        path = self._folder / f"{self.replica}{WAITING_SUFFIX}"
+        if is_waiting:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)
+        self._is_waiting = is_waiting
+
+    def poll_s(self, num_files: int, *, num_replicas: int = 0, num_reads: int = 0) -> float:
+        """Seconds until the next look of a replica that waits for others; by chance a little more or less.
+
+        Args:
+            num_files: listed by a look.
+            num_replicas: that may wait for the same.
+            num_reads: of a look.
+        """
+        polls = min(max(1.0, num_replicas / REPLICAS_PER_POLL, num_reads * POLLS_PER_READ), MAX_POLLS)
+        poll_s = self._poll_s * polls + S_PER_LISTED_FILE * num_files
+        return min(poll_s, MAX_SILENCE_SHARE * self.silent_after_s) * random.uniform(0.8, 1.2)
+
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
         """One replica at a time may change what belongs to all; the others wait."""
         try:
-            while (claim := self.claims.take(SETUP, self.claims.latest().get(SETUP))) is None:
-                self._sleep(self.poll_s)
+            while (claim := self._take_setup(view := self.claims.look())) is None:
+                self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
         try:
             yield
         finally:
             self.claims.release(claim)
+
+    def _take_setup(self, view: View) -> Claim | None:
+        return self.claims.take(SETUP, view.latest.get(SETUP))
 
     def _forget_setup(self) -> None:
         """The last replica to leave removes the claims of the setup.
@@ -117,20 +158,23 @@ class Membership:
         """Another replica that is at work, for a message; waits until it is certain that there is none."""
         for name in self.others():
             while (is_at_work := self.watch.is_at_work(name)) is None:
-                self._sleep(self.poll_s)
+                self._sleep(self._poll_s)
             if is_at_work:
                 beat = self.watch.beat(name)
                 return str(beat.process) if beat else name
         return None
 
     def tidy(self) -> None:
-        """Remove the heartbeats and half-made claims of processes that have ended."""
+        """Remove half-made claims, and the heartbeats of processes that have ended. Of many replicas, it
+        looks at a few by chance."""
         for path in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
-        for name in self.others():
+        others = self.others()
+        for name in random.sample(others, min(len(others), MAX_TIDIED)):
             beat = self.watch.beat(name)
             if beat is not None and beat.process.is_alive() is False and not self._holds_a_claim(name):
-                (self._folder / f"{name}{BEAT_SUFFIX}").unlink(missing_ok=True)
+                for suffix in (BEAT_SUFFIX, WAITING_SUFFIX):
+                    (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
 
     def _holds_a_claim(self, name: str) -> bool:
         holdings = map(self.claims.holding, self.claims.latest().values())
@@ -139,4 +183,7 @@ class Membership:
 
 def is_membership_file(name: str) -> bool:
     """Whether a file in the claims' folder was written by a replica."""
-    return name.endswith((BEAT_SUFFIX, TEMPORARY_SUFFIX)) or CLAIM_FILE.fullmatch(name) is not None
+    return (
+        name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
+        or CLAIM_FILE.fullmatch(name) is not None
+    )

@@ -20,6 +20,7 @@ from specdist.data.claims import CLAIM_FILE
 from specdist.data.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
+    names_in,
     unique_tag,
     unsealed,
     write_atomically,
@@ -155,6 +156,11 @@ class RunFolder:
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
         return read_rows(self.parts_path(shard, number) for number in self.log_generations(shard))
+
+    def recorded_shards(self) -> set[int]:
+        """The shards that have a completion record, by one listing: its data is not looked at."""
+        matches = (SHARD_FILE.fullmatch(name) for name in names_in(self.record_path(0).parent))
+        return {int(match[1]) for match in matches if match and match[0].endswith(".json")}
 
     def begun_shards(self) -> list[int]:
         """The shards that have part logs, ascending."""

@@ -1,17 +1,27 @@
-"""The next shard of a replica: the first that is neither complete nor claimed by another."""
+"""The next shard of a replica: neither complete nor claimed by another replica that is at work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specdist.data.claims import Claim
+from specdist.data.claims import Claim, View
 from specdist.data.files import writing
 from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
 from specdist.data.run_folder import RunFolder
+from specdist.data.shard_choice import FEW_REPLICAS, first_choices, watched
 from specdist.utils.errors import UserError
+
+SHARD_PREFIX = "shard-"
+# Of shards that turn out to be complete or claimed, until a replica looks anew; and of looks per attempt.
+MAX_LATE, MAX_LOOKS = 2, 8
+# Watched claims change after so many times the silence after which a replica counts as gone.
+PERIOD_IN_SILENCES = 2.5
+# Completion records are listed at most so often that a replica reads this many names per second.
+RECORDS_PER_S = 500.0
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,15 @@ class ShardQueue:
         """``manifest``: this replica's, which the folder must keep. ``on_done_elsewhere``: called with every
         shard that another replica completed."""
         self._folder = folder
+        self._membership = membership
         self._claims = membership.claims
         self._manifest = manifest
         self._open = dict.fromkeys(range(num_shards))
         self._mine: dict[int, Claim] = {}
+        self._next_listing_at = -math.inf
+        # As last seen, and the claims watched since.
+        self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
+        self._num_watched = 0
         self.on_done_elsewhere = on_done_elsewhere
 
     @property
@@ -54,30 +69,86 @@ class ShardQueue:
         Raises :class:`UserError` if the folder now holds another run, or cannot be written.
         """
         with writing(self._folder.path):
-            return self._take()
+            taken = self._take()
+            self._membership.show_waiting(taken is None and not self.is_done and not self._mine)
+            return taken
 
     def _take(self) -> ClaimedShard | None:
-        latest = self._claims.latest()
-        for shard in list(self._open):
-            if shard in self._mine:
-                continue
-            name = f"shard-{shard:05d}"
-            if name not in latest and self._see_complete(shard):
-                continue
-            above = max(self._folder.log_generations(shard), default=0) if name not in latest else 0
-            claim = self._claims.take(name, latest.get(name), above=above)
-            if claim is None:
-                continue
-            # Another may have completed it and dropped its claims after they were read.
-            if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
-                self._folder.sweep(shard)
-                self._claims.forget(name)
-                self._see_complete(shard)
-                continue
-            self._check_run()
-            self._mine[shard] = claim
-            return ClaimedShard(shard, claim)
+        for _ in range(MAX_LOOKS):
+            view = self._claims.look()
+            self._view = view
+            claims = {
+                int(name.removeprefix(SHARD_PREFIX)): claim
+                for name, claim in view.latest.items()
+                if name.startswith(SHARD_PREFIX)
+            }
+            is_out_of_date, taken = self._take_unclaimed(claims)
+            if taken is not None:
+                return taken
+            if not is_out_of_date:
+                return self._take_abandoned(claims)
         return None
+
+    def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
+        """A shard without a claim; and if there is none, whether to look again, since others were faster."""
+        num_late = 0
+        mine_or_open = [shard for shard in self._open if shard not in self._mine]
+        for shard in first_choices(mine_or_open, claims.keys(), self._view.num_replicas):
+            if shard not in self._open:
+                continue
+            if not self._see_complete(shard) and (taken := self._claim(shard, None)) is not None:
+                return False, taken
+            num_late += 1
+            if num_late % MAX_LATE == 0 and self._view.num_replicas > FEW_REPLICAS:
+                return self._see_listed(are_none_claimed=not claims), None
+        return False, None
+
+    def _take_abandoned(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
+        """A shard whose holder released it or is gone."""
+        others = [shard for shard in self._open if shard in claims and shard not in self._mine]
+        now = self._membership.clock()
+        period = int(now // (PERIOD_IN_SILENCES * self._membership.silent_after_s))
+        chosen = watched(others, self._view.num_waiting, replica=self._membership.replica, period=period)
+        self._num_watched = len(chosen)
+        for shard in chosen:
+            taken = self._claim(shard, claims[shard])
+            if taken is not None:
+                return taken
+        return None
+
+    def _claim(self, shard: int, latest: Claim | None) -> ClaimedShard | None:
+        """Claim a shard; None if another replica holds it, or has completed it."""
+        name = f"{SHARD_PREFIX}{shard:05d}"
+        above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
+        claim = self._claims.take(name, latest, above=above)
+        if claim is None:
+            return None
+        # Another may have completed it and dropped its claims after they were read.
+        if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
+            self._folder.sweep(shard)
+            self._claims.forget(name)
+            self._see_complete(shard)
+            return None
+        self._check_run()
+        self._mine[shard] = claim
+        return ClaimedShard(shard, claim)
+
+    def _see_listed(self, *, are_none_claimed: bool) -> bool:
+        """See at once all shards that have a completion record; False if that was done so lately that listing
+        them again would cost the file server more than it tells. At the end, without claims, it is done."""
+        now = self._membership.clock()
+        if not are_none_claimed and now < self._next_listing_at:
+            return False
+        recorded = self._folder.recorded_shards()
+        self._next_listing_at = now + len(recorded) / RECORDS_PER_S
+        for shard in [shard for shard in self._open if shard in recorded and shard not in self._mine]:
+            self._complete_elsewhere(shard)
+        return True
+
+    @property
+    def poll_s(self) -> float:
+        """Seconds to wait after :meth:`take` found nothing."""
+        return self._membership.poll_s(self._view.num_files, num_reads=self._num_watched)
 
     def log(self, claimed: ClaimedShard, rows: range | None = None) -> PartLog:
         """The part log of this claim, with the rows of earlier ones that are among the shard's ``rows``."""
@@ -114,9 +185,12 @@ class ShardQueue:
     def _see_complete(self, shard: int) -> bool:
         if not self._folder.is_complete(shard):
             return False
+        self._complete_elsewhere(shard)
+        return True
+
+    def _complete_elsewhere(self, shard: int) -> None:
         del self._open[shard]
         self.on_done_elsewhere(shard)
-        return True
 
     def _check_run(self) -> None:
         """A replica that was paused must not write into a run that replaced its own."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from enum import Enum
 
-from specdist.job.preflight import RunPlan
 from specdist.job.recording import Recorder
 from specdist.job.replica import Replica
 from specdist.job.signals import StopRequest
@@ -29,9 +28,7 @@ class Assignment(Enum):
         return self in (Assignment.COMPLETE, Assignment.STOPPED)
 
 
-def assign_from_rank0(
-    topology: Topology, run: RunPlan, recorder: Recorder, stop: StopRequest
-) -> Iterator[Assignment]:
+def assign_from_rank0(topology: Topology, recorder: Recorder, stop: StopRequest) -> Iterator[Assignment]:
     """Rank 0's assignments, each broadcast to the other ranks; the last one says how the work ended."""
     previous: Assignment | None = None
     while True:
@@ -42,7 +39,7 @@ def assign_from_rank0(
         if assignment is Assignment.WAIT:
             if previous is not Assignment.WAIT:
                 logger.info("other replicas hold all remaining shards: waiting until these are completed")
-            time.sleep(run.membership.poll_s)
+            time.sleep(recorder.poll_s)
         previous = assignment
 
 

@@ -171,7 +171,7 @@ def generate_rows(
     run.membership.heartbeat.begin()
     stop.defer_signals()
     try:
-        for assignment in assign_from_rank0(topology, run, recorder, stop):
+        for assignment in assign_from_rank0(topology, recorder, stop):
             if assignment is Assignment.WORK:
                 engine = replica.engine(recorder.requests(), stop_rules, stats_recorder)
                 for completion in engine.run(lambda: stop.is_made):

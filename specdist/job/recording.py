@@ -78,6 +78,11 @@ class Recorder:
         """Whether every shard is complete, here or in another replica."""
         return self._queue.is_done
 
+    @property
+    def poll_s(self) -> float:
+        """Seconds to wait after :meth:`claim` found nothing."""
+        return self._queue.poll_s
+
     def claim(self) -> bool:
         """Claim the next shard, unless one is claimed already; False if none is available now."""
         self._next = self._next or self._queue.take()

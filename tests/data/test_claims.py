@@ -175,6 +175,26 @@ def test_an_unreadable_claim_expires(tmp_path, second):
     assert watch_for(second, 2, NAME) == Claim(NAME, 8)
 
 
+def test_a_claim_made_anew_under_the_same_number_is_watched_by_its_new_holder(tmp_path, first, second):
+    """All claims of a name may be removed and begin anew between two looks of a replica that waits."""
+    assert first.take(NAME) == Claim(NAME, 1)
+    assert second.take(NAME) is None
+    first.claims.forget(NAME)
+    third = Member(tmp_path, "third")
+    assert third.take(NAME) == Claim(NAME, 1)
+    # The old holder vanishes, and the new one keeps its claim; then the other way round.
+    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=third) is None
+    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Claim(NAME, 2)
+
+
+def test_the_end_of_a_new_holder_is_noticed_while_the_old_one_lives_on(tmp_path, first, second):
+    assert first.take(NAME) == Claim(NAME, 1)
+    assert second.take(NAME) is None
+    first.claims.forget(NAME)
+    assert Member(tmp_path, "third").take(NAME) == Claim(NAME, 1)
+    assert watch_for(second, 3 * SILENT_AFTER_S, NAME, beating=first) == Claim(NAME, 2)
+
+
 def test_generations_continue_after_those_of_the_part_logs(first):
     assert first.take(NAME, above=5) == Claim(NAME, 6)
 

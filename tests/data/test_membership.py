@@ -89,7 +89,7 @@ def test_replicas_that_come_and_go_at_once_share_one_setup_and_leave_nothing(
         try:
             for visit in range(15):
                 member = Membership(tmp_path, silent_after_s=60.0, name=f"replica{number}-{visit}")
-                member.poll_s = 0.0005
+                member._poll_s = 0.0005
                 member.join()
                 with member.setup():
                     inside[0] += 1

@@ -8,6 +8,7 @@ FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
 CLAIMS = "tests/data/test_claims.py"
+SCALE = "tests/scale/test_scale.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
@@ -254,6 +255,34 @@ DATA_FAULTS = (
         tests=(CLAIMS,),
     ),
     Mutant(
+        name="holder-of-claim-never-read-again",
+        file="data/claims.py",
+        old="if holder is not None and num_looks < MAX_LOOKS and",
+        new="if holder is not None and",
+        tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="all-waiting-replicas-watch-all-claims",
+        file="data/shard_choice.py",
+        old="return sorted(by_draw[:num_watched])",
+        new="return sorted(by_draw)",
+        tests=(SCALE,),
+    ),
+    Mutant(
+        name="waiting-replicas-always-watch-the-same-claims",
+        file="data/shard_choice.py",
+        old='f"{replica} {period} {shard}"',
+        new='f"{shard}"',
+        tests=("tests/data/test_shard_choice.py",),
+    ),
+    Mutant(
+        name="all-replicas-try-first-shard",
+        file="data/shard_choice.py",
+        old="    if num_replicas <= FEW_REPLICAS:",
+        new="    if True:",
+        tests=("tests/data/test_shard_choice.py",),
+    ),
+    Mutant(
         name="who-takes-claim-removes-it",
         file="data/claims.py",
         old="other.generation < claim.generation:\n                self._remove(other)",
@@ -263,8 +292,8 @@ DATA_FAULTS = (
     Mutant(
         name="lowest-claim-in-force",
         file="data/claims.py",
-        old="return sorted(found, key=lambda claim: claim.generation)",
-        new="return sorted(found, key=lambda claim: -claim.generation)",
+        old="in_order = sorted(found, key=lambda claim: claim.generation)",
+        new="in_order = sorted(found, key=lambda claim: -claim.generation)",
         tests=(CLAIMS,),
     ),
 )

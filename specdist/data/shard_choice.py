@@ -1,0 +1,48 @@
+"""Which shards a replica tries to claim, so that neither a claim nor a wait costs more among more replicas.
+
+Few replicas take the shards in order. Many would all try the same one: each draws one near those that are
+being generated. A replica that waits watches a few of the others' claims, drawn anew from time to time, so
+that all waiting replicas together watch all of them.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence, Set
+from itertools import islice
+
+# So many replicas collide too seldom to be told apart.
+FEW_REPLICAS = 8
+# The shards to draw from, for each replica: half of those that are not claimed may be complete.
+SHARDS_PER_REPLICA = 2
+# A replica that waits watches at least so many claims; and so many replicas watch a claim, on average.
+MIN_WATCHED, WATCHERS_PER_CLAIM = 5, 2
+# Part of the claimed shards that are taken to be stragglers: others near them have long been complete.
+STRAGGLERS = 0.25
+
+
+def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: int) -> list[int]:
+    """Open shards (ascending) that are not claimed, in the order in which to try them."""
+    if num_replicas <= FEW_REPLICAS:
+        return [shard for shard in open_shards if shard not in claimed]
+    live = sorted(claimed)
+    start = live[int(STRAGGLERS * len(live))] if live else 0
+    near = (shard for shard in open_shards if shard >= start and shard not in claimed)
+    window = list(islice(near, SHARDS_PER_REPLICA * num_replicas))
+    if not window:
+        window = [shard for shard in open_shards if shard not in claimed]
+    random.shuffle(window)
+    return window
+
+
+def watched(claimed: Sequence[int], num_waiting: int, *, replica: str, period: int) -> list[int]:
+    """The shards claimed by other replicas that this one watches while it waits, ascending.
+
+    Args:
+        num_waiting: replicas that wait, with this one.
+        period: number of the period of watching: the choice is the same within one.
+    """
+    num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))
+    by_draw = sorted(claimed, key=lambda shard: zlib.crc32(f"{replica} {period} {shard}".encode()))
+    return sorted(by_draw[:num_watched])

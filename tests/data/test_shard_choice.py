@@ -1,0 +1,36 @@
+"""Which shards replicas try, and which claims they watch: few of each, and together all."""
+
+from __future__ import annotations
+
+from specdist.data.shard_choice import FEW_REPLICAS, MIN_WATCHED, first_choices, watched
+
+
+def test_few_replicas_take_the_shards_in_order():
+    assert first_choices([0, 2, 3, 5], {3}, FEW_REPLICAS) == [0, 2, 5]
+
+
+def test_many_replicas_try_different_shards_near_the_claimed_ones():
+    claimed = set(range(100, 400, 3))
+    choices = [first_choices(range(1000), claimed, 100) for _ in range(20)]
+    assert len({tried[0] for tried in choices}) > 10
+    for tried in choices:
+        assert len(set(tried)) == len(tried) == 200
+        assert min(tried) >= 100 and not claimed & set(tried)
+
+
+def test_the_first_shards_are_tried_once_none_is_left_after_the_claimed_ones():
+    assert set(first_choices([3, 4, 90], {90}, 100)) == {3, 4}
+    assert first_choices([90], {90}, 100) == []
+
+
+def test_replicas_that_wait_watch_few_claims_each_and_all_of_them_in_a_few_periods():
+    claimed, num_waiting = range(400), 200
+    unseen = set(claimed)
+    for period in range(6):
+        for replica in range(num_waiting):
+            chosen = watched(claimed, num_waiting, replica=f"replica{replica}", period=period)
+            assert len(chosen) == MIN_WATCHED and chosen == sorted(chosen)
+            unseen -= set(chosen)
+    assert not unseen
+    assert watched(claimed, 1, replica="alone", period=0) == list(claimed)
+    assert watched(claimed[:3], 200, replica="any", period=0) == [0, 1, 2]

@@ -1,0 +1,1 @@
+"""How the file operations of replicas grow with their number: simulated, and with real processes."""

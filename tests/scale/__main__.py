@@ -1,0 +1,85 @@
+"""Counts the file operations of many replicas on one run folder.
+
+    python -m tests.scale --replicas 1000 --shards 10000
+
+The replicas are simulated (simulation.py): the project's own claims, heartbeats and publishing, on a virtual
+clock; with ``--processes`` they are real ones, in real time, and those that vanish are killed. The last line
+on stdout is a JSON document with ``metadata_ops_per_replica_s`` and ``reads_per_replica_s`` in the first
+minute (``start``), until the first replica waits (``middle``), and from then on (``tail``). All files lie in
+memory where the machine has a place for that, and nothing is made durable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+from tests.scale.processes import run_processes
+from tests.scale.simulation import Outcome, Scenario, Simulation, operations
+
+MEMORY = Path("/dev/shm")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=1000)
+    parser.add_argument("--shards", type=int, default=10_000)
+    parser.add_argument("--shard_seconds", type=float, default=60.0, help="that a shard takes on average")
+    parser.add_argument("--vanishing", type=float, default=0.02, help="share of the replicas that vanish")
+    parser.add_argument("--processes", action="store_true", help="real replicas, in real time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="JSON file to which the result is added")
+    parser.add_argument("--name", default="after", help="of the code, in that file")
+    options = parser.parse_args()
+    started = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder,
+        mock.patch("os.fsync", lambda descriptor: None),
+    ):
+        outcome = run(Path(folder), options)
+    assert sorted(outcome.published_by) == list(range(options.shards))
+    kind = "real" if options.processes else "simulated"
+    print(f"{options.replicas} {kind} replicas, {options.shards} shards, each published once:")
+    print(
+        f"{outcome.end_s:.0f} s of the replicas' time, {time.monotonic() - started:.0f} s of this machine's"
+    )
+    result = {
+        "name": options.name,
+        "kind": kind,
+        "replicas": options.replicas,
+        "shards": options.shards,
+        "shard_seconds": options.shard_seconds,
+        "vanishing": options.vanishing,
+        **operations(outcome),
+    }
+    if options.output is not None:
+        earlier = json.loads(options.output.read_text()) if options.output.exists() else []
+        options.output.write_text(json.dumps([*earlier, result], indent=1) + "\n")
+    print(json.dumps(result))
+
+
+def run(folder: Path, options: argparse.Namespace) -> Outcome:
+    if options.processes:
+        return run_processes(
+            folder,
+            num_replicas=options.replicas,
+            num_shards=options.shards,
+            shard_s=options.shard_seconds,
+            vanishing=options.vanishing,
+        )
+    scenario = Scenario(
+        num_replicas=options.replicas,
+        num_shards=options.shards,
+        shard_s=options.shard_seconds,
+        vanishing=options.vanishing,
+        seed=options.seed,
+    )
+    return Simulation(folder / "run", scenario).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Many replicas in one process, on a virtual clock and a counting file system: the project's own claims,
+heartbeats and publishing on real files, and no models. A replica's time is spent in waits and in its work,
+never in file operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from specdist.data import Manifest, Membership, RunFolder, ShardQueue
+from specdist.data.membership import SETUP
+from specdist.data.shard_queue import ClaimedShard
+from tests.scale.counting import METADATA, READS, CountingFiles
+
+MANIFEST = Manifest(fingerprint={"seed": 1})
+TABLE = pa.table({"row_id": [0]})
+START_S = 60.0
+START, MIDDLE, TAIL = PHASES = ("start", "middle", "tail")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Replicas that begin within ``arrival_s``; shards take ``shard_s`` seconds on average, log-normally.
+
+    ``vanishing``: share of the replicas that vanish at a random moment of the expected time, without a trace
+    that others could see but silence.
+    """
+
+    num_replicas: int
+    num_shards: int
+    shard_s: float = 60.0
+    sigma: float = 0.3
+    arrival_s: float = 30.0
+    silent_after_s: float = 60.0
+    vanishing: float = 0.02
+    seed: int = 0
+
+    @property
+    def expected_s(self) -> float:
+        return self.arrival_s + self.shard_s * math.ceil(self.num_shards / self.num_replicas)
+
+
+@dataclass
+class Outcome:
+    """``operations`` by phase, and ``replica_s``: the seconds that living replicas spent in it.
+    ``published_by``: the replica that published each shard."""
+
+    operations: dict[str, Counter[str]] = field(
+        default_factory=lambda: {phase: Counter() for phase in PHASES}
+    )
+    replica_s: Counter[str] = field(default_factory=Counter)
+    published_by: dict[int, str] = field(default_factory=dict)
+    first_waiting_s: float = math.inf
+    end_s: float = 0.0
+
+
+class Simulation:
+    """Runs a scenario in ``folder``."""
+
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
+        self.folder, self.scenario = folder, scenario
+        self.now = 0.0
+        self.rng = random.Random(scenario.seed)
+        self.outcome = Outcome()
+        self.files = CountingFiles(str(folder))
+        self.deaths: dict[str, float] = {}
+        self.num_alive = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (self.now + seconds, self._num_events, action))
+
+    @property
+    def phase(self) -> str:
+        if self.now >= self.outcome.first_waiting_s:
+            return TAIL
+        return START if self.now < START_S else MIDDLE
+
+    def run(self) -> Outcome:
+        """Until the last living replica has left."""
+        scenario = self.scenario
+        for number in range(scenario.num_replicas):
+            replica = Replica(self, f"replica{number}")
+            self.after(self.rng.uniform(0, scenario.arrival_s), replica.join)
+            if self.rng.random() < scenario.vanishing:
+                self.after(self.rng.uniform(START_S, scenario.expected_s), replica.die)
+        with self.files.patched():
+            while self._events:
+                when, _, action = heapq.heappop(self._events)
+                self.outcome.replica_s[self.phase] += self.num_alive * (when - self.now)
+                self.now = when
+                self.files.counts = self.outcome.operations[self.phase]
+                action()
+        self.outcome.end_s = self.now
+        return self.outcome
+
+
+class Replica:
+    """One replica: it joins, takes a shard, works on it, publishes it, and waits when there is none."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self._simulation, self._name = simulation, name
+        scenario = simulation.scenario
+        self._membership = Membership(
+            simulation.folder,
+            silent_after_s=scenario.silent_after_s,
+            clock=lambda: simulation.now,
+            name=name,
+        )
+        beat = self._membership.heartbeat._beat
+        beat.process = dataclasses.replace(beat.process, machine=f"machine of {name}")
+        self._folder = RunFolder(simulation.folder)
+        self._queue: ShardQueue | None = None
+        self._claimed: ClaimedShard | None = None
+        self._has_ended = False
+
+    def join(self) -> None:
+        self._membership.create_folder()
+        self._simulation.num_alive += 1
+        self._beat()
+        self._set_up()
+
+    def die(self) -> None:
+        if self._queue is not None and not self._has_ended:
+            self._has_ended = True
+            self._simulation.num_alive -= 1
+            self._simulation.deaths[self._name] = self._simulation.now
+
+    def _beat(self) -> None:
+        if not self._has_ended:
+            self._membership.heartbeat.beat()
+            self._simulation.after(self._simulation.scenario.silent_after_s / 12, self._beat)
+
+    def _set_up(self) -> None:
+        claims = self._membership.claims
+        view = claims.look()
+        claim = claims.take(SETUP, view.latest.get(SETUP))
+        if claim is None:
+            self._simulation.after(
+                self._membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up
+            )
+            return
+        RunFolder.open(self._simulation.folder, MANIFEST, "", overwrite=False)
+        claims.release(claim)
+        self._queue = ShardQueue(
+            self._folder, self._membership, MANIFEST, self._simulation.scenario.num_shards
+        )
+        self._work()
+
+    def _work(self) -> None:
+        if self._has_ended:
+            return
+        assert self._queue is not None
+        simulation, outcome, scenario = (
+            self._simulation,
+            self._simulation.outcome,
+            self._simulation.scenario,
+        )
+        self._claimed = self._queue.take()
+        if self._claimed is not None:
+            mean = math.log(scenario.shard_s) - scenario.sigma**2 / 2
+            simulation.after(simulation.rng.lognormvariate(mean, scenario.sigma), self._finish)
+        elif self._queue.is_done:
+            self._leave()
+        else:
+            outcome.first_waiting_s = min(outcome.first_waiting_s, simulation.now)
+            simulation.after(self._queue.poll_s, self._work)
+
+    def _finish(self) -> None:
+        if self._has_ended:
+            return
+        assert self._queue is not None and self._claimed is not None
+        queue, claimed, outcome = self._queue, self._claimed, self._simulation.outcome
+        if self._folder.finish_shard(
+            claimed.shard, TABLE, {"by": self._name}, is_held=lambda: queue.is_held(claimed)
+        ):
+            assert claimed.shard not in outcome.published_by
+            outcome.published_by[claimed.shard] = self._name
+            queue.finished(claimed)
+        else:
+            queue.lost(claimed)
+        self._work()
+
+    def _leave(self) -> None:
+        self._has_ended = True
+        self._simulation.num_alive -= 1
+        self._membership.leave()
+
+
+def operations(outcome: Outcome) -> dict[str, dict[str, float]]:
+    """For each second of a living replica, by phase."""
+    return {
+        name: {
+            phase: round(outcome.operations[phase][kind] / max(outcome.replica_s[phase], 1e-9), 3)
+            for phase in PHASES
+        }
+        for name, kind in (("metadata_ops_per_replica_s", METADATA), ("reads_per_replica_s", READS))
+    }
