@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Sequence, Set
 from itertools import islice
 
-# So many replicas collide too seldom to be told apart.
+# So many take the shards in order.
 FEW_REPLICAS = 8
 # The shards to draw from, for each replica: half of those that are not claimed may be complete.
 SHARDS_PER_REPLICA = 2
@@ -23,9 +23,7 @@ STRAGGLERS = 0.25
 
 
 def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: int) -> list[int]:
-    """Open shards (ascending) that are not claimed, in the order in which to try them."""
-    if num_replicas <= FEW_REPLICAS:
-        return [shard for shard in open_shards if shard not in claimed]
+    """Open shards (ascending) that are not claimed, in the order in which one of many replicas tries them."""
     live = sorted(claimed)
     start = live[int(STRAGGLERS * len(live))] if live else 0
     near = (shard for shard in open_shards if shard >= start and shard not in claimed)

@@ -82,11 +82,25 @@ class ShardQueue:
                 for name, claim in view.latest.items()
                 if name.startswith(SHARD_PREFIX)
             }
+            if view.num_replicas <= FEW_REPLICAS:
+                return self._take_first(claims)
             is_out_of_date, taken = self._take_unclaimed(claims)
             if taken is not None:
                 return taken
             if not is_out_of_date:
                 return self._take_abandoned(claims)
+        return None
+
+    def _take_first(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
+        """The first shard that can be had, among few replicas."""
+        others = [shard for shard in self._open if shard not in self._mine]
+        self._num_watched = sum(shard in claims for shard in others)
+        for shard in others:
+            latest = claims.get(shard)
+            if latest is None and self._see_complete(shard):
+                continue
+            if (taken := self._claim(shard, latest)) is not None:
+                return taken
         return None
 
     def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
@@ -99,7 +113,7 @@ class ShardQueue:
             if not self._see_complete(shard) and (taken := self._claim(shard, None)) is not None:
                 return False, taken
             num_late += 1
-            if num_late % MAX_LATE == 0 and self._view.num_replicas > FEW_REPLICAS:
+            if num_late == MAX_LATE:
                 return self._see_listed(are_none_claimed=not claims), None
         return False, None
 

@@ -85,6 +85,14 @@ def test_shards_are_taken_in_order_each_by_one_replica(tmp_path):
     assert a.take() is None and not a.queue.is_done
 
 
+def test_an_abandoned_shard_is_continued_before_the_next_is_begun(tmp_path):
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 5) for name in "ab")
+    assert [a.take(), a.take()] == [0, 1]
+    a.queue.give_back()
+    assert [b.take(), b.take(), b.take()] == [0, 1, 2]
+
+
 def test_a_run_is_done_once_every_shard_is_seen_complete(tmp_path):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 3) for name in "ab")

@@ -278,8 +278,8 @@ DATA_FAULTS = (
     Mutant(
         name="all-replicas-try-first-shard",
         file="data/shard_choice.py",
-        old="    if num_replicas <= FEW_REPLICAS:",
-        new="    if True:",
+        old="    random.shuffle(window)",
+        new="",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(

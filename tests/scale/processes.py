@@ -15,7 +15,7 @@ from specdist.data import Membership, RunFolder, ShardQueue
 from tests.scale.counting import CountingFiles
 from tests.scale.simulation import MANIFEST, MIDDLE, PHASES, START, START_S, TABLE, TAIL, Outcome
 
-SILENT_AFTER_S = 15.0
+SILENT_AFTER_S = 60.0
 
 
 def run_processes(
