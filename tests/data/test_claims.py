@@ -43,6 +43,14 @@ def test_a_claim_belongs_to_one_replica(tmp_path, first, second):
     assert claim_files(tmp_path) == ["shard-00000.00001", "shard-00001.00001"]
 
 
+def test_the_highest_number_is_in_force(tmp_path, first, second):
+    """A crash may leave the claims that one has replaced, in whatever order a folder is listed."""
+    for generation in (9, 10, 8):
+        (tmp_path / "claims" / Claim(NAME, generation).file_name).write_text("{}")
+    assert first.claims.latest() == {NAME: Claim(NAME, 10)}
+    assert first.claims.is_held(Claim(NAME, 10)) and not first.claims.is_held(Claim(NAME, 9))
+
+
 def test_a_released_claim_can_be_taken_at_once(tmp_path, first, second):
     claim = first.take(NAME)
     first.claims.release(claim)

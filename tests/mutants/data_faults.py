@@ -8,7 +8,6 @@ FILES = "tests/data/test_files.py"
 PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
 CLAIMS = "tests/data/test_claims.py"
-SCALE = "tests/scale/test_scale.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
@@ -250,8 +249,8 @@ DATA_FAULTS = (
     Mutant(
         name="claim-taken-from-who-holds-it",
         file="data/claims.py",
-        old="return holding.replica is None or self._watch.is_gone(holding.replica)",
-        new="return True",
+        old="if holding.replica is None or self._watch.is_gone(holding.replica):",
+        new="if True:",
         tests=(CLAIMS,),
     ),
     Mutant(
@@ -266,7 +265,14 @@ DATA_FAULTS = (
         file="data/shard_choice.py",
         old="return sorted(by_draw[:num_watched])",
         new="return sorted(by_draw)",
-        tests=(SCALE,),
+        tests=("tests/data/test_shard_choice.py",),
+    ),
+    Mutant(
+        name="replicas-that-wait-look-as-often-as-few-do",
+        file="data/membership.py",
+        old="        return min(poll_s, MAX_SILENCE_SHARE",
+        new="        return min(self._poll_s, MAX_SILENCE_SHARE",
+        tests=("tests/scale/test_scale.py",),
     ),
     Mutant(
         name="waiting-replicas-always-watch-the-same-claims",
