@@ -25,7 +25,6 @@ from specdist.benchmark.drafts import DraftOrder, with_slots
 from specdist.config.groups import ModelImpl
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
-from specdist.engine.interfaces import Proposer
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.job.costs import draft_curve
 from specdist.job.replica import TARGET_GROUP
@@ -138,7 +137,7 @@ class DraftRank:
         return self._receive()
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[Proposer]:
+    def serving(self) -> Iterator[RemoteDraft]:
         """The proposer for the engine that it was built for, which must run to its end inside."""
         self._send("serve")
         try:

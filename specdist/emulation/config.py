@@ -14,9 +14,11 @@ from specdist.policies.costs import BRANCH_COUNTS
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
-# As options are written: one word each.
-MODE_OPTIONS: dict[str, Mode] = {mode.replace(" ", "_"): mode for mode in MODES}
 TARGET_ONLY: Mode = "target only"
+# Every round is chosen, as by --overlap auto.
+AUTO: Mode = "auto"
+# As options are written: one word each.
+MODE_OPTIONS: dict[str, Mode] = {mode.replace(" ", "_"): mode for mode in (*MODES, AUTO)}
 DEFAULT_BATCH_SIZES = (1, 8, 32, 64, 128)
 DEFAULT_POLICIES = ("fixed", "goodput")
 DEFAULT_LENGTH = 5
@@ -76,7 +78,8 @@ class EmulationConfig:
     modes: list[str] | None = option(
         None,
         help="target_only, colocated = both models on the target's GPUs; and with a GPU for the draft: "
-        "in_turns, ahead, branches (default: all; the target alone is always measured)",
+        "in_turns, ahead, branches, or auto = every round is chosen (default: all but auto; the target alone "
+        "is always measured)",
         action="extend",
         choices=tuple(MODE_OPTIONS),
     )
@@ -101,7 +104,8 @@ class EmulationConfig:
 
     def __post_init__(self) -> None:
         self.batch_sizes = sorted(set(self.batch_sizes or DEFAULT_BATCH_SIZES))
-        self.modes = [name for name in MODE_OPTIONS if name in (self.modes or MODE_OPTIONS)]
+        chosen = self.modes or [name for name in MODE_OPTIONS if name != AUTO]
+        self.modes = [name for name in MODE_OPTIONS if name in chosen]
         self.policies = self.policies or list(DEFAULT_POLICIES)
         for name in ("tp_size", "prompt_tokens", "output_tokens", "rows_per_shard", "rounds"):
             self._require(name, getattr(self, name) >= 1, "must be at least 1")

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.data.files import write_json
 from specdist.data.heartbeat import now_utc
-from specdist.emulation.config import MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from specdist.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.results import EmulationResult, Outcome
 from specdist.emulation.session import Replica, Run, steady_requests
@@ -29,7 +30,7 @@ from specdist.planning.advise import OWN_GPU
 from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
 from specdist.planning.hardware import find_gpu
 from specdist.planning.job import open_model
-from specdist.planning.roofline import Placement, roofline_costs
+from specdist.planning.roofline import PROPOSAL_S, Placement, roofline_costs
 from specdist.planning.simulate import (
     PREFILL_CHUNK_TOKENS,
     Mode,
@@ -38,10 +39,12 @@ from specdist.planning.simulate import (
     predict,
 )
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import BRANCH_COUNTS
+from specdist.policies.costs import BRANCH_COUNTS, Curve
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
+from specdist.stats.shard import NS_PER_S
 from specdist.theory.formulas import caught_share
+from specdist.theory.rounds import RoundChooser
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ class Case:
 
     @property
     def has_own_gpu(self) -> bool:
-        return self.mode in OWN_GPU
+        return self.mode in (*OWN_GPU, AUTO)
 
 
 class Emulation:
@@ -109,12 +112,25 @@ class Emulation:
         costs = self.costs(case).passes
         ahead = DraftAhead()
         if case.mode in ("ahead", "branches"):
-            sizes = {"num_rows": num_slots, "max_draft_tokens": choice.max_draft_tokens}
+            sizes: dict[str, Any] = {
+                "num_rows": num_slots,
+                "max_draft_tokens": choice.max_draft_tokens,
+                "acceptance": config.acceptance,
+            }
             count = config.num_branches if case.mode == "branches" else 0
             ahead = plan_ahead(costs, **sizes, num_branches=count)
             if case.mode == "branches" and not ahead.num_branches:
                 ahead = plan_ahead(costs, **sizes, num_branches=1)
-        block = choice.max_draft_tokens + 1
+        block, chooser = choice.max_draft_tokens + 1, None
+        if case.mode == AUTO:
+            message = Curve([1], [round(PROPOSAL_S * NS_PER_S)])
+            fixed_length = choice.first_length if choice.policy == "fixed" else None
+            ahead = DraftAhead(num_tokens=block, num_branches=BRANCH_COUNTS[-1])
+            chooser = RoundChooser(
+                dataclasses.replace(costs, message=message),
+                max_draft_tokens=choice.max_draft_tokens,
+                fixed_length=fixed_length,
+            )
         max_seq_len = config.prompt_tokens + config.output_tokens
         row_pages = -(-(max_seq_len + block + ahead.num_tokens) // PAGE_SIZE) + 1
         assembly = Assembly(
@@ -133,6 +149,7 @@ class Emulation:
             num_pages=(2 * num_slots + 1) * row_pages,
             max_cache_len=max_seq_len + block + ahead.num_tokens,
             ahead=ahead,
+            chooser=chooser,
         )
         return EmulatedOrder(
             assembly=assembly,
@@ -181,7 +198,7 @@ class Emulation:
     def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
         """The planner's tokens per second without any host; None for lengths that are not fixed."""
         config, choice = self._config, case.choice
-        if choice.policy not in ("fixed", "none"):
+        if choice.policy not in ("fixed", "none") or case.mode == AUTO:
             return None
         settings = Settings(
             mode=case.mode,

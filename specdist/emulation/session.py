@@ -27,6 +27,7 @@ from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.no_draft import NoDraft
+from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.models.runner import ModelRunner
@@ -152,7 +153,9 @@ class Replica:
             assert self._rank is not None
             self._rank.build(order)
             with self._rank.serving() as proposer:
-                yield proposer
+                most = order.assembly.scheduling.max_num_batched_tokens // 2
+                is_chosen = order.assembly.chooser is not None
+                yield DraftOnDemand(proposer, max_missed_tokens=most) if is_chosen else proposer
         else:
             yield ColocatedDraft(new_draft(order, self._draft, timeline("idle", self._device)))
 

@@ -157,6 +157,7 @@ class _ObservedDraft:
         self._recording = recording
         self.device = draft.device
         self.prefill_and_draft_ahead = draft.prefill_and_draft_ahead
+        self.follow = draft.follow
         self.recover = draft.recover
 
     def respond(self, request: ProposalRequest) -> ProposalReply:

@@ -16,7 +16,8 @@ from specdist.theory.formulas import branches_for, ready_share, tokens_per_call,
 # Prompts are cut into chunks of a pass's token budget.
 PREFILL_CHUNK_TOKENS = 2048
 
-Mode = Literal["target only", "colocated", "in turns", "ahead", "branches"]
+Mode = Literal["target only", "colocated", "in turns", "ahead", "branches", "auto"]
+# Those that are the same in every round.
 MODES: tuple[Mode, ...] = ("target only", "colocated", "in turns", "ahead", "branches")
 
 

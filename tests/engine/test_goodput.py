@@ -28,20 +28,19 @@ from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
 
 CAP = 4
-# Every kind of round follows every other.
+# Every kind of round follows every other. Who says that the target may go on alone is not believed while
+# anything is drafted.
 SHAPES = [
-    RoundShape(drafts_now=True),
-    RoundShape(num_ahead=5, num_branches=2),
+    RoundShape(drafts_now=True, num_rounds_alone=1),
+    RoundShape(num_ahead=5, num_branches=2, num_rounds_alone=1),
     RoundShape(num_rounds_alone=2),
     RoundShape(num_ahead=1),
     RoundShape(num_rounds_alone=3),
-    RoundShape(drafts_now=True),
-    RoundShape(num_rounds_alone=1),
-    RoundShape(num_ahead=3, num_branches=1),
-    RoundShape(drafts_now=True),
+    RoundShape(drafts_now=True, num_rounds_alone=1),
+    RoundShape(num_ahead=3, num_branches=1, num_rounds_alone=1),
+    RoundShape(drafts_now=True, num_rounds_alone=1),
     RoundShape(),
-    RoundShape(num_rounds_alone=7),
-    RoundShape(num_rounds_alone=1),
+    RoundShape(num_rounds_alone=4),
 ]
 BRANCHED: dict[str, Any] = {"num_ahead_tokens": 5, "num_branches": 2}
 AHEAD: list[dict[str, Any]] = [{}, {**BRANCHED, "shapes": SHAPES}, BRANCHED]
