@@ -164,14 +164,14 @@ class LlamaPass:
     def __init__(self, model: PreTrainedModel, rules: Mapping[int, AttentionRules]) -> None:
         """``rules``: of every layer's attention, as transformers hands them over."""
         decoder = model.get_decoder()
-        self._embed = _part(decoder, "embed_tokens")
-        self._rotary = _part(decoder, "rotary_emb").forward
+        self._embed = part(decoder, "embed_tokens")
+        self._rotary = part(decoder, "rotary_emb").forward
         self._norm = _norm(decoder, "norm")
         is_copied = sum(weight.nbytes for weight in model.parameters()) <= MAX_COPIED_BYTES
         self._head = model.get_output_embeddings()
         self._head_product = Product(self._head, is_copied=is_copied)
         self._softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        layers: Any = _part(decoder, "layers")
+        layers: Any = part(decoder, "layers")
         if len(layers) != len(rules):
             raise UnknownStructureError(f"{len(layers)} layers, and attention in {len(rules)}")
         self._layers = [_layer(layer, rules, is_copied=is_copied) for layer in layers]
@@ -201,16 +201,16 @@ class LlamaPass:
 
 
 def _layer(layer: nn.Module, rules: Mapping[int, AttentionRules], *, is_copied: bool) -> _Layer:
-    attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
+    attention, mlp = part(layer, "self_attn"), part(layer, "mlp")
     known = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
     has_norms_after = hasattr(layer, "post_feedforward_layernorm")
     if has_norms_after:
         known |= {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
-    _know(layer, known)
-    _know(attention, {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"})
-    _know(mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
+    check_parts(layer, known)
+    check_parts(attention, {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"})
+    check_parts(mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
     index, width = int(attention.layer_idx), int(attention.head_dim)  # type: ignore[arg-type]
-    queries, keys, values = (_part(attention, name) for name in ("q_proj", "k_proj", "v_proj"))
+    queries, keys, values = (part(attention, name) for name in ("q_proj", "k_proj", "v_proj"))
     product = partial(Product, is_copied=is_copied)
     has_head_norms = hasattr(attention, "q_norm")
     return _Layer(
@@ -220,10 +220,10 @@ def _layer(layer: nn.Module, rules: Mapping[int, AttentionRules], *, is_copied: 
         num_kv_heads=int(keys.out_features) // width,  # type: ignore[arg-type]
         width=width,
         qkv=product(queries, keys, values),
-        output=product(_part(attention, "o_proj")),
-        gate_up=product(_part(mlp, "gate_proj"), _part(mlp, "up_proj")),
-        down=product(_part(mlp, "down_proj")),
-        activation=_part(mlp, "act_fn").forward,
+        output=product(part(attention, "o_proj")),
+        gate_up=product(part(mlp, "gate_proj"), part(mlp, "up_proj")),
+        down=product(part(mlp, "down_proj")),
+        activation=part(mlp, "act_fn").forward,
         norm_before_attention=_norm(layer, "input_layernorm"),
         norm_after_attention=_norm(layer, "post_attention_layernorm") if has_norms_after else None,
         norm_before_mlp=_norm(
@@ -235,7 +235,7 @@ def _layer(layer: nn.Module, rules: Mapping[int, AttentionRules], *, is_copied: 
     )
 
 
-def _part(module: nn.Module, name: str) -> nn.Module:
+def part(module: nn.Module, name: str) -> nn.Module:
     part = getattr(module, name, None)
     if not isinstance(part, nn.Module):
         raise UnknownStructureError(f"{type(module).__name__} has no {name}")
@@ -244,14 +244,14 @@ def _part(module: nn.Module, name: str) -> nn.Module:
 
 def _norm(module: nn.Module, name: str) -> Callable[[Tensor], Tensor]:
     """The module's own function, or in float32 the same as one call, for the norms of Llama's kind."""
-    norm = _part(module, name)
+    norm = part(module, name)
     epsilon, weight = getattr(norm, "variance_epsilon", None), getattr(norm, "weight", None)
     if isinstance(epsilon, float) and isinstance(weight, Tensor) and weight.dtype == torch.float32:
         return partial(F.rms_norm, normalized_shape=tuple(weight.shape), weight=weight, eps=epsilon)
     return norm.forward
 
 
-def _know(module: nn.Module, known: set[str]) -> None:
+def check_parts(module: nn.Module, known: set[str]) -> None:
     """Raises for parts that would be left out."""
     unknown = {name for name, _ in module.named_children()} - known
     if unknown:

@@ -12,13 +12,17 @@ import logging
 import textwrap
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdist.cache.key_value import KeyValueCache
 from specdist.models.attention import AttentionRules, LayerAttention, attend_segments
-from specdist.models.flat import causal_bias
+from specdist.models.compiled import CompiledPass
+from specdist.models.flat import FlatBatch, causal_bias
 from specdist.models.llama import LlamaPass
+from specdist.utils.errors import first_line
 
 # Two texts of the same tokens would give the same logits at equal distances: the positions have gaps.
 NUM_TOKENS, POSITIONS_PER_TOKEN = 24, 7
@@ -27,6 +31,8 @@ SEED = 0
 # every layer. A factor or a norm that is left out changes logits by as much as they are.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 MAX_REASON_CHARACTERS = 160
+# Tokens of two sequences in each pass over the cache: more than fit into the registers at once, and fewer.
+CHECK_BLOCKS, CHECK_PAGE_SIZE = ((14, 0), (1, 9), (6, 1), (1, 6), (2, 8)), 4
 
 RunTokens = Callable[[Tensor, Tensor, Tensor, LayerAttention], Tensor]
 
@@ -60,12 +66,64 @@ def checked_pass(
         found = LlamaPass(model, rules)
         difference = _difference(model, found, run_transformers)
     except Exception as error:  # structures differ in more ways than can be foreseen
-        first_line = (str(error) or repr(error)).splitlines()[0]
-        return None, textwrap.shorten(first_line, MAX_REASON_CHARACTERS)
+        return None, textwrap.shorten(first_line(error), MAX_REASON_CHARACTERS)
     # Not "difference > tolerance": NaN is also wrong.
     if not difference <= TOLERANCES.get(model.dtype, 0.0):
         return None, f"its logits differ by {difference:.2g} of the largest"
     return found, f"the logits differ by {difference:.1g} of the largest"
+
+
+def checked_compiled_pass(
+    model: PreTrainedModel,
+    shapes: dict[int, tuple[int, int]],
+    rules: Mapping[int, AttentionRules],
+    run_transformers: RunTokens,
+) -> tuple[CompiledPass | None, str]:
+    """The same for the model's compiled pass.
+
+    Args:
+        shapes: key/value heads and head width of every layer.
+    """
+    try:
+        found = CompiledPass(model, rules)
+        difference = _compiled_difference(model, found, shapes, run_transformers)
+    except Exception as error:  # compilers, too, fail in more ways than can be foreseen
+        return None, textwrap.shorten(first_line(error), MAX_REASON_CHARACTERS)
+    if not difference <= TOLERANCES.get(model.dtype, 0.0):
+        return None, f"its logits differ by {difference:.2g} of the largest"
+    return found, f"the logits differ by {difference:.1g} of the largest"
+
+
+@torch.inference_mode()
+def _compiled_difference(
+    model: PreTrainedModel,
+    found: CompiledPass,
+    shapes: dict[int, tuple[int, int]],
+    run_transformers: RunTokens,
+) -> float:
+    """Two sequences of the same tokens, over scattered pages: prompts, blocks and single tokens, mixed."""
+    config = model.config.get_text_config()
+    num_tokens = min(NUM_TOKENS, config.max_position_embeddings)
+    generator = torch.Generator().manual_seed(SEED)
+    token_ids_T = torch.randint(config.vocab_size, (num_tokens,), generator=generator)
+    tokens_T = torch.arange(num_tokens)
+    expected_TV = run_transformers(token_ids_T, tokens_T, tokens_T, DenseAttention()).float()
+    num_pages = -(-num_tokens // CHECK_PAGE_SIZE)
+    cache = KeyValueCache(
+        shapes, num_pages=2 * num_pages, page_size=CHECK_PAGE_SIZE, dtype=model.dtype, device=model.device
+    )
+    found.bind(cache)
+    page_table = np.arange(2 * num_pages, dtype=np.int32)[::-1].reshape(num_pages, 2).T.copy()
+    largest, begins = 0.0, np.zeros(2, np.int64)
+    for sizes in CHECK_BLOCKS:
+        ends = np.minimum(begins + sizes, num_tokens)
+        positions_T = np.concatenate([np.arange(*ends_of) for ends_of in zip(begins, ends, strict=True)])
+        if len(positions_T):
+            batch = FlatBatch(token_ids_T[positions_T], np.repeat(np.arange(2), ends - begins), positions_T)
+            found_TV, _ = found(batch, np.arange(len(batch)), page_table)
+            largest = max(largest, float((found_TV.float() - expected_TV[positions_T]).abs().max()))
+        begins = ends
+    return largest / float(expected_TV.abs().max())
 
 
 @torch.inference_mode()

@@ -23,6 +23,7 @@ from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
 from specdist.config.groups import ModelImpl
 from specdist.models.attention import LayerAttention, LayerShapes, PagedAttention
+from specdist.models.compiled import CompiledPass
 from specdist.models.flat import FlatBatch, plan_attention
 from specdist.models.fusing import FusedLayers
 from specdist.models.graphs import Capturer, CudaGraphs
@@ -30,7 +31,7 @@ from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
 from specdist.models.linear import OneDnnLinears
 from specdist.models.llama import LlamaPass
-from specdist.models.llama_check import checked_pass
+from specdist.models.llama_check import checked_compiled_pass, checked_pass
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
 from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
@@ -46,19 +47,21 @@ class Acceleration:
         capturer: records static passes; without it they run unrecorded.
         kernels: attention kernels to try, the best first.
         is_fused: fuse the small steps of layers where that gives the same numbers.
+        is_compiled: run Llama-like models as one call of compiled code where that gives the same numbers.
     """
 
     is_static: bool = False
     capturer: Capturer | None = None
     kernels: Sequence[PagedKernel] = ()
     is_fused: bool = False
+    is_compiled: bool = False
 
     @staticmethod
     def of(device: torch.device) -> Acceleration:
         """The best choice on this device. On a CPU a pass is not bound by launches, and padding costs
         time."""
         if device.type != "cuda":
-            return Acceleration()
+            return Acceleration(is_compiled=True)
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device),
@@ -106,6 +109,7 @@ class ModelRunner:
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
         self._shapes = LayerShapes()
         self._pass: LlamaPass | None = None
+        self._compiled: CompiledPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._run(zero, zero, zero, self._shapes)
@@ -118,27 +122,33 @@ class ModelRunner:
                 f"{model.name_or_path} is of the family {model.config.model_type}, whose attention specdist "
                 f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
             )
-        self._pass = self._choose_pass(model_impl)
+        self._choose_pass(model_impl)
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
         self._kernel: PagedKernel | None = None
         self._kernel_page_size = 0
         self._static: StaticPasses | None = None
 
-    def _choose_pass(self, model_impl: ModelImpl) -> LlamaPass | None:
+    def _choose_pass(self, model_impl: ModelImpl) -> None:
         # Where small steps are fused in transformers' layers, these need no replacement.
         is_best = self.device.type == "cpu" and self._fused is None
         if model_impl == "transformers" or (model_impl == "auto" and not is_best):
-            return None
-        found, what = checked_pass(self.model, self._shapes.rules, self._run)
-        family = self.model.config.model_type
+            return
+        family, rules = self.model.config.model_type, self._shapes.rules
+        if self._acceleration.is_compiled:
+            self._compiled, what = checked_compiled_pass(self.model, self._shapes.shapes, rules, self._run)
+            if self._compiled is not None:
+                logger.info("layers of %s by specdist, compiled: %s", family, what)
+                return
+            logger.debug("layers of %s are not compiled: %s", family, what)
+        found, what = checked_pass(self.model, rules, self._run)
         if found is None and model_impl == "specdist":
             raise UserError(
                 f"--model_impl specdist: {self.model.name_or_path} ({family}) cannot run without "
                 f"transformers' layers ({what}): use --model_impl auto"
             )
         logger.info("layers of %s by %s: %s", family, "transformers" if found is None else "specdist", what)
-        return found
+        self._pass = found
 
     @property
     def is_asynchronous(self) -> bool:
@@ -185,6 +195,8 @@ class ModelRunner:
             dtype=self.dtype,
             device=self.device,
         )
+        if self._compiled is not None:
+            self._compiled.bind(self._cache)
         self._table = BranchPageTable(
             num_slots=num_slots,
             num_pages=num_pages,
@@ -284,6 +296,8 @@ class ModelRunner:
         """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
         the final norm. Always a ragged pass: a recorded one runs no hook.
         """
+        if self._compiled is not None:
+            return self._forward_compiled(batch, np.asarray(logits_index, np.int64))
         with LastHiddenStates(self.model) as caught:
             logits_NV = self._forward_ragged(batch, np.asarray(logits_index, np.int64))
         return self._without_estimates(logits_NV), caught.hidden_NH[: len(logits_NV)]
@@ -295,6 +309,9 @@ class ModelRunner:
         self, batch: FlatBatch, asked_N: np.ndarray, features_3N: Tensor | None = None
     ) -> Tensor:
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
+        if self._compiled is not None:
+            logits_NV, hidden_NE = self._forward_compiled(batch, asked_N)
+            return self._with_estimates(logits_NV, hidden_NE, features_3N)
         attention: LayerAttention
         if self._kernel is None:
             plan = plan_attention(batch, self._table.pages, self._cache.page_size, self.device)
@@ -316,6 +333,15 @@ class ModelRunner:
         return logits[: len(asked_N)]
 
     @torch.inference_mode()
+    def _forward_compiled(self, batch: FlatBatch, asked_N: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Logits [N, V] and last hidden states [N, E]."""
+        assert self._compiled is not None and self._table is not None
+        outputs = self._compiled(batch, asked_N, self._table.pages)
+        if self._on_pass is not None:
+            self._on_pass()
+        return outputs
+
+    @torch.inference_mode()
     def _run(
         self,
         token_ids_T: Tensor,
@@ -333,11 +359,15 @@ class ModelRunner:
             logits = self._logits(token_ids_T, positions_T, logits_index_N, attention)
         if self._on_pass is not None:
             self._on_pass()
-        if self._head is None or caught is None:
+        return logits if caught is None else self._with_estimates(logits, caught.hidden_NH, features_3N)
+
+    @torch.inference_mode()
+    def _with_estimates(self, logits: Tensor, hidden_NH: Tensor, features_3N: Tensor | None) -> Tensor:
+        if self._head is None:
             return logits
         if self._head.uses_features and features_3N is None:
             features_3N = torch.zeros(3, len(logits), device=self.device)
-        return with_head_logits(logits, self._head, caught.hidden_NH, features_3N)
+        return with_head_logits(logits, self._head, hidden_NH, features_3N)
 
     def _logits(
         self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
