@@ -9,7 +9,7 @@ from typing import Any
 from specdist.benchmark.config import COLOCATED, SEPARATE
 from specdist.benchmark.drafts import DraftOrder
 from specdist.benchmark.measuring import Measured, Timed
-from specdist.benchmark.methods import Method, TransformersAssisted, TransformersGenerate
+from specdist.benchmark.methods import Method, Specdist, TransformersAssisted, TransformersGenerate
 from specdist.benchmark.results import GroupResult, MethodResult, OverlapResult, PolicyResult, SpreadResult
 from specdist.policies.registry import TARGET_ONLY
 from specdist.sampling.distributions import SamplingSettings
@@ -25,6 +25,11 @@ def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[Me
     assisted = by_name.get((TransformersAssisted.name, 1))
     alone = {item.method.batch_size: item for item in measured if _is_target_only(item.method)}
     in_turns = {_policy_key(method): whole for method, whole in wholes if method.placement == SEPARATE}
+    peers: dict[int, Timed] = {}
+    for method, whole in wholes:
+        best = peers.get(method.batch_size)
+        if is_peer(method) and (best is None or whole.tokens_per_s > best.tokens_per_s):
+            peers[method.batch_size] = whole
     reference = _reference(wholes, settings)
     results = []
     for item, (method, whole) in zip(measured, wholes, strict=True):
@@ -45,6 +50,7 @@ def compare(measured: Sequence[Measured], settings: SamplingSettings) -> list[Me
                 statistics=None if stats is None else stats.summary(),
                 overlap=_overlap(method, whole, in_turns.get(_policy_key(method))),
                 policy=_policy(method),
+                ratio_to_peer=_ratio_to(peers.get(method.batch_size), whole),
                 groups=_groups(item, base),
             )
         )
@@ -116,6 +122,11 @@ def overlap_of(stats: Stats, order: DraftOrder, ratio_to_separate: float | None)
         target_idle_share=_share(stats.target_ns.idle, stats.target_ns.total),
         draft_idle_share=_share(stats.draft_ns.idle, stats.draft_ns.total),
     )
+
+
+def is_peer(method: Method) -> bool:
+    """Whether it is of another engine than specdist and transformers."""
+    return not isinstance(method, Specdist | TransformersGenerate)
 
 
 def _is_target_only(method: Method) -> bool:

@@ -119,6 +119,14 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         help="branches that a draft ahead prepares per sequence for likely misses; 0 = none (default: from "
         "measured times)",
     )
+    peers: list[str] | None = option(
+        None,
+        help="other engines to measure in the same run: vllm, which needs an environment that `bash "
+        "jobs/benchmarks/peers.sh` makes (greedy tokens are compared, too)",
+        action="extend",
+        choices=("vllm",),
+    )
+    peers_folder: str = option("runs/peers", help="folder in which jobs/benchmarks/peers.sh made it")
     repeats: int = option(3, help="number of measurements of every method, taken in turn")
     overhead_repeats: int = option(
         20,
@@ -156,6 +164,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         self._require("overhead_repeats", self.overhead_repeats >= 0, "must not be negative")
         self._require("seed", 0 <= self.seed < 2**31, "must be in [0, 2**31)")
         self._check_placements()
+        self._check_peers()
         self._check_policies()
         self._check_pair()
         self._check_prompts()
@@ -219,6 +228,10 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
                 f"--head {self.head} is measured with the draft in the target's process: leave out "
                 "--placements separate"
             )
+
+    def _check_peers(self) -> None:
+        if self.peers and (self.policies is not None or self.profile is not None):
+            raise UserError("--peers has no effect with --policies or --profile: leave one of them out")
 
     def _check_placements(self) -> None:
         self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))

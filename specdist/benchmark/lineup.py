@@ -14,6 +14,7 @@ from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.benchmark.drafts import DraftOrder, fixed_length
 from specdist.benchmark.methods import Method, Specdist, TransformersAssisted, TransformersGenerate
 from specdist.benchmark.pair import PagedPair
+from specdist.benchmark.peers import Vllm, VllmEngine
 from specdist.benchmark.setting import Setting
 from specdist.job.costs import draft_curve, plan_ahead, target_curve
 from specdist.policies.choice import PolicyChoice
@@ -51,8 +52,17 @@ class PlacementCosts:
         return {name: dataclasses.asdict(curve) for name, curve in curves.items()}
 
 
-def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -> Lineup:
-    """The methods of the options, in the order in which they take turns."""
+def line_up(
+    config: BenchmarkConfig,
+    setting: Setting,
+    rank: DraftRank | None,
+    peers: Mapping[int, VllmEngine] | None = None,
+) -> Lineup:
+    """The methods of the options, in the order in which they take turns.
+
+    Args:
+        peers: engines of vLLM by number of draft tokens. With them ``goodput`` runs, too.
+    """
     assert config.batch_sizes
     lineup = Lineup()
     paged, pair, settings, seed = setting.paged, setting.pair, setting.paged.settings, config.seed
@@ -62,9 +72,12 @@ def line_up(config: BenchmarkConfig, setting: Setting, rank: DraftRank | None) -
     for batch_size in config.batch_sizes:
         if config.policies is None:
             lineup.methods.append(TransformersGenerate(pair, settings, batch_size=batch_size, seed=seed))
+        choices = config.choices or [fixed_length(config.num_draft_tokens)]
+        if peers:
+            lineup.methods += [Vllm(setting, peers[length], length, batch_size) for length in peers]
+            choices.append(PolicyChoice.of("goodput", max_draft_tokens=config.longest_draft))
         alone, *orders = (
-            DraftOrder(num_slots=batch_size, choice=choice)
-            for choice in (PolicyChoice(), *(config.choices or [fixed_length(config.num_draft_tokens)]))
+            DraftOrder(num_slots=batch_size, choice=choice) for choice in (PolicyChoice(), *choices)
         )
         lineup.methods.append(Specdist(paged, alone))
         if config.is_colocated:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from transformers import GenerationConfig
@@ -190,5 +190,18 @@ class TransformersAssisted(TransformersGenerate):
             self._assistance["assistant_tokenizer"] = load_tokenizer(pair.draft_checkpoint)
 
 
-# One way to generate at one batch size. ``order`` is specdist's draft, and None for transformers.
-Method: TypeAlias = Specdist | TransformersGenerate
+class PeerMethod(Protocol):
+    """A method of another engine: see :mod:`specdist.benchmark.peers`."""
+
+    name: str
+    batch_size: int
+    order: None
+    placement: None
+
+    def prepare(self) -> None: ...
+
+    def generate(self, rows: Sequence[Row]) -> Generated: ...
+
+
+# One way to generate at one batch size. ``order`` is specdist's draft, and None for others.
+Method: TypeAlias = Specdist | TransformersGenerate | PeerMethod

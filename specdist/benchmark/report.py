@@ -31,6 +31,10 @@ TRANSFORMERS_REMARK = (
     "x assisted: tokens/s over those of transformers' assisted generation, which has batch 1 only; "
     "x generate: over transformers' generate at the same batch; accepted: of the draft's tokens."
 )
+PEERS_REMARK = (
+    "x vLLM: tokens/s over those of the better of vLLM's two methods at the same batch. It runs in a "
+    "process of its own, with as many threads, and waits while others are measured."
+)
 POLICIES_REMARK = (
     "x target alone: tokens/s over those of specdist without a draft, with all threads; x decoding: the "
     "same without the prompts' passes; N: completion tokens, so that N_target/N are "
@@ -64,7 +68,7 @@ def markdown_report(result: BenchmarkResult, *, is_brief: bool = False) -> str:
     hardware = result.hardware
     where = [hardware.gpu] if hardware.gpu else []
     where += [f"{hardware.cpu}, {hardware.num_cores} cores, {hardware.num_threads} threads"]
-    where += [f"{name} {number}" for name, number in result.versions.items()]
+    where += [f"{name} {number}" for name, number in (result.versions | result.peer_versions).items()]
     origin = f"{'; '.join(where)}; {result.date}:\n`{result.command}`"
     shown = slice(1) if is_brief else slice(None)
     blocks = [*list(_tables(result, Table.markdown))[shown], *_remarks(result)[shown]]
@@ -155,6 +159,7 @@ def _remarks(result: BenchmarkResult) -> list[str]:
     differs = bool(result.most_rows_differing) and result.models.dtype == "float32"
     remarks = (
         (POLICIES_REMARK if result.is_of_policies else TRANSFORMERS_REMARK, True),
+        (PEERS_REMARK, bool(result.peer_versions)),
         (SPREADS_REMARK, bool(result.spreads)),
         (OVERHEAD_REMARK, bool(result.policy_overhead)),
         (OVERLAP_REMARK, any(method.overlap is not None for method in result.methods)),

@@ -178,6 +178,7 @@ class MethodResult(Timing):
         statistics: specdist's summary of the last repeat: acceptance, passes, shares of the time.
         overlap: of specdist with a draft, at batch sizes where the draft was on a rank of its own too.
         policy: of specdist with a draft.
+        ratio_to_peer: tokens/s over those of the fastest method of another engine at the same batch size.
         groups: where there is more than one.
     """
 
@@ -190,6 +191,7 @@ class MethodResult(Timing):
     overlap: OverlapResult | None = None
     decoding_ratio_to_target_only: float | None = None
     policy: PolicyResult | None = None
+    ratio_to_peer: float | None = None
     groups: list[GroupResult] = field(default_factory=list)
 
 
@@ -220,6 +222,7 @@ class BenchmarkResult(Circumstances):
     policy_overhead: list[PolicyOverhead] = field(default_factory=list)
     feature_overhead: list[FeatureOverhead] = field(default_factory=list)
     head_overhead: list[HeadOverhead] = field(default_factory=list)
+    peer_versions: dict[str, str] = field(default_factory=dict)
     kind: str = field(default=KIND)
 
     @property

@@ -15,6 +15,7 @@ from specdist.benchmark.lineup import line_up
 from specdist.benchmark.measuring import measure
 from specdist.benchmark.methods import Method, Specdist
 from specdist.benchmark.overhead import measure_features, measure_heads, measure_passes, measure_policies
+from specdist.benchmark.peers import peer_engines, peer_python
 from specdist.benchmark.results import BenchmarkResult
 from specdist.benchmark.setting import Setting, set_up
 
@@ -30,13 +31,17 @@ def run_benchmark(config: BenchmarkConfig, command: str) -> BenchmarkResult:
     assert config.output is not None
     output = Path(config.output)
     output.parent.mkdir(parents=True, exist_ok=True)
+    if config.peers:
+        peer_python(config)  # before anything is loaded
     setting = set_up(config)
     with contextlib.ExitStack() as stack:
         rank = stack.enter_context(setting.start_draft_rank()) if config.is_separate else None
-        lineup = line_up(config, setting, rank)
+        peers = stack.enter_context(peer_engines(config, setting))
+        lineup = line_up(config, setting, rank, peers)
         for measured in measure(lineup.methods, setting.groups, config.repeats, setting.device):
             methods = compare(measured, setting.paged.settings)
             result = BenchmarkResult(
+                peer_versions={"vLLM": peers[0].version} if peers else {},
                 **setting.circumstances(config, command),
                 methods=methods,
                 costs=lineup.costs,

@@ -14,6 +14,7 @@ from specdist.utils.table import NOTHING, Table, decimals
 
 def methods_table(result: BenchmarkResult) -> Table:
     """One row per method and batch size."""
+    has_peers = any(method.ratio_to_peer is not None for method in result.methods)
     return Table.of(
         [
             {
@@ -22,6 +23,7 @@ def methods_table(result: BenchmarkResult) -> Table:
                 "tokens/s": f"{method.tokens_per_s:.1f}",
                 "x assisted": decimals(method.ratio_to_assisted),
                 "x generate": decimals(method.ratio_to_generate),
+                **({"x vLLM": decimals(method.ratio_to_peer)} if has_peers else {}),
                 "accepted": decimals(_statistic(method, "draft_acceptance_rate")),
                 "tokens/pass": decimals(_statistic(method, "mean_acceptance_length")),
                 "rows differing": method.num_rows_differing,

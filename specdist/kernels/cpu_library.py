@@ -36,7 +36,10 @@ class Product(ctypes.Structure):
 class Layer(ctypes.Structure):
     _fields_ = (
         *((name, Product) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, c_address) for name in ("norm_before_attention", "norm_before_mlp", "query_norm", "key_norm")),
+        *(
+            (name, c_address)
+            for name in ("norm_before_attention", "norm_before_mlp", "query_norm", "key_norm")
+        ),
         *((name, c_address) for name in ("keys", "values")),
         ("window", c_index),
         ("scale", ctypes.c_float),
@@ -45,7 +48,10 @@ class Layer(ctypes.Structure):
 
 class Model(ctypes.Structure):
     _fields_ = (
-        *((name, c_index) for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_width")),
+        *(
+            (name, c_index)
+            for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_width")
+        ),
         *((name, c_index) for name in ("mlp_size", "page_size", "is_half", "num_threads")),
         *((name, ctypes.c_float) for name in ("epsilon", "head_epsilon")),
         *((name, c_address) for name in ("layers", "final_norm", "embeddings")),
@@ -63,7 +69,7 @@ class Batch(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises :class:`OSError` or :class:`subprocess.SubprocessError` where it cannot be compiled or loaded."""
+    """Raises :class:`OSError` or :class:`subprocess.SubprocessError` where it cannot be compiled."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), *COMPILERS))), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler was found")
@@ -87,7 +93,7 @@ def library() -> ctypes.CDLL:
 
 def _instructions() -> list[str]:
     """What ``-march=native`` means here."""
-    found = {}
+    found: dict[str, str] = {}
     if CPU_INFO.is_file():
         for line in CPU_INFO.read_text().splitlines():
             name, _, value = line.partition(":")

@@ -12,8 +12,8 @@ T flat tokens, N tokens whose logits are wanted, E hidden size, D head width, V 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -135,7 +135,8 @@ class CompiledPass:
         check_parts(mlp, {"gate_proj", "up_proj", "down_proj", "act_fn"})
         projections = [part(attention, name) for name in ("q_proj", "k_proj", "v_proj")]
         width = int(attention.head_dim)  # type: ignore[arg-type]
-        shapes = (width, *(int(each.out_features) // width for each in projections[:2]))  # type: ignore[arg-type]
+        widths = [int(each.out_features) for each in projections]  # type: ignore[arg-type]
+        shapes = (width, widths[0] // width, widths[1] // width)
         own = rules[int(attention.layer_idx)]  # type: ignore[arg-type]
         is_uneven = width % HEAD_MULTIPLE or self._shapes not in (None, shapes)
         if is_uneven or own.softcap is not None:
@@ -158,8 +159,9 @@ class CompiledPass:
         # Not isinstance: a sharded, quantised or adapted layer computes something else from its weight.
         if any(type(layer) is not nn.Linear for layer in layers):
             raise UnknownStructureError("a layer that is not plainly linear")
-        weight = torch.cat([layer.weight.detach() for layer in layers])  # type: ignore[misc]
-        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]  # type: ignore[misc]
+        linears = cast("tuple[nn.Linear, ...]", layers)
+        weight = torch.cat([layer.weight.detach() for layer in linears])
+        biases: list[Tensor] = [layer.bias.detach() for layer in linears if layer.bias is not None]
         num_outputs, num_inputs = weight.shape
         if num_inputs % INPUT_MULTIPLE or (biases and len(biases) < len(layers)):
             raise UnknownStructureError("an odd number of inputs, or biases in some layers of the same input")
