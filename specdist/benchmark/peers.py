@@ -35,7 +35,6 @@ class VllmEngine:
         """Raises :class:`UserError` if the engine does not start. ``options``: of the worker's ``Engine``."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the process
         environment = os.environ | {"OMP_NUM_THREADS": str(num_threads)}
-        environment.pop("PYTHONPATH", None)  # the worker's environment is its own
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -50,16 +49,15 @@ class VllmEngine:
             self.close()
             raise
 
-    def generate(self, **run: Any) -> list[list[int]]:
-        """Token ids per prompt; ``run``: of the worker's ``Engine.generate``."""
-        answer = self._ask(run)
+    def call(self, method: str, **arguments: Any) -> Any:
+        """What a method of the worker's ``Engine`` returns."""
+        answer = self._ask([method, arguments])
         if answer["idle_cpu_share"] > MAX_IDLE_SHARE:
             logger.warning(
                 "vLLM used %.0f%% of a processor while others were measured: their figures are too low",
                 100 * answer["idle_cpu_share"],
             )
-        completions: list[list[int]] = answer["completions"]
-        return completions
+        return answer["found"]
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
@@ -73,7 +71,7 @@ class VllmEngine:
             self._process.wait()
         self._log.close()
 
-    def _ask(self, document: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, document: object) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
         line = ""
         with contextlib.suppress(BrokenPipeError):
@@ -110,11 +108,11 @@ class Vllm:
             self._sampling = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p")}
 
     def prepare(self) -> None:
-        """Nothing: its process has its own models."""
+        self._engine.call("prepare", batch_size=self.batch_size)
 
     def generate(self, rows: Sequence[Row]) -> Generated:
-        completions = self._engine.generate(
-            batch_size=self.batch_size,
+        completions = self._engine.call(
+            "generate",
             prompts=[row.prompt_ids for row in rows],
             limits=[row.max_new_tokens for row in rows],
             stop_token_ids=self._stop_token_ids,
@@ -142,7 +140,8 @@ def peer_engines(config: BenchmarkConfig, setting: Setting) -> Iterator[dict[int
         yield {}
         return
     assert config.batch_sizes
-    command = [peer_python(config), str(WORKER)]
+    # Isolated: modules of this folder would be found instead of Python's own.
+    command = [peer_python(config), "-I", str(WORKER)]
     pair, work = setting.pair, setting.work
     with contextlib.ExitStack() as stack:
         engines = {}

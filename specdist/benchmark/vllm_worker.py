@@ -1,8 +1,8 @@
 """One engine of vLLM in a process of its own, in an environment of its own: JSON lines in, JSON lines out.
 
-The first line has the options of the engine; each of the others is a run. Between runs the process waits for
-a line, and tells with the next answer how much processor time it used meanwhile. It is run as a file: its
-environment has no specdist.
+The first line has the options of the engine; each of the others is a call of its methods. Between calls the
+process waits for a line, and tells with the next answer how much processor time it used meanwhile. It is run
+as a file: its environment has no specdist.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,18 +57,23 @@ class Engine:
         )
         self.version: str = self._vllm.__version__
 
+    def prepare(self, batch_size: int) -> None:
+        """For a run of at most ``batch_size`` sequences at a time, which finds no pages of another run."""
+        # Sequences that have ended stay with the scheduler until it is asked again.
+        parameters = self._vllm.SamplingParams(max_tokens=1, detokenize=False)
+        self._engine.generate([{"prompt_token_ids": [0]}], parameters, use_tqdm=False)
+        self._engine.reset_prefix_cache()
+        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
+        scheduler.max_num_running_reqs = batch_size
+
     def generate(
         self,
-        batch_size: int,
         prompts: list[list[int]],
         limits: list[int],
         stop_token_ids: list[int],
         sampling: dict[str, Any],
     ) -> list[list[int]]:
-        """Token ids per prompt; at most ``batch_size`` at a time. Prompts share pages within a run alone."""
-        self._engine.reset_prefix_cache()
-        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
-        scheduler.max_num_running_reqs = batch_size
+        """Token ids per prompt."""
         parameters = [
             self._vllm.SamplingParams(
                 max_tokens=limit, stop_token_ids=stop_token_ids, detokenize=False, ignore_eos=True, **sampling
@@ -82,7 +88,7 @@ class Engine:
 def serve(
     engine_of: Callable[..., Any], lines: Iterator[str], answer: Callable[[dict[str, Any]], None]
 ) -> None:
-    """The first line makes the engine, every other one is a run. An error is answered, and ends it."""
+    """The first line makes the engine, every other one a call. An error is answered, and ends it."""
     try:
         engine = engine_of(**json.loads(next(lines)))
         answer({"version": engine.version})
@@ -92,8 +98,10 @@ def serve(
             if line is None:
                 return
             share = (time.process_time() - used) / max(time.monotonic() - idle_since, 1e-3)
-            answer({"completions": engine.generate(**json.loads(line)), "idle_cpu_share": share})
+            call, arguments = json.loads(line)
+            answer({"found": getattr(engine, call)(**arguments), "idle_cpu_share": share})
     except Exception as error:
+        traceback.print_exc()
         answer({"error": f"{type(error).__name__}: {error}"})
 
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -143,10 +143,29 @@ static void pack_group(const float *inputs, int64_t size, int64_t num_tokens, fl
             packed[index * num_tokens + token] = inputs[token * size + index];
 }
 
+/* As an instruction: compilers do not fuse every sum of products, and the same sums must have the same bits. */
+INLINE Vector fused(Vector one, Vector other, Vector sum) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_fmadd_ps((__m512)one, (__m512)other, (__m512)sum);
+#elif defined(__FMA__)
+    return (Vector)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
+#else
+    return one * other + sum;
+#endif
+}
+
+INLINE Eight fused_eight(Eight one, Eight other, Eight sum) {
+#if defined(__FMA__)
+    return (Eight)_mm256_fmadd_ps((__m256)one, (__m256)other, (__m256)sum);
+#else
+    return one * other + sum;
+#endif
+}
+
 INLINE void add_products(Vector *sums, const float *input, const float *weights, int is_half) {
     if (!is_half) {
         for (int half = 0; half < 2; half++)
-            sums[half] += *input * *(const Vector *)(weights + half * WIDTH);
+            sums[half] = fused(*input - (Vector){0}, *(const Vector *)(weights + half * WIDTH), sums[half]);
         return;
     }
 #if defined(__AVX512BF16__)
@@ -162,8 +181,8 @@ INLINE void add_products(Vector *sums, const float *input, const float *weights,
     union { uint32_t bits; float number; } first = {pair << 16}, second = {pair & 0xffff0000u};
     for (int half = 0; half < 2; half++) {
         Integers pairs = *(const Integers *)(weights + half * WIDTH);
-        sums[half] += first.number * (Vector)(pairs << 16);
-        sums[half] += second.number * (Vector)(pairs & (int32_t)0xffff0000);
+        sums[half] = fused(first.number - (Vector){0}, (Vector)(pairs << 16), sums[half]);
+        sums[half] = fused(second.number - (Vector){0}, (Vector)(pairs & (int32_t)0xffff0000), sums[half]);
     }
 #endif
 }
@@ -328,8 +347,8 @@ INLINE void attend(const Model *model, const Layer *layer, const int32_t *pages,
                     const float *numbers = queries + query * stride + (first_query + own) * D;
                     Eight sums = {0};
                     for (int64_t index = 0; index < D; index += 8)
-                        sums += *(const UnalignedEight *)(numbers + index) *
-                                eight_at(layer->keys, row + own / repeats * D + index, is_half);
+                        sums = fused_eight(*(const UnalignedEight *)(numbers + index),
+                                           eight_at(layer->keys, row + own / repeats * D + index, is_half), sums);
                     int is_visible = key <= position + query && key >= firsts[query];
                     scores[query * num_own + own][key - begin] = is_visible ? sum_of(sums) * layer->scale : -INFINITY;
                 }
@@ -358,8 +377,9 @@ INLINE void attend(const Model *model, const Layer *layer, const int32_t *pages,
                     sums[part] = *(UnalignedEight *)(output + index + part * 8) * factor;
                 for (int64_t key = 0; key < high - begin; key++)
                     for (int part = 0; part < count; part++)
-                        sums[part] += weights[key] * eight_at(layer->values, rows[key] + shift + index + part * 8,
-                                                              is_half);
+                        sums[part] = fused_eight(
+                            weights[key] - (Eight){0},
+                            eight_at(layer->values, rows[key] + shift + index + part * 8, is_half), sums[part]);
                 for (int part = 0; part < count; part++)
                     *(UnalignedEight *)(output + index + part * 8) = sums[part];
             }

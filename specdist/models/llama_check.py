@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import textwrap
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -67,10 +68,7 @@ def checked_pass(
         difference = _difference(model, found, run_transformers)
     except Exception as error:  # structures differ in more ways than can be foreseen
         return None, textwrap.shorten(first_line(error), MAX_REASON_CHARACTERS)
-    # Not "difference > tolerance": NaN is also wrong.
-    if not difference <= TOLERANCES.get(model.dtype, 0.0):
-        return None, f"its logits differ by {difference:.2g} of the largest"
-    return found, f"the logits differ by {difference:.1g} of the largest"
+    return _verdict(found, difference, model.dtype)
 
 
 def checked_compiled_pass(
@@ -89,7 +87,15 @@ def checked_compiled_pass(
         difference = _compiled_difference(model, found, shapes, run_transformers)
     except Exception as error:  # compilers, too, fail in more ways than can be foreseen
         return None, textwrap.shorten(first_line(error), MAX_REASON_CHARACTERS)
-    if not difference <= TOLERANCES.get(model.dtype, 0.0):
+    return _verdict(found, difference, model.dtype)
+
+
+Pass = TypeVar("Pass", LlamaPass, CompiledPass)
+
+
+def _verdict(found: Pass, difference: float, dtype: torch.dtype) -> tuple[Pass | None, str]:
+    # Not "difference > tolerance": NaN is also wrong.
+    if not difference <= TOLERANCES.get(dtype, 0.0):
         return None, f"its logits differ by {difference:.2g} of the largest"
     return found, f"the logits differ by {difference:.1g} of the largest"
 

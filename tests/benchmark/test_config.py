@@ -32,6 +32,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC[:-1], "1.5"], "--acceptance 1.5 must be in"),
         ([*SYNTHETIC, "--target", "t"], "leave out --target and --draft"),
         ([*SYNTHETIC, "--synthetic", "6m"], "--synthetic '6m' is not a shape: choose one of 5m, 20m"),
+        ([*SYNTHETIC, "--peers", "vllm", "--policies", "all"], "--peers has no effect with --policies"),
         ([*SYNTHETIC, "--repeats", "0"], "--repeats 0 must be at least 1"),
         ([*SYNTHETIC, "--batch_sizes", "0"], "--batch_sizes .* must be at least 1"),
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 .greedy. or a number above"),

@@ -18,7 +18,7 @@ from specdist.models.llama import (
     Product,
     UnknownStructureError,
 )
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.utils.errors import UserError
 from tests.engine.harness import Harness, requests_for
@@ -29,6 +29,7 @@ from tests.models.families import FAMILIES, LLAMA_LIKE, tiny_model
 CPU = torch.device("cpu")
 # float32 sums in another order; the logits are of order 1 to 10.
 TOLERANCE = 5e-5
+NOT_COMPILED = Acceleration()
 
 
 def paged(model: PreTrainedModel) -> PreTrainedModel:
@@ -38,7 +39,7 @@ def paged(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def has_pass(runner: ModelRunner) -> bool:
-    return isinstance(runner._pass, LlamaPass)
+    return runner._pass is not None or runner._compiled is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -47,7 +48,9 @@ def test_half_precision_is_rounded_as_by_transformers(family: str, dtype: torch.
     """Parity in float32 is in test_parity.py. Here a rounding left out or added would show: products and
     their sums are those of the same library."""
     plain = tiny_model(family).to(dtype)
-    runners = [ModelRunner(paged(plain), CPU, model_impl=impl) for impl in ("specdist", "transformers")]
+    runners = [
+        ModelRunner(paged(plain), CPU, NOT_COMPILED, model_impl=impl) for impl in ("specdist", "transformers")
+    ]
     passes = [GrowingRows(plain, MIXED, page_size=4).run(runner) for runner in runners]
     for (found, _), (wanted, _) in zip(*passes, strict=True):
         # A product of packed matrices may be split otherwise: one unit in the last place, here and there.
@@ -124,13 +127,13 @@ def test_structures_that_are_not_known(change: Callable[[PreTrainedModel], None]
 def test_weights_are_packed_once_and_shared() -> None:
     """Of two runners, and of transformers: no second copy, and what is written to one is read by all."""
     model = paged(tiny_model("qwen2"))
-    ModelRunner(model, CPU)
+    ModelRunner(model, CPU, NOT_COMPILED)
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
     parts = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
     addresses = [part.weight.data_ptr() for part in parts]
     assert addresses[1] == addresses[0] + attention.q_proj.weight.nbytes
     assert addresses[4] == addresses[3] + mlp.gate_proj.weight.nbytes
-    second = ModelRunner(model, CPU)
+    second = ModelRunner(model, CPU, NOT_COMPILED)
     assert [part.weight.data_ptr() for part in parts] == addresses
     with torch.no_grad():
         for parameter in model.parameters():

@@ -9,7 +9,7 @@ import torch
 from specdist.config.groups import ModelImpl
 from specdist.models.adapters import use_paged_attention
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
-from specdist.models.runner import ModelRunner
+from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import MIXED, GrowingRows
 from tests.models.families import FAMILIES, LLAMA_LIKE, tiny_model
 from tests.ranks import run_ranks
@@ -27,7 +27,8 @@ def test_ragged_chunks_match_plain_forwards(family: str, model_impl: ModelImpl) 
     plain = tiny_model(family)
     paged = copy.deepcopy(plain)
     use_paged_attention(paged)
-    runner = ModelRunner(paged, torch.device("cpu"), model_impl=model_impl)
+    # Compiled passes: test_compiled.py.
+    runner = ModelRunner(paged, torch.device("cpu"), Acceleration(), model_impl=model_impl)
     for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 

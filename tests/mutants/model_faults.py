@@ -3,13 +3,14 @@
 from tests.mutants.mutant import Mutant
 
 OTHER_LAYERS = "tests/models/test_llama.py::test_a_model_that_computes_something_else_keeps_its_layers"
+COMPILED = "tests/models/test_compiled.py::"
 STRUCTURES = "tests/models/test_llama.py::test_structures_that_are_not_known"
 
 MODEL_FAULTS = (
     Mutant(
         name="layers-of-any-model-taken-for-known-ones",
         file="models/llama_check.py",
-        old="    if not difference <= TOLERANCES.get(model.dtype, 0.0):\n",
+        old="    if not difference <= TOLERANCES.get(dtype, 0.0):\n",
         new="    if False:\n",
         tests=(OTHER_LAYERS + "[halve_residual]",),
     ),
@@ -26,5 +27,19 @@ MODEL_FAULTS = (
         old="            each.data = part\n",
         new="            part.data = each\n",
         tests=("tests/models/test_llama.py::test_weights_are_packed_once_and_shared",),
+    ),
+    Mutant(
+        name="compiled-sums-that-depend-on-the-batch",
+        file="kernels/cpu_pass.c",
+        old="begin = firsts[0] / KEYS * KEYS;",
+        new="begin = firsts[0];",
+        tests=(COMPILED + "test_logits_are_the_same_bits_in_any_batch[float32-1]",),
+    ),
+    Mutant(
+        name="compiled-attention-one-key-short-of-the-window",
+        file="kernels/cpu_pass.c",
+        old="own - layer->window + 1 : 0;",
+        new="own - layer->window + 2 : 0;",
+        tests=(COMPILED + "test_ragged_chunks_match_plain_forwards[mistral]",),
     ),
 )

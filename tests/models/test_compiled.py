@@ -1,0 +1,121 @@
+"""Compiled passes: transformers' numbers, the same bits in every batch, and no need of a compiler."""
+
+import copy
+import logging
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from specdist.kernels import cpu_library
+from specdist.models.adapters import use_paged_attention
+from specdist.models.flat import FlatBatch
+from specdist.models.runner import ModelRunner
+from tests.models.chunks import MIXED, STEPS, GrowingRows
+from tests.models.families import VOCAB_SIZE, tiny_model
+
+CPU = torch.device("cpu")
+COMPILED = ("llama", "qwen2", "qwen3", "mistral")
+# float32 sums in another order; the logits are of order 1 to 10.
+TOLERANCE = 5e-5
+# More than fit into the registers or are attended to at once, and over the ends of pages, blocks and windows.
+LENGTHS, PAGE_SIZE = (75, 38), 4
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, cpu_library.COMPILERS)), reason="this machine has no C compiler"
+)
+
+
+def paged(model: PreTrainedModel) -> PreTrainedModel:
+    copied = copy.deepcopy(model)
+    use_paged_attention(copied)
+    return copied
+
+
+def runner_of(model: PreTrainedModel) -> ModelRunner:
+    return ModelRunner(paged(model), CPU)
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", COMPILED)
+def test_ragged_chunks_match_plain_forwards(family: str) -> None:
+    """With biases that are not zero, and the cache full of NaN where nobody has written yet."""
+    plain = tiny_model(family)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    runner = runner_of(plain)
+    assert runner._compiled is not None
+    for found, wanted in GrowingRows(plain, MIXED, page_size=PAGE_SIZE).run(runner):
+        torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@needs_compiler
+def test_bfloat16_is_nearer_to_exact_numbers_than_transformers() -> None:
+    """Weights, inputs of products, keys and values are rounded, the rest is not."""
+    exact = tiny_model("qwen3").bfloat16().float()
+    plain = copy.deepcopy(exact).bfloat16()
+    own = theirs = 0.0
+    # What GrowingRows expects is what transformers computes: once exactly, once rounded.
+    passes = (
+        GrowingRows(model, STEPS, page_size=PAGE_SIZE).run(runner_of(plain)) for model in (exact, plain)
+    )
+    for (found, expected), (_, transformers) in zip(*passes, strict=True):
+        own += float((found - expected).square().sum())
+        theirs += float((transformers - expected).square().sum())
+    assert 0 < own < theirs
+
+
+def logits_of(runner: ModelRunner, rows: list[np.ndarray], cuts: list[list[int]]) -> list[torch.Tensor]:
+    """Each row's logits, when pass number i runs it from ``cuts[row][i]`` to ``cuts[row][i + 1]``."""
+    width = -(-max(LENGTHS) // PAGE_SIZE)
+    assert runner._table is not None
+    runner._table.pages[:] = np.random.default_rng(1).permutation(width * 2).reshape(2, width)
+    parts: list[list[torch.Tensor]] = [[] for _ in rows]
+    for step in range(len(cuts[0]) - 1):
+        spans = [np.arange(own[step], own[step + 1]) for own in cuts]
+        batch = FlatBatch(
+            np.concatenate([row[span] for row, span in zip(rows, spans, strict=True)]),
+            np.repeat(np.arange(len(rows)), [len(span) for span in spans]),
+            np.concatenate(spans),
+        )
+        logits = runner.forward(batch, np.arange(len(batch)))
+        for own_parts, part in zip(parts, logits.split([len(span) for span in spans]), strict=True):
+            own_parts.append(part)
+    return [torch.cat(own_parts) for own_parts in parts]
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_logits_are_the_same_bits_in_any_batch(dtype: torch.dtype, num_threads: int) -> None:
+    """Alone, a token at a time; as a prompt at once; in blocks beside another row; on one thread and two."""
+    generator = np.random.default_rng(0)
+    rows = [generator.integers(2, VOCAB_SIZE, size=length) for length in LENGTHS]
+    runner = runner_of(tiny_model("mistral").to(dtype))
+    runner.allocate(num_pages=64, page_size=PAGE_SIZE, num_slots=2, max_seq_len=max(LENGTHS))
+    before = torch.get_num_threads()
+    try:
+        [alone] = logits_of(runner, rows[:1], [list(range(LENGTHS[0] + 1))])
+        torch.set_num_threads(num_threads)
+        [at_once] = logits_of(runner, rows[:1], [[0, LENGTHS[0]]])
+        [blocks, _] = logits_of(runner, rows, [[0, 1, 9, 22, 49, 75], [0, 30, 31, 31, 33, 38]])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(at_once, alone)
+    assert torch.equal(blocks, alone)
+
+
+def test_without_a_compiler_torch_runs_the_layers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    cpu_library.library.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        runner = runner_of(tiny_model("llama"))
+    assert runner._compiled is None and runner._pass is not None
+    assert not caplog.messages
+    cpu_library.library.cache_clear()
