@@ -59,12 +59,8 @@ class Engine:
 
     def prepare(self, batch_size: int) -> None:
         """For a run of at most ``batch_size`` sequences at a time, which finds no pages of another run."""
-        # Sequences that have ended stay with the scheduler until it is asked again.
-        parameters = self._vllm.SamplingParams(max_tokens=1, detokenize=False)
-        self._engine.generate([{"prompt_token_ids": [0]}], parameters, use_tqdm=False)
         self._engine.reset_prefix_cache()
-        scheduler = self._engine.llm_engine.engine_core.engine_core.scheduler
-        scheduler.max_num_running_reqs = batch_size
+        self._engine.llm_engine.engine_core.engine_core.scheduler.max_num_active_reqs = batch_size
 
     def generate(
         self,
@@ -97,7 +93,7 @@ def serve(
             line = next(lines, None)
             if line is None:
                 return
-            share = (time.process_time() - used) / max(time.monotonic() - idle_since, 1e-3)
+            share = (time.process_time() - used) / max(time.monotonic() - idle_since, 1.0)
             call, arguments = json.loads(line)
             answer({"found": getattr(engine, call)(**arguments), "idle_cpu_share": share})
     except Exception as error:
