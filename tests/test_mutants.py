@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from functools import cache
+from pathlib import Path
 
 import pytest
 
