@@ -44,6 +44,7 @@ class RunLengths:
     def __init__(self, max_steps: int) -> None:
         # By number of steps: draftings that needed so many. Before the first one, short ones are expected.
         self._weights_D = 0.5 ** np.arange(max_steps + 1)
+        self._weights_D[0] = 0.0
 
     def next(self, num_steps: int) -> int:
         """Of a drafting that has had ``num_steps`` and goes on."""

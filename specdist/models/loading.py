@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.adapters import use_paged_attention
+from specdist.models.all_reduce import use_peer_memory
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.computed import ComputedTensors, build_without_weights
 from specdist.models.quantized import cast_dequantized, dequantized_config
@@ -96,6 +97,8 @@ def load_sharded(
     # by radians after a thousand tokens.
     computed.restore(shard, device)
     _read_weights(shard, checkpoint, names, dtype, on_tensor)
+    if device.type == "cuda":
+        use_peer_memory(shard, dtype=dtype, device=device, group=group)
     return shard.eval()
 
 

@@ -267,17 +267,21 @@ def replay_share(runs: Runs, policy: Callable[[], LengthPolicy]) -> dict[str, fl
     """The share of passes of both models that are replays, once earlier runs have recorded most shapes; every
     run has other prompts.
 
-    ``share`` leaves out rounds in which a shape was recorded; ``share_with_recordings`` has them, with the
-    five eager passes that recording one takes.
+    ``share`` leaves out rounds in which a shape was recorded, as do the draft's synchronisations;
+    ``share_with_recordings`` has them, with the five eager passes that recording one takes.
     """
     rng = np.random.default_rng(runs.num_rows)
     found: list[tuple[Counter[str], Counter[str]]] = []
+    of_draft: Counter[str] = Counter()
     for _ in range(NUM_RECORDING_RUNS + 1):
+        of_draft.clear()
         lengths = rng.integers(SHORTEST_PROMPT, LONGEST_PROMPT, size=round(ROWS_PER_SLOT * runs.num_rows) + 1)
         rows = [rng.integers(2, VOCAB_SIZE, size=length).tolist() for length in lengths]
         total, steady = Counter[str](), Counter[str]()
         for _, counts in runs.run("rejection", policy, rows):
             both = sum((counts[name] for name in SIDES), Counter[str]())
+            if not both["graphs"]:
+                of_draft.update(rounds=1, waits=counts["draft"]["synchronisations"])
             total += both
             steady += Counter() if both["graphs"] else both
         found.append((total, steady))
@@ -288,6 +292,7 @@ def replay_share(runs: Runs, policy: Callable[[], LengthPolicy]) -> dict[str, fl
         "share_of_first_run": _share(found[0][0]),
         "graphs": sum(total["graphs"] for total, _ in found),
         "graphs_of_last_run": total["graphs"],
+        "draft_synchronisations_per_round": round(of_draft["waits"] / max(1, of_draft["rounds"]), 2),
     }
 
 

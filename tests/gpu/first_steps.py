@@ -126,7 +126,7 @@ def plan(output: Path, pair: Path | None, *, device: str, num_gpus: int = 1) -> 
         Step(
             name="sharded",
             title="the target on two GPUs, without a draft",
-            tells="loading in slices and DeepSpeed's sums over NCCL, inside recorded passes, too",
+            tells="loading in slices and sums over ranks, in recorded passes, too: the log says by what",
             command=equal("sharded", *job("sharded", "--tp_size", "2", *exact, ranks=2)),
             num_gpus=2,
             limit_s=600,

@@ -5,6 +5,9 @@ from tests.mutants.mutant import Mutant
 OTHER_LAYERS = "tests/models/test_llama.py::test_a_model_that_computes_something_else_keeps_its_layers"
 COMPILED = "tests/models/test_compiled.py::"
 STRUCTURES = "tests/models/test_llama.py::test_structures_that_are_not_known"
+PEER_MEMORY = (
+    "tests/models/test_all_reduce.py::test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them"
+)
 
 MODEL_FAULTS = (
     Mutant(
@@ -41,5 +44,26 @@ MODEL_FAULTS = (
         old="own - layer->window + 1 : 0;",
         new="own - layer->window + 2 : 0;",
         tests=(COMPILED + "test_ragged_chunks_match_plain_forwards[mistral]",),
+    ),
+    Mutant(
+        name="peers-memory-may-give-ranks-other-bits",
+        file="models/all_reduce.py",
+        old="    if not torch.equal(first_N, sums_N):\n",
+        new="    if False:\n",
+        tests=(PEER_MEMORY,),
+    ),
+    Mutant(
+        name="peers-memory-tried-once",
+        file="models/all_reduce.py",
+        old="for seed in (0, 1)",
+        new="for seed in (0,)",
+        tests=(PEER_MEMORY,),
+    ),
+    Mutant(
+        name="messages-of-any-length-through-peers-memory",
+        file="models/all_reduce.py",
+        old="output.nbytes <= max_bytes and ",
+        new="",
+        tests=(PEER_MEMORY,),
     ),
 )

@@ -1,0 +1,7 @@
+"""Sums over ranks by peers' memory: used where they are right on every rank, and refused by all together."""
+
+from tests.ranks import run_ranks
+
+
+def test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them() -> None:
+    run_ranks("tests.models.peer_memory", 2)
