@@ -60,7 +60,7 @@ class RunLengths:
     def observe(self, num_steps: int) -> None:
         """A drafting has needed so many."""
         self._weights_D *= MEMORY
-        self._weights_D[num_steps] += 1 - MEMORY
+        self._weights_D[min(num_steps, len(self._weights_D) - 1)] += 1 - MEMORY
 
 
 class _NextTokens(NamedTuple):

@@ -142,7 +142,7 @@ class LengthPolicy(Protocol):
 
     @property
     def uses_features(self) -> bool:
-        """Whether it needs the features; on a GPU that synchronises after every token."""
+        """Whether it needs the features; on a GPU it is then asked after several steps."""
         ...
 
     @property
