@@ -56,6 +56,12 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
         help="acceptance: share of the target's own tokens in the contexts, the rest being drafted tokens "
         f"(r, default {TOKEN_MIXING}); 1 = the target's alone",
     )
+    hidden_state: Literal["own", "drawing"] | None = option(
+        None,
+        help="verifier: drawing = the draft's hidden state that the token was drawn from, as in SPRINTER's "
+        "experiments (default); own = the one with the token as input, known one draft pass later, as every "
+        "acceptance head reads it",
+    )
     hidden_dtype: Literal["float16", "float32"] = option(
         "float16", help="data type of the stored hidden states, which take most of the space"
     )
@@ -78,7 +84,14 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
                 f"--token_mixing {self.token_mixing} has no effect with --kind verifier, which uses four "
                 "fixed kinds of prefixes: leave it out"
             )
+        if self.hidden_state is None:
+            self.hidden_state = "drawing" if self.kind == "verifier" else "own"
         if self.kind == "acceptance":
+            if self.hidden_state != "own":
+                raise UserError(
+                    f"--hidden_state {self.hidden_state} has no effect with --kind acceptance, whose heads "
+                    "read the state with the token as input: leave it out"
+                )
             self.token_mixing = TOKEN_MIXING if self.token_mixing is None else self.token_mixing
             if not 0 <= self.token_mixing <= 1:
                 raise UserError(f"--token_mixing {self.token_mixing} must be in [0, 1]")
@@ -107,10 +120,12 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
 
     @property
     def runs_branches(self) -> bool:
-        """Whether draft tokens are branches of their sequence, not part of it."""
-        return self.token_mixing in (None, 1)
+        """Whether draft tokens are run, as branches of their sequence, not part of it."""
+        return self.token_mixing in (None, 1) and self.hidden_state == "own"
 
     def fingerprint(self) -> dict[str, Any]:
         """The options that decide the examples, besides those of the responses."""
-        names = ("kind", "token_mixing", "reference_column", "hidden_dtype")
+        names = ["kind", "token_mixing", "reference_column", "hidden_dtype"]
+        # Collections of older versions have the own state, and do not say so.
+        names += ["hidden_state"] * (self.hidden_state != "own")
         return {name: getattr(self, name) for name in names}

@@ -19,6 +19,7 @@ from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.request import Request
 from specdist.engine.sequence import StopRules
+from specdist.heads.info import HiddenState
 from specdist.job.replica import Replica
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -54,16 +55,18 @@ class DraftSide:
         vocab_size: int,
         stop_token_ids: frozenset[int],
         token_mixing: float | None,
+        hidden_state: HiddenState,
         hidden_dtype: str,
     ) -> None:
         """``token_mixing``: share of a text's own tokens in the contexts; the others are draft tokens. With
-        None or 1 each draft token is a branch instead."""
+        None or 1 each draft token is a branch instead, or with the ``drawing`` hidden state is not run."""
         self._replica = replica
         self._runner: ModelRunner = replica.draft_runner
         self._settings = settings
         self._vocab_size = vocab_size
         self._stop_token_ids = stop_token_ids
         self._token_mixing = 1.0 if token_mixing is None else token_mixing
+        self._hidden_state = hidden_state
         self._hidden_dtype = hidden_dtype
 
     def complete(self, requests: list[Request]) -> dict[int, list[int]]:
@@ -83,8 +86,10 @@ class DraftSide:
     def _score_group(self, group: Sequence[Text]) -> list[Drafted]:
         self._runner.update_pages(pages_of(group, PAGE_SIZE))
         places = _Places.of(group)
-        drawn_N, described_4N = self._draw(contexts_of(group), places)
-        if self._token_mixing < 1:
+        drawn_N, described_4N, drawing_NH = self._draw(contexts_of(group), places)
+        if self._hidden_state == "drawing":
+            kept_M, hidden_MH = np.arange(len(drawn_N)), drawing_NH
+        elif self._token_mixing < 1:
             zeros_N = torch.zeros_like(places.keys_N)
             coins_N = uniforms(places.keys_N, places.positions_N, zeros_N, Purpose.ACCEPT).numpy()
             kept_M = np.flatnonzero(coins_N >= self._token_mixing)
@@ -104,19 +109,25 @@ class DraftSide:
             for begin, end in pairwise([0, *ends_M])
         ]
 
-    def _draw(self, contexts: AskedTokens, places: _Places) -> tuple[np.ndarray, np.ndarray]:
-        """Token ids [N], and their probabilities and features [4, N]."""
-        drawn, described = [np.zeros(0, np.int64)], [np.zeros((4, 0))]
+    def _draw(self, contexts: AskedTokens, places: _Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids [N], their probabilities and features [4, N], and the states [N, H] that they were drawn
+        from."""
+        drawn, described, states = [np.zeros(0, np.int64)], [np.zeros((4, 0))], [self._hidden_of_none()]
         begin = 0
         for part in in_passes(contexts):
-            logits_NV = self._runner.forward(part.batch, part.index_N)[:, : self._vocab_size]
+            if self._hidden_state == "drawing":
+                logits_NV, hidden_NH = self._runner.forward_with_hidden(part.batch, part.index_N)
+                states.append(self._stored(hidden_NH))
+            else:
+                logits_NV = self._runner.forward(part.batch, part.index_N)
+            logits_NV = logits_NV[:, : self._vocab_size]
             end = begin + len(part.index_N)
             if end > begin:
                 ids_N, described_4N = self._draw_from(logits_NV, places.between(begin, end))
                 drawn.append(ids_N)
                 described.append(described_4N)
             begin = end
-        return np.concatenate(drawn), np.concatenate(described, axis=1)
+        return np.concatenate(drawn), np.concatenate(described, axis=1), np.concatenate(states)
 
     def _draw_from(self, logits_NV: Tensor, places: _Places) -> tuple[np.ndarray, np.ndarray]:
         distributions_N, _, undecided = draft_distributions(
@@ -156,6 +167,9 @@ class DraftSide:
     def _hidden(self, tokens: AskedTokens) -> np.ndarray:
         """[N, H] hidden states in the stored data type."""
         _, hidden_NH = self._runner.forward_with_hidden(tokens.batch, tokens.index_N)
+        return self._stored(hidden_NH)
+
+    def _stored(self, hidden_NH: Tensor) -> np.ndarray:
         stored_NH = hidden_NH.to(getattr(torch, self._hidden_dtype))
         if not bool(stored_NH.isfinite().all()):
             raise UserError(

@@ -87,6 +87,7 @@ def _collect(
             vocab_size=models.vocab_size,
             stop_token_ids=models.target.stop_token_ids(),
             token_mixing=config.token_mixing,
+            hidden_state=config.hidden_state or "own",
             hidden_dtype=config.hidden_dtype,
         )
     if plan is None:

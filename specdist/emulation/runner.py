@@ -53,7 +53,7 @@ class EmulatedRunner:
 
     device = torch.device("cpu")
     is_asynchronous = True
-    has_head = head_uses_features = False
+    has_head = head_uses_features = head_reads_drawing_state = False
 
     def __init__(self, model: MarkovModel, pace: Pace, device: EmulatedDevice) -> None:
         self._model = model

@@ -1,8 +1,8 @@
 """Features of drafted tokens, and a trained head's estimates: for policies, heads and traces that use them.
 
 A pass over a token gives the head's estimate of that token, so the estimate comes with the pass after the
-token's draw; the other features come with the draw. A token that the draft has not drawn has no features and
-gets no estimate.
+token's draw; the other features come with the draw. (A head that reads the drawing state gives its estimate
+with the draw, too.) A token that the draft has not drawn has no features and gets no estimate.
 
 R sequences, A draft slots that are drafting, T tokens, C tokens of several sequences, one after the other,
 V vocabulary.
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.engine.draft_steps import Step
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import NUM_FEATURES, DraftFeatures, VerifiedTokens
@@ -118,13 +119,31 @@ class HeadReader:
         )
 
     def known(self, estimates_A: Tensor, places: Places, *, is_first: bool) -> Tensor | None:
-        """The estimates, on the host, where they are asked for; a token that was not drafted has none."""
+        """The estimates, on the host, where they are asked for; a token that was not drafted has none. Those
+        from the drawing state are not of tokens drawn before: see :meth:`told`."""
+        if self._runner.head_reads_drawing_state:
+            return estimates_A
         if not self._keeps_estimates:
             return estimates_A if self._are_read and not is_first else None
         if is_first:
             estimates_A = estimates_A.where(torch.from_numpy(self._features.is_drafted(places)), UNKNOWN)
         self._features.keep_estimates(places, estimates_A.numpy())
         return estimates_A
+
+    def with_estimates(self, step: Step, estimates_A: Tensor | None) -> Step:
+        """A step, with what the pass before it says of the tokens before, or of its own if the head can."""
+        if estimates_A is not None and self._runner.head_reads_drawing_state:
+            assert step.features_3A is not None
+            estimates_A = self._runner.estimates_of_draws(estimates_A, step.features_3A)
+        return step._replace(earlier_estimates_A=estimates_A)
+
+    def told(self, step: Step, places: Places, *, is_first: bool) -> Step:
+        """The same, on the host, as a policy is told. At first the token before is not in the block."""
+        if not self._runner.head_reads_drawing_state:
+            return step._replace(earlier_estimates_A=None) if is_first else step
+        assert step.earlier_estimates_A is not None
+        self._features.keep_estimates(places, step.earlier_estimates_A.numpy())
+        return step._replace(earlier_estimates_A=None, estimates_A=step.earlier_estimates_A)
 
 
 def policy_features(features_3A: Tensor | None, estimates_A: Tensor | None) -> DraftFeatures | None:

@@ -31,7 +31,7 @@ from specdist.engine.histories import Histories
 from specdist.engine.reports import PassCounts
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundContext
+from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundContext, needs_last_estimate
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.random import Purpose, RandomKeys
@@ -137,8 +137,8 @@ class DraftLoop:
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         self._keeps_scores = keeps_scores or settings.is_random
         keeps_estimates = policy.uses_features or is_traced
-        self._keeps_features = keeps_estimates or runner.head_uses_features
-        self._decides_after_pass = isinstance(policy, HeadPolicy) and policy.decides_after_pass
+        self._keeps_features = keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state
+        self._decides_after_pass = needs_last_estimate(policy) and not runner.head_reads_drawing_state
         self._head: HeadReader | None = None
         if runner.has_head:
             self._head = HeadReader(
@@ -184,15 +184,19 @@ class DraftLoop:
                 estimates_A = self._head.known(estimates_A, earlier, is_first=depth == 0)
             num_computed_R[active_A] = positions_A
             if draft_batch.uses_policy and decides_after_pass:
-                keep_A = self._wants_more(draft_batch, active_A, depth, last, estimates_A)
+                told = last and last._replace(estimates_A=estimates_A)
+                keep_A = self._wants_more(draft_batch, active_A, depth, told)
                 active_A, logits_AV = active_A[keep_A], logits_AV[indices_of(keep_A, logits_AV.device)]
                 if not len(active_A):
                     break
                 estimates_A = None
             places = draft_slots_R[active_A], tails_R[active_A] + depth
             last = self._draw(logits_AV, active_A, places, at_depth(uniforms_DR, depth, active_A))
-            # The estimates are of the tokens before these; at depth 0 that token is not in the block.
-            steps.append(last := last._replace(earlier_estimates_A=estimates_A if depth else None))
+            if self._head is not None:
+                last = self._head.told(
+                    self._head.with_estimates(last, estimates_A), places, is_first=not depth
+                )
+            steps.append(last)
             num_drafted_R[active_A] = depth + 1
         if steps:
             self._write(draft_slots_R, tails_R, num_drafted_R, [fetch(steps)])
@@ -210,14 +214,9 @@ class DraftLoop:
         return self.is_stop_V[token_ids_R] | (token_ids_R == NOT_FINITE)
 
     def _wants_more(
-        self,
-        draft_batch: DraftBatch,
-        active_A: np.ndarray,
-        depth: int,
-        last: Step | None,
-        estimates_A: Tensor | None = None,
+        self, draft_batch: DraftBatch, active_A: np.ndarray, depth: int, last: Step | None
     ) -> np.ndarray:
-        """bool [A]: the policy's answer; ``estimates``: a head's, of the tokens drawn ``last``."""
+        """bool [A]: the policy's answer."""
         features_3A = last.features_3A if last is not None and self._policy.uses_features else None
         earlier_A = None if last is None else last.earlier_estimates_A
         return self._policy.wants_more(
@@ -226,7 +225,7 @@ class DraftLoop:
                 draft_slots_R=draft_batch.draft_slots_R[active_A],
                 histories_RH=self._histories.of(draft_batch.slots_R[active_A]),
                 num_drafted=depth,
-                features=policy_features(features_3A, estimates_A),
+                features=policy_features(features_3A, None if last is None else last.estimates_A),
                 earlier_estimates_R=None if earlier_A is None else earlier_A.numpy(),
                 reach_R=draft_batch.reach_R[active_A],
                 round=draft_batch.round,

@@ -180,7 +180,7 @@ class DraftRuns(DraftLoop):
         logits_AV, estimates_A = self._forward(*places, drafting.newest)
         drafting.num_computed_R[active_A] = places[1]
         step = self._draw(logits_AV, active_A, places, at_depth(drafting.uniforms_DR, depth, active_A))
-        drafting.newest = step = step._replace(earlier_estimates_A=estimates_A)
+        drafting.newest = step = self._head.with_estimates(step, estimates_A) if self._head else step
         return step
 
     @staticmethod
@@ -195,12 +195,15 @@ class DraftRuns(DraftLoop):
         step = step.select(drafting.goes_on_R[step.active_A])
         drafting.num_needed += len(step.active_A) > 0
         if self._head is not None and step.earlier_estimates_A is not None:
-            places = batch.draft_slots_R[step.active_A], batch.tails_R[step.active_A] + depth - 1
-            known_A = self._head.known(step.earlier_estimates_A, places, is_first=depth == 0)
+            slots_A, positions_A = batch.draft_slots_R[step.active_A], batch.tails_R[step.active_A] + depth
+            earlier = slots_A, positions_A - 1
+            known_A = self._head.known(step.earlier_estimates_A, earlier, is_first=depth == 0)
             if depth and self._decides_after_pass:
                 self._ask(drafting, depth, known_A)
                 step, known_A = step.select(drafting.goes_on_R[step.active_A]), None
-            step = step._replace(earlier_estimates_A=known_A if depth else None)
+            step = step._replace(earlier_estimates_A=known_A)
+            if known_A is not None:
+                step = self._head.told(step, (slots_A, positions_A), is_first=depth == 0)
         drafting.last = step
         tokens = tokens_of([step], columns_of([step]).numpy(), first_depth=depth)
         drafting.seen.append(tokens)
@@ -215,7 +218,9 @@ class DraftRuns(DraftLoop):
         index_A, last = np.flatnonzero(drafting.goes_on_R), drafting.last
         if drafting.batch.uses_policy and len(index_A):
             last = last and last.select(drafting.goes_on_R[last.active_A])
-            wants_A = self._wants_more(drafting.batch, index_A, depth, last, estimates_A)
+            if last is not None and estimates_A is not None:
+                last = last._replace(estimates_A=estimates_A)
+            wants_A = self._wants_more(drafting.batch, index_A, depth, last)
             drafting.goes_on_R[index_A] = wants_A
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:

@@ -16,13 +16,15 @@ from specdist.sampling.uploads import upload
 
 class Step(NamedTuple):
     """One step's draws, on the device: their indices in the draft batch, the tokens and their probabilities;
-    if they are used, their features, and a head's estimates of the tokens before them."""
+    if they are used, their features, and a head's estimates of the tokens before them. Of a head that reads
+    the drawing state these are of the tokens themselves, and on the host they are ``estimates``."""
 
     active_A: np.ndarray
     drawn_A: Tensor
     probabilities_A: Tensor
     features_3A: Tensor | None
     earlier_estimates_A: Tensor | None = None
+    estimates_A: Tensor | None = None
 
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""
@@ -35,6 +37,7 @@ class Step(NamedTuple):
             self.probabilities_A[kept],
             None if self.features_3A is None else self.features_3A[:, kept],
             None if self.earlier_estimates_A is None else self.earlier_estimates_A[kept],
+            None if self.estimates_A is None else self.estimates_A[kept],
         )
 
 

@@ -30,7 +30,7 @@ class DraftHead:
 
     def description(self) -> dict[str, Any]:
         """For the manifest."""
-        names = ("kind", "depth", "max_ratio", "uses_features", "weights_sha256")
+        names = ("kind", "depth", "max_ratio", "uses_features", "hidden_state", "weights_sha256")
         return {name: getattr(self.info, name) for name in names} | {"draft": self.info.draft.name}
 
 

@@ -42,7 +42,8 @@ class ExampleBlock:
         ratios_M: Q / P, infinite where the target never draws the token.
         features_3M: entropy in nats, probability of the token and of the likeliest one, of the distribution
             that the draft drew it from (of the softmax at temperature 1 under greedy).
-        hidden_MH: the draft's last hidden states with the drafted tokens as input.
+        hidden_MH: the draft's last hidden states, with the drafted tokens as input or that they were drawn
+            from.
     """
 
     row_id: int

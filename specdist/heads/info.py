@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specdist.data.files import write_json
 from specdist.policies import HeadKind
@@ -15,7 +15,9 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields, parse_object
 
 WEIGHTS_NAME, INFO_NAME = "head.safetensors", "head.json"
-FORMAT_VERSION = 1
+# Version 1 had no ``hidden_state``: it was the own one.
+FORMAT_VERSION = 2
+HiddenState = Literal["own", "drawing"]
 # The policies that each kind of head is for.
 POLICY_OF_KIND: Mapping[HeadKind, str] = {"acceptance": "specdecpp", "verifier": "sprinter"}
 
@@ -46,6 +48,7 @@ class HeadInfo:
         hidden_size: of the draft, the width of the input.
         max_ratio: the verifier's λ; None for the other kind.
         uses_features: it reads the features of the drafted token beside the hidden state.
+        hidden_state: which one: with the drafted token as input, or the one that it was drawn from.
         data: what it was trained on, with the temperature, top_k and top_p of the collection.
         options: of the training.
         metrics: on the held-out rows.
@@ -59,6 +62,7 @@ class HeadInfo:
     weights_sha256: str
     max_ratio: float | None = None
     uses_features: bool = False
+    hidden_state: HiddenState = "own"
     data: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)

@@ -24,6 +24,16 @@ class HiddenStateHead(nn.Module):
     def uses_features(self) -> bool:
         return False
 
+    @property
+    def reads_drawing_state(self) -> bool:
+        """It reads the hidden state that a token was drawn from, and not the one with the token as input. A
+        pass gives its logits without the features, :meth:`logits_of_draws` the rest."""
+        return False
+
+    def logits_of_draws(self, features_3N: Tensor) -> Tensor:
+        """[N]: what the features of the drawn tokens add, for a head that reads the drawing state."""
+        return torch.zeros(features_3N.shape[1], device=features_3N.device)
+
 
 def with_head_logits(
     logits_NV: Tensor, head: HiddenStateHead, hidden_NH: Tensor, features_3N: Tensor | None

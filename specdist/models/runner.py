@@ -70,6 +70,8 @@ class Acceleration:
         )
 
 
+# Estimates are at least so far from 0 and 1 where a logit is taken of them.
+LEAST_ESTIMATE = 1e-15
 NOT_ALLOCATED = "allocate() must be called first"
 
 logger = logging.getLogger(__name__)
@@ -253,7 +255,20 @@ class ModelRunner:
 
     @property
     def head_uses_features(self) -> bool:
-        return self._head is not None and self._head.uses_features
+        """Whether a pass needs the features of its tokens."""
+        return self._head is not None and self._head.uses_features and not self._head.reads_drawing_state
+
+    @property
+    def head_reads_drawing_state(self) -> bool:
+        return self._head is not None and self._head.reads_drawing_state
+
+    @torch.inference_mode()
+    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
+        """float64 [N] in [0, 1]: a pass's estimates, of a head that reads the drawing state, for the tokens
+        with these features that were then drawn."""
+        assert self._head is not None
+        added_N = self._head.logits_of_draws(features_3N).double()
+        return (torch.logit(estimates_N, eps=LEAST_ESTIMATE) + added_N).sigmoid()
 
     def forward_with_estimates(
         self,
@@ -365,7 +380,7 @@ class ModelRunner:
     def _with_estimates(self, logits: Tensor, hidden_NH: Tensor, features_3N: Tensor | None) -> Tensor:
         if self._head is None:
             return logits
-        if self._head.uses_features and features_3N is None:
+        if self.head_uses_features and features_3N is None:
             features_3N = torch.zeros(3, len(logits), device=self.device)
         return with_head_logits(logits, self._head, hidden_NH, features_3N)
 

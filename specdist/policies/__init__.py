@@ -12,6 +12,7 @@ from specdist.policies.base import (
     VerifiedBlocks,
     VerifiedTokens,
     WithoutHistory,
+    needs_last_estimate,
     reads_head,
 )
 from specdist.policies.confidence import ConfidenceThreshold
@@ -47,5 +48,6 @@ __all__ = [
     "VerifiedBlocks",
     "VerifiedTokens",
     "WithoutHistory",
+    "needs_last_estimate",
     "reads_head",
 ]

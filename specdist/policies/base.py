@@ -6,7 +6,8 @@ it has seen: that would condition the kept tokens on their values and bias the o
 A trained head's estimate of a token comes from the draft's hidden state with that token as input, so from the
 pass that the next token is drawn from. A policy that needs the estimate of the last token decides after that
 pass and before the draw, so that no drawn token is dropped there either; a sequence that stops has run one
-pass without a draw.
+pass without a draw. Of a head that reads the state that a token was drawn from, the estimate is among the
+token's features.
 
 What a policy remembers of a sequence from block to block is the sequence's *history*, a few numbers that the
 draft keeps. A preempted sequence keeps its history and continues as if it had not been preempted.
@@ -187,18 +188,23 @@ class BatchPolicy(LengthPolicy, Protocol):
 class HeadPolicy(LengthPolicy, Protocol):
     """A policy that gets a trained head's estimates of the tokens of the block.
 
-    With ``decides_after_pass`` it decides after the pass over the last token, with the estimate of that one
-    among the features; before the first token it decides without. Else it decides as others do, and gets the
+    With ``needs_last_estimate`` it decides when the estimate of the last token is known, and finds it among
+    the features; before the first token it decides without. Else it decides as others do, and gets the
     estimate of the token before the last.
     """
 
     @property
-    def decides_after_pass(self) -> bool: ...
+    def needs_last_estimate(self) -> bool: ...
 
     @property
     def head_kind(self) -> HeadKind:
         """What the head must estimate: the probability of acceptance, or whether a token is acceptable."""
         ...
+
+
+def needs_last_estimate(policy: LengthPolicy) -> bool:
+    """Whether it needs a head's estimate of the last token."""
+    return isinstance(policy, HeadPolicy) and policy.needs_last_estimate
 
 
 def reads_head(policy: LengthPolicy) -> bool:

@@ -51,7 +51,7 @@ class SpecDecPlusPlus(WithoutHistory, RegisteredPolicy):
     grid: ClassVar[Grid] = {"stop_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features = False
     head_kind: ClassVar[HeadKind] = "acceptance"
-    decides_after_pass: ClassVar[bool] = False
+    needs_last_estimate: ClassVar[bool] = False
     # By draft slot: probability that all of its block is accepted.
     _survival: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False)
 

@@ -51,7 +51,7 @@ class Sprinter(WithoutHistory, RegisteredPolicy):
     grid: ClassVar[Grid] = {"verifier_threshold": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)}
     uses_features = False
     head_kind: ClassVar[HeadKind] = "verifier"
-    decides_after_pass: ClassVar[bool] = True
+    needs_last_estimate: ClassVar[bool] = True
 
     def wants_more(self, rows: DraftSequences) -> np.ndarray:
         wants_R = np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)

@@ -25,10 +25,10 @@ from specdist.policies import (
     DraftFeatures,
     DraftSequences,
     FixedLength,
-    HeadPolicy,
     LengthPolicy,
     RoundContext,
     VerifiedTokens,
+    needs_last_estimate,
     reads_head,
 )
 from specdist.policies.costs import CostModel
@@ -94,11 +94,14 @@ def replay(
     costs: CostModel,
     settings: ReplaySettings,
     head: int = 0,
+    *,
+    reads_drawing_state: bool = False,
 ) -> ReplayResult:
     """Run all prompts of the trace, in order. A ``policy`` that learns must be a new object.
 
     Args:
         head: index of the trace's head whose estimates a policy with a head gets.
+        reads_drawing_state: this head does.
 
     Raises ValueError for a policy that may draft more than the trace has, or reads a head that it lacks.
     """
@@ -111,7 +114,7 @@ def replay(
         raise ValueError(
             f"the policy reads head {head}, and the trace has {trace.num_heads}: collect it with heads"
         )
-    return _Run(policy, trace, costs, settings, head).run()
+    return _Run(policy, trace, costs, settings, head, reads_drawing_state).run()
 
 
 class _Run:
@@ -122,6 +125,7 @@ class _Run:
         costs: CostModel,
         settings: ReplaySettings,
         head: int,
+        reads_drawing_state: bool,
     ) -> None:
         self._trace = trace
         self._head = head
@@ -129,7 +133,8 @@ class _Run:
         self._oracle = isinstance(policy, Oracle)
         self._policy: LengthPolicy = FixedLength(0) if isinstance(policy, Oracle) else policy
         self._batch_policy = self._policy if isinstance(self._policy, BatchPolicy) else None
-        self._decides_after_pass = isinstance(self._policy, HeadPolicy) and self._policy.decides_after_pass
+        self._needs_last_estimate = needs_last_estimate(self._policy)
+        self._decides_after_pass = self._needs_last_estimate and not reads_drawing_state
         self._reads_head = reads_head(self._policy)
         cap = policy.max_draft_tokens(trace) if isinstance(policy, Oracle) else policy.max_draft_tokens
         self._scheduler = make_scheduler(trace, settings, cap)
@@ -237,7 +242,7 @@ class _Run:
         raise AssertionError("a block has an end")
 
     def _features(self, places_A: np.ndarray, depth: int) -> DraftFeatures | None:
-        if depth and self._decides_after_pass:
+        if depth and self._needs_last_estimate:
             return DraftFeatures.of_head(self._trace.estimates_ETD[self._head, places_A, depth - 1])
         if depth == 0 or not self._policy.uses_features:
             return None
@@ -250,7 +255,7 @@ class _Run:
         return DraftFeatures(entropies_C, probabilities_C, top_C, estimates_C)
 
     def _earlier_estimates(self, places_A: np.ndarray, depth: int) -> np.ndarray | None:
-        if depth < 2 or not self._reads_head or self._decides_after_pass:
+        if depth < 2 or not self._reads_head or self._needs_last_estimate:
             return None
         found_A: np.ndarray = self._trace.estimates_ETD[self._head, places_A, depth - 2]
         return found_A

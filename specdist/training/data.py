@@ -16,14 +16,14 @@ import pyarrow.ipc
 from specdist.data import Manifest, RunFolder, ShardPlan
 from specdist.data.reading import open_shard
 from specdist.heads.examples import COLUMNS, HIDDEN
-from specdist.heads.info import DraftIdentity, HeadKind
+from specdist.heads.info import DraftIdentity, HeadKind, HiddenState
 from specdist.sampling.keys import stream_key
 from specdist.utils.errors import UserError
 
 # What a head's file records of its data: the options that decide a collection's examples.
 DESCRIBED = (
-    "target", "draft", "prompts", "num_rows", "token_mixing", "reference_column", "temperature", "top_k",
-    "top_p", "max_new_tokens", "seed",
+    "target", "draft", "prompts", "num_rows", "token_mixing", "hidden_state", "reference_column",
+    "temperature", "top_k", "top_p", "max_new_tokens", "seed",
 )  # fmt: skip
 SPLIT_STREAM = 0
 
@@ -55,6 +55,11 @@ class ExampleSet:
     @property
     def draft(self) -> DraftIdentity:
         return DraftIdentity(**self.manifest.info["draft_identity"])
+
+    @property
+    def hidden_state(self) -> HiddenState:
+        """Collections that do not say which have the own one."""
+        return "drawing" if self.manifest.fingerprint.get("hidden_state") == "drawing" else "own"
 
     def select(self, rows: np.ndarray) -> ExampleSet:
         """Only these rows, counted from 0, in this order."""

@@ -74,6 +74,11 @@ def _open(config: TrainConfig) -> tuple[ExampleSet, ExampleSet]:
             f"--eval_data {config.eval_data} was collected with the draft {evaluation.draft.name}, and "
             f"--data {config.data} with {examples.draft.name}: a head works with one draft only"
         )
+    if evaluation.hidden_state != examples.hidden_state:
+        raise UserError(
+            f"--eval_data {config.eval_data} was collected with --hidden_state {evaluation.hidden_state}, "
+            f"and --data {config.data} with {examples.hidden_state}: a head reads one of them"
+        )
     return examples, evaluation
 
 
@@ -99,7 +104,10 @@ def _train(
     )
     with reproducible(config.seed):
         head = TokenHead(
-            training.draft.hidden_size, config.depth or 0, uses_features=config.uses_features
+            training.draft.hidden_size,
+            config.depth or 0,
+            uses_features=config.uses_features,
+            hidden_state=training.hidden_state,
         ).to(device)
         history = train_head(head, training, evaluation, objective, schedule, label=label)
     return Trained(head, objective, history)
@@ -128,6 +136,7 @@ def _write(
         weights_sha256=save_weights(kept.head, output),
         max_ratio=config.max_ratio,
         uses_features=config.uses_features,
+        hidden_state=training.hidden_state,
         data={"training": training.description(), "evaluation": evaluation.description()},
         options=config.training_options() | asdict(config.pace(len(training), training.draft.hidden_size)),
         metrics=metrics | {"history": vars(kept.history)},

@@ -110,11 +110,12 @@ class TraceCollector:
             batch = FlatBatch(last_ids_A, 1 + active_A, positions_A - 1)
             logits_AV, hidden_AH = self._draft_pass(batch)
             if hidden_AH is not None and depth:
-                features_3A = table.features_of(active_A, depth - 1)
-                table.estimates_END[:, active_A, depth - 1] = self._estimates(hidden_AH, features_3A)
+                self._estimate(table, hidden_AH, active_A, depth - 1, of_drawing_state=False)
             # The target verifies nothing after the completion's end, or off its path.
             on_path_N &= lines_N + depth < num_tokens
             last_ids_A = self._draw(completion, logits_AV, target_NV, active_A, depth, on_path_N, table)
+            if hidden_AH is not None:
+                self._estimate(table, hidden_AH, active_A, depth, of_drawing_state=True)
         return PromptTrace(
             prompt_ids=np.array(completion.prompt_ids, np.int64),
             completion_ids=np.array(completion.completion_ids, np.int64),
@@ -133,10 +134,17 @@ class TraceCollector:
         return logits_AV[:, : self._vocab_size], hidden_AH
 
     @torch.inference_mode()
-    def _estimates(self, hidden_AH: Tensor, features_3A: np.ndarray) -> np.ndarray:
-        """[E, A] estimates, from features in single precision as in a run."""
+    def _estimate(
+        self, table: _Table, hidden_AH: Tensor, active_A: np.ndarray, depth: int, *, of_drawing_state: bool
+    ) -> None:
+        """Note the estimates of the heads that read these states, from features in single precision as in a
+        run."""
+        features_3A = table.features_of(active_A, depth)
         given_3A = torch.from_numpy(features_3A.astype(np.float32)).to(hidden_AH.device)
-        return np.stack([head(hidden_AH, given_3A).double().sigmoid().cpu().numpy() for head in self._heads])
+        for index, head in enumerate(self._heads):
+            if head.reads_drawing_state == of_drawing_state:
+                estimates_A = head(hidden_AH, given_3A).double().sigmoid()
+                table.estimates_END[index, active_A, depth] = estimates_A.cpu().numpy()
 
     def _target_distributions(self, context: FlatBatch, asked_N: np.ndarray) -> Tensor | None:
         """[N, V] probabilities along the completion; None for greedy and coupled draws, which need none."""

@@ -112,10 +112,11 @@ def run_tuning(config: TuneConfig) -> TuningResult:
     for candidate in tqdm.tqdm(list(candidates(config.max_draft_tokens, heads)), "replays", disable=None):
         run_config = config.run_config(candidate.policy, **candidate.run_options)
         head = candidate.head.index if candidate.head else 0
+        is_drawing = candidate.head is not None and candidate.head.info.hidden_state == "drawing"
         results = []
         for each, settings in batches:
             policy = build_policy(run_config.policy_choice, costs, is_coupled=run_config.is_coupled)
-            results.append(replay(policy, each, costs, settings, head))
+            results.append(replay(policy, each, costs, settings, head, reads_drawing_state=is_drawing))
         outcomes.append(Outcome(candidate, *results))
     is_random = config.temperature > 0 and config.acceptance == "rejection"
     oracle = [replay(Oracle(), each, costs, settings) for each, settings in batches]

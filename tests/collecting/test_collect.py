@@ -112,10 +112,13 @@ def check_branches(plain: PlainPair, examples: pa.Table, token_ids: list[int]) -
     np.testing.assert_allclose(hidden_of(examples), np.stack(expected), **HALF_TOLERANCE)
 
 
+@pytest.mark.parametrize("hidden_state", [None, "own"])
 def test_verifier_examples_are_those_of_plain_forwards(
-    pair: Pair, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All four kinds, equally many of each, after the texts that were written."""
+    hidden_state: str | None, pair: Pair, options: dict[str, Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """All four kinds, equally many of each, after the texts that were written; by default with the states
+    that the tokens were drawn from."""
     texts: list[Text] = []
 
     def noted(*arguments: Any, **named: Any) -> list[Text]:
@@ -125,14 +128,19 @@ def test_verifier_examples_are_those_of_plain_forwards(
 
     monkeypatch.setattr(run, "verifier_texts", noted)
     output = tmp_path / "data"
-    assert run_here(main, **options, kind="verifier", limit=6, output=output).code == 0
+    chosen = {"kind": "verifier", "hidden_state": hidden_state, "limit": 3, "output": output}
+    assert run_here(main, **options, **chosen).code == 0
     plain, data = PlainPair(pair, **FILTERED), read_output(output)
-    assert len({text.row_id for text in texts}) == 6 and len(texts) == 24
+    assert len({text.row_id for text in texts}) == 3 and len(texts) == 12
     for text in texts:
         examples = examples_of(data, text.row_id, text.kind)
         assert examples["position"].to_pylist() == text.places_N.tolist()
         plain.check_distributions(examples, text.token_ids)
-        check_branches(plain, examples, text.token_ids)
+        if hidden_state == "own":
+            check_branches(plain, examples, text.token_ids)
+            continue
+        expected = plain.hidden(text.token_ids)[text.places_N - 1]
+        np.testing.assert_allclose(hidden_of(examples), expected, **HALF_TOLERANCE)
 
 
 def test_there_are_equally_many_examples_of_the_four_kinds(verifier: Path) -> None:

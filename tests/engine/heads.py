@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from specdist.heads.head import TokenHead
+from specdist.heads.info import HiddenState
 from specdist.models.hidden import HiddenStateHead
 
 
@@ -17,12 +18,14 @@ def random_head(
     offset: float = 0.0,
     seed: int = 5,
     uses_features: bool = False,
+    hidden_state: HiddenState = "own",
 ) -> TokenHead:
     """Its logits depend on the hidden state, and on the features where it reads them, with about this spread
     around the offset."""
     generator = torch.Generator().manual_seed(seed)
     hidden_size = getattr(model, "config", model).hidden_size
-    head = TokenHead(hidden_size, 1, uses_features=uses_features)
+    depth = 1 if hidden_state == "own" else 0
+    head = TokenHead(hidden_size, depth, uses_features=uses_features, hidden_state=hidden_state)
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) / hidden_size**0.5)
@@ -31,9 +34,9 @@ def random_head(
     return head.requires_grad_(False)
 
 
-def constant_head(model: PreTrainedModel, logit: float) -> TokenHead:
+def constant_head(model: PreTrainedModel, logit: float, hidden_state: HiddenState = "own") -> TokenHead:
     """The same estimate for every token."""
-    head = TokenHead(model.config.hidden_size, 0)
+    head = TokenHead(model.config.hidden_size, 0, hidden_state=hidden_state)
     with torch.no_grad():
         head.output.weight.zero_()
         head.output.bias.fill_(logit)

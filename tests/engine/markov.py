@@ -38,11 +38,13 @@ def weights(positions: np.ndarray, vocab_size: int) -> np.ndarray:
 @dataclass(frozen=True)
 class MarkovModel:
     """``logits_VVV[last, checksum]`` are those of the next token; ``estimates_VV`` the logits of a trained
-    head of the draft, of the last token, and with ``uses_features`` they depend on its features too."""
+    head of the draft, of the last token, or with ``reads_drawing_state`` of the next one; with
+    ``uses_features`` they depend on the token's features too."""
 
     logits_VVV: Tensor
     estimates_VV: Tensor | None = None
     uses_features: bool = False
+    reads_drawing_state: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -63,7 +65,7 @@ class MarkovModel:
         return self.logits_VVV[self.states_after(token_ids_UL.numpy())]
 
     def estimates_after(self, token_ids_UL: Tensor) -> Tensor:
-        """float64 [U] in [0, 1]: the head's, of each sequence's last token."""
+        """float64 [U] in [0, 1]: the head's, of each sequence's last token, or of the token after it."""
         assert self.estimates_VV is not None
         return self.estimates_VV[self.states_after(token_ids_UL.numpy())].double().sigmoid()
 
@@ -75,6 +77,7 @@ def markov_pair(
     seed: int = 1,
     head_offset: float = 0.0,
     uses_features: bool = False,
+    reads_drawing_state: bool = False,
 ) -> tuple[MarkovModel, MarkovModel]:
     """Target and draft. About half of the draft's tokens are accepted: a fault in what follows a
     rejection shows the sooner. The draft's head has an opinion of its own about every token."""
@@ -83,7 +86,7 @@ def markov_pair(
     logits = spread * torch.randn(shape, generator=generator)
     noise = difference * torch.randn(shape, generator=generator)
     estimates = 2 * torch.randn(shape[:2], generator=generator) + head_offset
-    return MarkovModel(logits), MarkovModel(logits + noise, estimates, uses_features)
+    return MarkovModel(logits), MarkovModel(logits + noise, estimates, uses_features, reads_drawing_state)
 
 
 class MarkovRunner:
@@ -96,7 +99,8 @@ class MarkovRunner:
         """``ids``: the slice of the vocabulary whose logits it gives, by default all."""
         self.model = model
         self.has_head = has_head
-        self.head_uses_features = has_head and model.uses_features
+        self.head_reads_drawing_state = has_head and model.reads_drawing_state
+        self.head_uses_features = has_head and model.uses_features and not model.reads_drawing_state
         ids = ids or range(model.vocab_size)
         self._logits_VVV = model.logits_VVV[:, :, ids.start : ids.stop].contiguous()
 
@@ -153,6 +157,10 @@ class MarkovRunner:
         if features_3N is not None:
             estimates_N = estimates_N + 2 * (features_3N[1] - 0.5)
         return self._logits_VVV[states], estimates_N.sigmoid()
+
+    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
+        added_N = 2 * (features_3N[1] - 0.5) if self.model.uses_features else torch.zeros(len(estimates_N))
+        return (torch.logit(estimates_N) + added_N).sigmoid()
 
     def is_cached(self, slot: int, begin: int, token_ids: np.ndarray) -> bool:
         """Whether the cache holds these tokens at the row's positions from ``begin`` on."""

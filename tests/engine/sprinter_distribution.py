@@ -52,7 +52,7 @@ def sprinter_distribution(
         num_left = depth - 1 - place
         doubts_UV = torch.ones_like(draft_UV, dtype=torch.bool)
         if num_left > 1:
-            doubts_UV = _estimates(draft, prefixes) < threshold
+            doubts_UV = _estimates(draft, prefixes, draft_UV) < threshold
         found: dict[State, Tensor] = {}
 
         def add(state: State, mass_UV: Tensor, found: dict[State, Tensor] = found) -> None:
@@ -115,9 +115,12 @@ def _probabilities(model: MarkovModel, prefixes: Tensor, settings: SamplingSetti
     return found.probabilities_NV.double()
 
 
-def _estimates(draft: MarkovModel, prefixes: Tensor) -> Tensor:
-    """[U, V]: of each token after each prefix, from the pass over it."""
+def _estimates(draft: MarkovModel, prefixes: Tensor, draft_UV: Tensor) -> Tensor:
+    """[U, V]: of each token after each prefix, from the pass over it or from the state before it."""
     vocab_size = draft.vocab_size
+    if draft.reads_drawing_state:
+        logits_UV = torch.logit(draft.estimates_after(prefixes))[:, None].expand(-1, vocab_size)
+        return (logits_UV + 2 * (draft_UV - 0.5) * draft.uses_features).sigmoid()
     longer = torch.cat(
         [prefixes.repeat_interleave(vocab_size, 0), torch.arange(vocab_size).repeat(len(prefixes))[:, None]],
         1,

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from specdist.engine import draft_loop
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
+from specdist.heads.info import HiddenState
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration
 from specdist.policies import (
@@ -142,7 +143,7 @@ class Spy(WithoutHistory):
     max_draft_tokens: int = 5
     uses_features: bool = False
     asked: list[DraftSequences] = field(default_factory=list)
-    decides_after_pass: bool = True
+    needs_last_estimate: bool = True
     head_kind: ClassVar[HeadKind] = "acceptance"
 
     def wants_more(self, rows: DraftSequences) -> np.ndarray:
@@ -152,9 +153,9 @@ class Spy(WithoutHistory):
 
 @pytest.mark.parametrize("kind_of_pass", ["ragged", "static", "replayed"])
 @pytest.mark.parametrize("uses_features", [False, True], ids=["estimates", "features too"])
-@pytest.mark.parametrize("decides_after_pass", [False, True], ids=["drawn", "undrawn"])
+@pytest.mark.parametrize("needs_last_estimate", [False, True], ids=["drawn", "undrawn"])
 def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
-    kind_of_pass: str, uses_features: bool, decides_after_pass: bool
+    kind_of_pass: str, uses_features: bool, needs_last_estimate: bool
 ) -> None:
     """The hidden state is that of the pass over the token, and the features are those of its draw, in a
     recorded pass as well. A policy that takes no features may have a head that does. If the next token is
@@ -164,17 +165,17 @@ def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
     acceleration = Acceleration(
         is_static=kind_of_pass != "ragged", capturer=TapeCapturer() if kind_of_pass == "replayed" else None
     )
-    spy = Spy(uses_features=uses_features, decides_after_pass=decides_after_pass)
+    spy = Spy(uses_features=uses_features, needs_last_estimate=needs_last_estimate)
     replica = Harness(target, target, policy=spy, head=head, max_new_tokens=15, acceleration=acceleration)
     [prompt] = prompts_of_lengths(9)
     [completion] = replica.generate(requests_for([prompt]))
     with torch.inference_mode():
         expected = estimates_from_scratch(head, target, prompt + completion.token_ids)[len(prompt) :]
     estimates = [
-        (rows.num_drafted, rows.features.estimates_R) if decides_after_pass
+        (rows.num_drafted, rows.features.estimates_R) if needs_last_estimate
         else (rows.num_drafted - 1, rows.earlier_estimates_R)
         for rows in spy.asked
-        if (rows.features if decides_after_pass else rows.earlier_estimates_R) is not None
+        if (rows.features if needs_last_estimate else rows.earlier_estimates_R) is not None
     ]  # fmt: skip
     assert [number for number, _ in estimates[:3]] == [1, 2, 3]
     for number, estimates_R in estimates[:3]:
@@ -182,21 +183,55 @@ def test_the_policy_gets_the_head_s_estimate_of_the_drawn_token(
         np.testing.assert_allclose(estimates_R, expected[number], atol=1e-5)
     entropies = [rows.features.entropies_R for rows in spy.asked if rows.features is not None]
     assert np.isnan(entropies).all() == (not uses_features)
-    assert len(entropies) > 0 or not (decides_after_pass or uses_features)
+    assert len(entropies) > 0 or not (needs_last_estimate or uses_features)
+
+
+@pytest.mark.parametrize("kind_of_pass", ["ragged", "replayed"])
+def test_an_estimate_from_the_drawing_state_comes_with_the_draw(kind_of_pass: str) -> None:
+    """To the policy, before a pass is run over the token; and to the trace."""
+    target = tiny_model("llama", seed=3)
+    head = random_head(target, uses_features=True, hidden_state="drawing")
+    acceleration = Acceleration(
+        is_static=kind_of_pass != "ragged", capturer=TapeCapturer() if kind_of_pass == "replayed" else None
+    )
+    spy = Spy()
+    replica = Harness(target, noisy_copy(target, scale=0.004), policy=spy, head=head, max_new_tokens=15,
+                      acceleration=acceleration, is_traced=True, settings=SAMPLED)  # fmt: skip
+    [prompt] = prompts_of_lengths(9)
+    [completion] = replica.generate(requests_for([prompt]))
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_empty_draft_steps == 0 and stats.num_head_tokens == stats.num_draft_row_steps
+    draft = noisy_copy(target, scale=0.004)
+    told = [rows.features.estimates_R for rows in spy.asked if rows.features is not None]
+    expected = [
+        float(estimates_from_scratch(head, draft, [*before, token.token_id], SAMPLED)[-1])
+        for token in completion.trace
+        if token.is_verified
+        for before in [prompt + completion.token_ids[: token.position]]
+    ]
+    verified = [token.head_probability for token in completion.trace if token.is_verified]
+    assert verified == pytest.approx(expected, abs=1e-5) and len(expected) > 5
+    # Of the first block, but for the token at the cap.
+    first = [token for token in completion.trace if token.round == completion.trace[0].round]
+    assert [float(each[0]) for each in told[: len(first) - 1] if each is not None] == pytest.approx(
+        [token.head_probability for token in first[:-1]], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "logit", "num_steps", "num_drawn"),
-    [("specdecpp", -20.0, 2, 2), ("sprinter", -20.0, 2, 1), ("specdecpp", 20.0, CAP, CAP),
-     ("sprinter", 20.0, CAP, CAP)],
+    ("name", "hidden_state", "logit", "num_steps", "num_drawn"),
+    [("specdecpp", "own", -20.0, 2, 2), ("sprinter", "own", -20.0, 2, 1),
+     ("sprinter", "drawing", -20.0, 1, 1), ("specdecpp", "own", 20.0, CAP, CAP),
+     ("sprinter", "own", 20.0, CAP, CAP)],
 )  # fmt: skip
 def test_every_draft_pass_is_counted_and_none_is_run_twice(
-    name: str, logit: float, num_steps: int, num_drawn: int
+    name: str, hidden_state: HiddenState, logit: float, num_steps: int, num_drawn: int
 ) -> None:
-    """Both run a token to doubt it. SpecDec++ draws the next one then, and keeps it."""
+    """Both run a token to doubt its own state. SpecDec++ draws the next one then, and keeps it; SPRINTER need
+    not run it where it reads the state that the token was drawn from."""
     target = tiny_model("llama", seed=3)
     num_blocks = 3
-    replica = Harness(target, target, policy=policy_of(name), head=constant_head(target, logit),
+    replica = Harness(target, target, policy=policy_of(name), head=constant_head(target, logit, hidden_state),
                       max_new_tokens=2 + num_blocks * (num_drawn + 1))  # fmt: skip
     replica.generate(requests_for(prompts_of_lengths(9)))
     stats = replica.stats_recorder.close_shard(0)
@@ -223,7 +258,8 @@ def estimates_from_scratch(
     distribution_NV = distribution.probabilities_NV
     drawn_N = distribution_NV[torch.arange(len(distribution_NV)), token_ids[1:]]
     features_3N = torch.stack([torch.special.entr(distribution_NV).sum(1), drawn_N, distribution_NV.amax(1)])
-    estimates = head(output.hidden_states[-1][0, 1:], features_3N).sigmoid()
+    read = slice(0, -1) if head.reads_drawing_state else slice(1, None)
+    estimates = head(output.hidden_states[-1][0, read], features_3N).sigmoid()
     return torch.cat([torch.full((1,), torch.nan), estimates])
 
 

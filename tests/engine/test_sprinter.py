@@ -43,12 +43,17 @@ def lossy_replica(
     return markov_replica(settings, pair=pair, policy=sprinter(cap), trusts_draft=True, **options)
 
 
-@pytest.mark.parametrize("settings", [PLAIN, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize(
+    ("settings", "is_drawing"),
+    [(PLAIN, False), (FILTERED, False), (FILTERED, True)],
+    ids=["plain", "filtered", "drawing state"],
+)
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES[:2])
 def test_lossy_output_follows_the_distribution_of_the_mechanism(
-    ahead: dict[str, int], settings: SamplingSettings
+    ahead: dict[str, int], settings: SamplingSettings, is_drawing: bool
 ) -> None:
-    pair = markov_pair(head_offset=1.0)
+    """A verifier that reads the state that a token was drawn from also reads the token's probability here."""
+    pair = markov_pair(head_offset=1.0, uses_features=is_drawing, reads_drawing_state=is_drawing)
     replica = lossy_replica(settings, pair, max_new_tokens=DEPTH, **ahead)
     completions = replica.generate(requests_for(PROMPTS, NUM_SAMPLES))
     stats = replica.stats_recorder.close_shard(0)

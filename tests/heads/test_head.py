@@ -74,6 +74,28 @@ def test_features_enter_as_an_addition_to_the_hidden_state() -> None:
     assert torch.equal(plain(hidden, features), plain(hidden))
 
 
+def test_the_drawing_state_and_the_features_each_add_their_part() -> None:
+    """Known one after the other, where a token is drawn after the pass."""
+    torch.manual_seed(0)
+    head = TokenHead(HIDDEN_SIZE, 0, uses_features=True, hidden_state="drawing")
+    plain = TokenHead(HIDDEN_SIZE, 0, hidden_state="drawing")
+    hidden, features = torch.randn(4, HIDDEN_SIZE), torch.rand(3, 4)
+    torch.testing.assert_close(head(hidden) + head.logits_of_draws(features), head(hidden, features))
+    assert not torch.equal(head(hidden), head(hidden, features))
+    assert torch.equal(plain.logits_of_draws(features), torch.zeros(4))
+
+
+def test_a_head_of_an_older_version_reads_its_own_state(tmp_path: Path) -> None:
+    _, folder = written(tmp_path / "head", "verifier", depth=0)
+    document = json.loads((folder / "head.json").read_text())
+    del document["hidden_state"]
+    (folder / "head.json").write_text(json.dumps(document | {"format_version": 1}))
+    assert read_head_info(folder).hidden_state == "own"
+    assert not load_head(folder, kind="verifier", draft=DRAFT).reads_drawing_state
+    (folder / "head.json").write_text(json.dumps(document | {"hidden_state": "drawing"}))
+    assert load_head(folder, kind="verifier", draft=DRAFT).reads_drawing_state
+
+
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_head_survives_its_file(depth: int, tmp_path: Path) -> None:
     head, folder = written(tmp_path / "head", depth=depth)
@@ -137,7 +159,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         read_head_info(tmp_path)
     document = json.loads((folder / "head.json").read_text())
     for changes, message in (
-        ({"format_version": 2}, "written by a newer specdist"),
+        ({"format_version": 3}, "written by a newer specdist"),
         ({"kind": "value"}, "kind is 'value', but it should be 'acceptance' or 'verifier'"),
         ({"draft": {"name": "small"}}, "is not a head"),
     ):

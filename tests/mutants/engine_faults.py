@@ -413,8 +413,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="specdecpp-draws-nothing-when-it-stops",
         file="policies/specdecpp.py",
-        old="decides_after_pass: ClassVar[bool] = False",
-        new="decides_after_pass: ClassVar[bool] = True",
+        old="needs_last_estimate: ClassVar[bool] = False",
+        new="needs_last_estimate: ClassVar[bool] = True",
         tests=(HEADS + "::test_every_draft_pass_is_counted_and_none_is_run_twice",),
     ),
     Mutant(

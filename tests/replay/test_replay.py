@@ -15,7 +15,16 @@ from specdist.stats.shard import Stats
 from tests.engine.harness import PAGE_SIZE, requests_for
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
-from tests.replay.traced import CAP, COSTS, HEAD, POLICY_NAMES, live_replica, make_policy, trace_of
+from tests.replay.traced import (
+    CAP,
+    COSTS,
+    DRAWING_HEAD,
+    HEAD,
+    POLICY_NAMES,
+    live_replica,
+    make_policy,
+    trace_of,
+)
 
 SETTINGS = {
     "greedy": SamplingSettings(temperature=0.0),
@@ -25,6 +34,7 @@ COUNTS = (
     "num_completions", "num_completion_tokens", "num_row_steps", "num_drafts", "num_draft_tokens",
     "num_accepted_tokens", "num_accepted_tokens_per_pos", "draft_length_histogram",
     "accepted_length_histogram", "num_target_passes", "num_draft_passes", "num_rounds",
+    "num_draft_row_steps", "num_empty_draft_steps",
 )  # fmt: skip
 # Of the harness; some rows are admitted while others decode, and the longest in two chunks.
 MAX_NUM_BATCHED_TOKENS = 64
@@ -63,10 +73,21 @@ def replay_settings(max_num_seqs: int) -> ReplaySettings:
 @pytest.mark.parametrize("sampling", list(SETTINGS))
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_replayed_counts_are_those_of_a_live_run(name: str, sampling: str, max_num_seqs: int) -> None:
-    replica = live_replica(*pair(), make_policy(name), settings=SETTINGS[sampling], max_num_seqs=max_num_seqs)
+    check_counts(name, sampling, max_num_seqs)
+
+
+def test_replayed_counts_are_those_of_a_verifier_of_the_drawing_state() -> None:
+    check_counts("sprinter", "gumbel", 3, is_drawing=True)
+
+
+def check_counts(name: str, sampling: str, max_num_seqs: int, *, is_drawing: bool = False) -> None:
+    replica = live_replica(*pair(), make_policy(name), settings=SETTINGS[sampling], max_num_seqs=max_num_seqs,
+                           is_drawing=is_drawing)  # fmt: skip
     completions = replica.generate(requests_for(prompts()))
     live = replica.stats_recorder.close_shard(0)
-    found = replay(make_policy(name), trace(sampling), COSTS, replay_settings(max_num_seqs), HEAD)
+    head = DRAWING_HEAD if is_drawing else HEAD
+    found = replay(make_policy(name), trace(sampling), COSTS, replay_settings(max_num_seqs), head,
+                   reads_drawing_state=is_drawing)  # fmt: skip
     assert counts(found.stats) == counts(live)
     assert 0 < live.num_accepted_tokens < live.num_draft_tokens
     assert any(completion.finish_reason == "stop" for completion in completions)
@@ -110,8 +131,8 @@ def test_a_trace_that_is_too_short_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["specdecpp", "goodput with head"])
 def test_a_trace_without_the_head_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="reads head 2, and the trace has 2"):
-        replay(make_policy(name), trace("greedy"), COSTS, ReplaySettings(), head=2)
+    with pytest.raises(ValueError, match="reads head 3, and the trace has 3"):
+        replay(make_policy(name), trace("greedy"), COSTS, ReplaySettings(), head=3)
 
 
 def test_another_page_size_changes_no_row() -> None:

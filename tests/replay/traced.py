@@ -35,7 +35,7 @@ from tests.engine.heads import constant_head, random_head
 CAP = 6
 MAX_NEW_TOKENS = 24
 EOS = 7
-HEAD = 1
+HEAD, DRAWING_HEAD = 1, 2
 # Under which blocks of all lengths come up.
 COSTS = CostModel(Curve([1, 401], [2000, 4400]), Curve([1, 101], [150, 600]))
 
@@ -89,8 +89,10 @@ def live_replica(
     settings: SamplingSettings,
     max_num_seqs: int,
     seed: int = 0,
+    is_drawing: bool = False,
     **options: Any,
 ) -> Harness:
+    head = random_head(draft, uses_features=True, hidden_state="drawing" if is_drawing else "own")
     return Harness(
         target,
         draft,
@@ -100,7 +102,7 @@ def live_replica(
         max_new_tokens=MAX_NEW_TOKENS,
         max_num_seqs=max_num_seqs,
         seed=seed,
-        head=random_head(draft, uses_features=True) if reads_head(policy) else None,
+        head=head if reads_head(policy) else None,
         **options,
     )
 
@@ -128,8 +130,9 @@ def trace_of(
         num_pages=0,
         page_size=PAGE_SIZE,
     )
-    # The second head is the one that live_replica() has.
+    # The last two heads are those that live_replica() may have.
     heads = [constant_head(draft, 0.0), random_head(draft, uses_features=True)]
+    heads.append(random_head(draft, uses_features=True, hidden_state="drawing"))
     collector = TraceCollector(paged_runner(target), paged_runner(draft), assembly, heads)
     return ExhaustiveTrace(
         [
