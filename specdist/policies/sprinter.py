@@ -8,6 +8,9 @@ the last token (doubted, or at the cap) is verified. The paper then takes nothin
 here an accepted last token is followed by a bonus token, as in every round. It follows the target's own
 distribution, so the output can only come nearer to it. With ``--verify all`` every token is verified,
 exactly, and V only ends blocks.
+
+V reads the state that x was drawn from, so that its estimate comes with the draw (a block of N passed tokens
+and a doubted one takes N + 1 draft passes, Theorem 3), or the state with x as input, one pass later.
 """
 
 from __future__ import annotations

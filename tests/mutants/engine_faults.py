@@ -439,6 +439,38 @@ ENGINE_FAULTS = (
         tests=(HEAD_POLICIES,),
     ),
     Mutant(
+        name="estimate-of-draw-without-its-features",
+        file="models/runner.py",
+        old="(torch.logit(estimates_N, eps=LEAST_ESTIMATE) + added_N).sigmoid()",
+        new="torch.logit(estimates_N, eps=LEAST_ESTIMATE).sigmoid()",
+        tests=(HEADS + "::test_an_estimate_from_the_drawing_state_comes_with_the_draw",),
+    ),
+    Mutant(
+        name="drawing-state-taken-for-that-of-token-before",
+        file="engine/draft_features.py",
+        old="        if not isinstance(estimates_A, Tensor):\n",
+        new="        if isinstance(estimates_A, Tensor):\n"
+        "            estimates_A = estimates_A.cpu().numpy()\n"
+        "        if not isinstance(estimates_A, Tensor):\n",
+        tests=(HEADS + "::test_an_estimate_from_the_drawing_state_comes_with_the_draw",),
+    ),
+    Mutant(
+        name="verifier-collected-from-other-state",
+        file="collecting/draft_side.py",
+        old="kept_M, hidden_MH = np.arange(len(drawn_N)), drawing_NH",
+        new="kept_M, hidden_MH = np.arange(len(drawn_N)), np.roll(drawing_NH, 1, axis=0)",
+        tests=("tests/collecting/test_collect.py::test_verifier_examples_are_those_of_plain_forwards",),
+    ),
+    Mutant(
+        name="replay-runs-doubted-token-of-drawing-state",
+        file="replay/replay.py",
+        old="self._needs_last_estimate and not reads_drawing_state",
+        new="self._needs_last_estimate",
+        tests=(
+            "tests/replay/test_replay.py::test_replayed_counts_are_those_of_a_verifier_of_the_drawing_state",
+        ),
+    ),
+    Mutant(
         name="distance-of-tokens-that-did-not-pass",
         file="theory/sprinter.py",
         old="(passes_N * (1 - acceptances_N)).mean()",
