@@ -103,7 +103,7 @@ def run_tuning(config: TuneConfig) -> TuningResult:
         trace, costs = ExhaustiveTrace.read(output / TRACE_FILE), _read_costs(output / COSTS_FILE)
         _check_origin(config, trace, output / TRACE_FILE)
     else:
-        trace, costs = _collect(config, heads)
+        trace, costs = collect_trace(config, heads)
         output.mkdir(parents=True, exist_ok=True)
         trace.write(output / TRACE_FILE)
         write_json(output / COSTS_FILE, costs.to_json())
@@ -163,7 +163,7 @@ def _read_costs(path: Path) -> CostModel:
         raise UserError(f"{path} cannot be read ({error}): leave out --replay_only") from error
 
 
-def _collect(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[ExhaustiveTrace, CostModel]:
+def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[ExhaustiveTrace, CostModel]:
     """Generate the calibration completions, measure the costs of passes, and trace."""
     # With goodput a replica measures its costs; for the completions any policy would do.
     run_config = config.run_config("goodput", max_draft_tokens=config.max_draft_tokens)
