@@ -448,10 +448,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="drawing-state-taken-for-that-of-token-before",
         file="engine/draft_features.py",
-        old="        if not isinstance(estimates_A, Tensor):\n",
-        new="        if isinstance(estimates_A, Tensor):\n"
-        "            estimates_A = estimates_A.cpu().numpy()\n"
-        "        if not isinstance(estimates_A, Tensor):\n",
+        old="        if not self._runner.head_reads_drawing_state:\n",
+        new="        if self._runner is not None:\n",
         tests=(HEADS + "::test_an_estimate_from_the_drawing_state_comes_with_the_draw",),
     ),
     Mutant(
