@@ -350,8 +350,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="estimate-of-dropped-step-kept",
         file="engine/draft_runs.py",
-        old="self._head.known(step.earlier_estimates_A, places, is_first=depth == 0)",
-        new="self._head.known(step.earlier_estimates_A.flip(0), places, is_first=depth == 0)",
+        old="self._head.known(step.earlier_estimates_A, earlier, is_first=depth == 0)",
+        new="self._head.known(step.earlier_estimates_A.flip(0), earlier, is_first=depth == 0)",
         tests=(RUNS + "[3]",),
     ),
     Mutant(
