@@ -16,13 +16,10 @@ from specdist.benchmark.methods import Method, Specdist, TransformersAssisted, T
 from specdist.benchmark.pair import PagedPair
 from specdist.benchmark.peers import Vllm, VllmEngine
 from specdist.benchmark.setting import Setting
-from specdist.job.costs import draft_curve, plan_ahead, target_curve
+from specdist.job.costs import ASSUMED_ACCEPTANCE, draft_curve, plan_ahead, target_curve
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import needs_costs, uses_features
-
-# Of the pair, in the choice of how far a draft works ahead in every round of a run.
-ASSUMED_ACCEPTANCE = 0.8
 
 logger = logging.getLogger(__name__)
 

@@ -26,6 +26,8 @@ from specdist.theory.formulas import caught_share, tokens_per_pass_ahead
 
 NUM_WARMUPS = 1
 NUM_PASSES = 9
+# Of a pair, where it is not learned: in work ahead that is the same in all rounds.
+ASSUMED_ACCEPTANCE = 0.8
 # A second context, at which a few passes are measured: at least this long, and longer than the first.
 LONG_CONTEXT = 1024
 NUM_LONG_PASSES = 3

@@ -30,6 +30,7 @@ from specdist.engine.timeline import Timeline
 from specdist.engine.verify import LocalTarget
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
+from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.logs import quiet_libraries
 from specdist.job.measuring import TARGET_GROUP, measure_costs
 from specdist.job.preflight import ModelPlan, batch_limits
@@ -132,11 +133,30 @@ class Replica:
         self.ahead, self._chooser = DraftAhead(), None
         if self._works_ahead:
             assert self.costs is not None
-            self._chooser = self._new_chooser(self.costs)
-            self.ahead = DraftAhead(
-                num_tokens=self._scheduling.max_draft_tokens + 1, num_branches=max(self._branch_counts)
-            )
+            if config.drafts_ahead:
+                self.ahead = self._fixed_work_ahead(self.costs)
+            else:
+                most, choice = self._scheduling.max_draft_tokens, config.policy_choice
+                self.ahead = DraftAhead(num_tokens=most + 1, num_branches=max(self._branch_counts))
+                # It has learned nothing yet.
+                self._chooser = RoundChooser(
+                    self.costs,
+                    max_draft_tokens=most,
+                    fixed_length=choice.first_length if choice.policy == "fixed" else None,
+                    branch_counts=self._branch_counts,
+                )
             self._scheduling = dataclasses.replace(self._scheduling, num_ahead_tokens=self.ahead.num_tokens)
+
+    def _fixed_work_ahead(self, costs: CostModel) -> DraftAhead:
+        """The same in all rounds, so that a restart repeats every block: of ``--overlap ahead``."""
+        return plan_ahead(
+            costs,
+            # Not the halved batch: block lengths depend on it, and must not depend on the memory.
+            num_rows=batch_limits(self._config, self._models).num_slots,
+            max_draft_tokens=self._scheduling.max_draft_tokens,
+            num_branches=self._config.num_branches,
+            acceptance=ASSUMED_ACCEPTANCE,
+        )
 
     @property
     def _works_ahead(self) -> bool:
@@ -153,17 +173,6 @@ class Replica:
         """Numbers of branches per sequence to choose from."""
         asked = self._config.num_branches
         return BRANCH_COUNTS if asked is None else (asked,)
-
-    def _new_chooser(self, costs: CostModel) -> RoundChooser:
-        """It has learned nothing yet."""
-        choice = self._config.policy_choice
-        return RoundChooser(
-            costs,
-            max_draft_tokens=self._scheduling.max_draft_tokens,
-            fixed_length=choice.first_length if choice.policy == "fixed" else None,
-            branch_counts=self._branch_counts,
-            is_always_ahead=self._config.drafts_ahead,
-        )
 
     @property
     def num_slots(self) -> int:
@@ -382,7 +391,7 @@ class Replica:
         if self._topology.is_colocated:
             return ColocatedDraft(self._draft_worker())
         draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
-        if not self._works_ahead:
+        if self._chooser is None:
             return draft
         return DraftOnDemand(draft, max_missed_tokens=self._scheduling.max_num_batched_tokens // 2)
 

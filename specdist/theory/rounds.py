@@ -86,15 +86,9 @@ class RoundChooser:
         max_draft_tokens: int,
         fixed_length: int | None = None,
         branch_counts: Sequence[int] = BRANCH_COUNTS,
-        is_always_ahead: bool = False,
     ) -> None:
-        """
-        Args:
-            fixed_length: of every block, where the length policy does not decide.
-            is_always_ahead: ``--overlap ahead``: of the three, the draft always works ahead.
-        """
+        """``fixed_length``: of every block, where the length policy does not decide."""
         self._costs = costs
-        self._is_always_ahead = is_always_ahead
         lengths = range(1, max_draft_tokens + 1) if fixed_length is None else [fixed_length]
         self._lengths_K = np.array(lengths)
         self._counts_B = np.array(branch_counts)
@@ -147,10 +141,6 @@ class RoundChooser:
         rates = self._rates(num_rows, num_context_tokens)
         best, rate = self._best(rates)
         last = self._rate_of(self._last, rates)
-        if self._is_always_ahead:
-            if rate > WORTH_CHANGING * last or last <= rates.alone:
-                self._last = best if rate > rates.alone else LISTEN
-            return self._last
         if self._last in (ALONE, LISTEN):
             if rate > WORTH_ASKING * rates.alone:
                 self._last = best
@@ -169,7 +159,7 @@ class RoundChooser:
 
     def _best(self, rates: _Rates) -> tuple[RoundShape, float]:
         length, count = np.unravel_index(int(rates.ahead_KB.argmax()), rates.ahead_KB.shape)
-        if rates.in_turns >= rates.ahead_KB[length, count] and not self._is_always_ahead:
+        if rates.in_turns >= rates.ahead_KB[length, count]:
             return IN_TURNS, rates.in_turns
         shape = RoundShape(
             num_ahead=int(self._lengths_K[length]) + 1, num_branches=int(self._counts_B[count])

@@ -81,7 +81,8 @@ def command(num_ranks: int = 1, job: Path = JOB, **options: Any) -> list[str]:
     """The command line as users type it: through accelerate where there are several ranks."""
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(ACCELERATE_CONFIG)]
     launcher += ["--num_processes", str(num_ranks)]
-    words = job_arguments(main, options) if job == JOB else arguments(**options)
+    is_generate = job == JOB or job.parent != JOB.parent
+    words = job_arguments(main, options) if is_generate else arguments(**options)
     return [sys.executable, *(launcher if num_ranks > 1 else []), str(job), *words]
 
 

@@ -32,6 +32,7 @@ from specdist.models.reserve import Sampling
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
+from specdist.policies.choice import most_draft_tokens, resolve_policy_options
 from tests.ranks import REPOSITORY
 from tests.readme import documentation
 
@@ -71,12 +72,17 @@ def small() -> ModelSize:
 
 
 def rows(
-    *, num_rows: int = 32, max_seq_len: int = 8192, max_num_batched_tokens: int = 2048, **branches: Any
+    *,
+    num_rows: int = 32,
+    max_seq_len: int = 8192,
+    max_num_batched_tokens: int = 2048,
+    max_draft_tokens: int = 5,
+    **branches: Any,
 ) -> BatchLimits:
     scheduling = SchedulerSettings(
         max_num_seqs=num_rows,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_draft_tokens=5,
+        max_draft_tokens=max_draft_tokens,
         max_new_tokens=1024,
         max_seq_len=max_seq_len,
         seed=0,
@@ -119,16 +125,17 @@ def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize)
 
 def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
     """If it differs, put the line that this prints between the markers."""
-    limits = rows(max_num_batched_tokens=4096)
+    options = yaml.safe_load((REPOSITORY / "jobs/configs/llama-70b.yaml").read_text(encoding="utf-8"))
+    drafts = resolve_policy_options("goodput", {})
+    limits = rows(max_num_batched_tokens=4096, max_draft_tokens=most_draft_tokens(drafts))
     held = target_on(large, 4, limits)
     room = room_on_gpu(
         [held], limits, TOP_P, loaded((large, 4)), num_communicators=2, name="memory of cuda:0"
     )
-    options = yaml.safe_load((REPOSITORY / "jobs/configs/llama-70b.yaml").read_text(encoding="utf-8"))
     named = {
         name: options[name] for name in ("tp_size", "max_num_seqs", "max_num_batched_tokens", "max_seq_len")
     }
-    assert [*named.values(), options["num_draft_tokens"]] == [4, 32, 4096, 8192, 5]
+    assert list(named.values()) == [4, 32, 4096, 8192] and "policy" not in options
     assert 0 < options["top_p"] < 1 and options["temperature"] > 0 and "cache_memory" not in options
     shown = documentation().partition("<!-- memory:begin -->")[2].partition("<!-- memory:end -->")[0]
     assert shown.strip("\n`") == str(room)

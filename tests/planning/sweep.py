@@ -49,8 +49,8 @@ ROWS_PER_SLOT = 1.5
 SHORTEST, LONGEST = 200, 600
 # What the draft's distribution says of every token: nothing.
 ENTROPY, PROBABILITY, TOP_PROBABILITY = 0.7, 0.6, 0.7
-FIXED_LENGTHS = (1, 2, 3, 5, 8, 12)
-FIXED_BRANCHES = (0, 4, 8)
+FIXED_LENGTHS = (1, 2, 3, 5, 8)
+FIXED_BRANCHES = (0, 8)
 RESULTS = Path("jobs/benchmarks/rounds-sweep.jsonl")
 # What names a pair and its GPUs.
 PAIR = ("target", "draft", "gpu", "tp_size")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
@@ -146,10 +145,3 @@ def test_prompts_beside_the_rows_make_candidates_dear() -> None:
         found.observe_pass(500, 50)
     rates = found._rates(16, 100.0)
     assert rates.alone < alone and rates.ahead_KB.max() / rates.alone < ahead / alone
-
-
-def test_a_run_that_is_always_ahead_never_leaves_it() -> None:
-    for step_ms, acceptance in ((1, 0.8), (30, 0.8), (1, 0.1)):
-        found = taught(chooser(step_ms=step_ms, is_always_ahead=True), acceptance)
-        assert all(choose(found, num_rows).num_ahead > 0 for num_rows in (1, 8, 200))
-    assert np.isclose(found.acceptance, 0.1)
