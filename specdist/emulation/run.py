@@ -18,7 +18,8 @@ from specdist.data.heartbeat import now_utc
 from specdist.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.results import EmulationResult, Outcome
-from specdist.emulation.session import Replica, Run, steady_requests
+from specdist.emulation.rows import RowSettings, open_rows
+from specdist.emulation.session import Replica, Run
 from specdist.emulation.sides import DraftSide, EmulatedOrder
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft_ahead import DraftAhead
@@ -45,6 +46,9 @@ from specdist.sampling.distributions import SamplingSettings
 from specdist.stats.shard import NS_PER_S
 from specdist.theory.formulas import caught_share
 from specdist.theory.rounds import RoundChooser
+
+# Before the batch is full, sequences that are in it generate; then come warm-ups.
+NUM_MORE_ROUNDS = 100
 
 logger = logging.getLogger(__name__)
 
@@ -165,23 +169,29 @@ class Emulation:
         self,
         replica: Replica,
         case: Case,
-        on_completion: Callable[[Completion], None] = lambda completion: None,
+        on_completion: Callable[[Completion], None] | None = None,
     ) -> tuple[Outcome, Run]:
         config, order = self._config, self.order(case)
-        requests = steady_requests(
+        # More cannot end in these rounds.
+        num_rounds = config.rounds + NUM_MORE_ROUNDS
+        num_ended = num_rounds * case.batch_size * (order.block_tokens + 1) // config.output_tokens
+        rows = RowSettings(
+            num_rows=2 * case.batch_size + num_ended,
             num_slots=case.batch_size,
             prompt_tokens=config.prompt_tokens,
             output_tokens=config.output_tokens,
             vocab_size=config.vocab_size,
+            rows_per_shard=config.rows_per_shard,
             seed=config.seed,
         )
-        run = replica.run(
-            order,
-            requests,
-            num_rounds=config.rounds,
-            on_own_rank=case.has_own_gpu,
-            on_completion=on_completion,
-        )
+        with open_rows(rows) as opened:
+            run = replica.run(
+                order,
+                opened,
+                num_rounds=config.rounds,
+                on_own_rank=case.has_own_gpu,
+                on_completion=on_completion,
+            )
         ahead = order.assembly.ahead
         outcome = Outcome.of(
             run,

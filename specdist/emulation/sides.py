@@ -91,6 +91,11 @@ class EmulatedOrder:
     num_branch_slots: int = 0
     max_branch_tokens: int = 0
 
+    @property
+    def block_tokens(self) -> int:
+        """Most tokens of a sequence per round."""
+        return self.choice.max_draft_tokens + 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftSide:
