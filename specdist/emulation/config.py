@@ -39,7 +39,9 @@ class EmulationConfig:
         "--modes or --batch_sizes take less"
     )
     output: str | None = option(None, help="JSON file for the result")
-    picture: str | None = option(None, help="PNG file for a picture of two rounds of every mode")
+    picture: str | None = option(
+        None, help="PNG file for a picture of two rounds of every mode, at the first batch size and policy"
+    )
 
     # Models: their sizes are enough
     target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")

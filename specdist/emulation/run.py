@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from specdist.benchmark.draft_rank import DraftRank, torch_threads
-from specdist.data.files import write_json
+from specdist.data.files import write_atomically, write_json
 from specdist.data.heartbeat import now_utc
 from specdist.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
 from specdist.emulation.markov import PairSettings, markov_pair
+from specdist.emulation.picture import picture
 from specdist.emulation.results import EmulationResult, Outcome
 from specdist.emulation.rows import RowSettings, open_rows
 from specdist.emulation.session import Replica, Run
@@ -230,6 +231,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     cases = list(emulation.cases())
     pair = markov_pair(emulation.pair)
     outcomes: list[Outcome] = []
+    drawn: dict[str, tuple[str, Run]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(1))
         rank = None
@@ -238,7 +240,10 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
             rank = stack.enter_context(DraftRank(side, torch.device("cpu")))
         replica = Replica(pair, emulation.target, emulation.draft, rank)
         for number, case in enumerate(cases, 1):
-            outcome, _ = emulation.measure(replica, case)
+            outcome, run = emulation.measure(replica, case)
+            # Of the modes at the first batch size and with the first policy.
+            if case.mode not in drawn:
+                drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
             outcomes.append(outcome)
             logger.info(
                 "%d of %d: batch %d, %s, %s: %.1f tokens/s, %.1f%% of the time host",
@@ -251,4 +256,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     if config.output is not None:
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)
         write_json(Path(config.output), result.to_json())
+    if config.picture is not None:
+        Path(config.picture).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(Path(config.picture), lambda file: file.write(picture(list(drawn.values()))))
     return result

@@ -18,6 +18,7 @@ from specdist.emulation.rows import EmulatedRows
 from specdist.emulation.runner import EmulatedRunner, Pace
 from specdist.emulation.sides import (
     EmulatedOrder,
+    ObservedProposer,
     ObservedTarget,
     Recording,
     SideLog,
@@ -120,7 +121,7 @@ class Replica:
         self._target.fill(order.num_full, order.prompt_tokens)
         target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), recording, device)
         window = Window(self._target, num_rounds)
-        with self._proposer(order, on_own_rank=on_own_rank) as proposer:
+        with self._proposer(order, recording, on_own_rank=on_own_rank) as proposer:
             engine = assembly.engine(
                 rows.requests(),
                 target=target,
@@ -148,7 +149,9 @@ class Replica:
         )
 
     @contextlib.contextmanager
-    def _proposer(self, order: EmulatedOrder, *, on_own_rank: bool) -> Iterator[Proposer]:
+    def _proposer(
+        self, order: EmulatedOrder, recording: Recording, *, on_own_rank: bool
+    ) -> Iterator[Proposer]:
         if not order.choice.max_draft_tokens:
             yield NoDraft()
         elif on_own_rank:
@@ -156,7 +159,8 @@ class Replica:
             self._rank.build(order)
             with self._rank.serving() as proposer:
                 most = order.assembly.scheduling.max_num_batched_tokens // 2
+                observed = ObservedProposer(proposer, recording)
                 is_chosen = order.assembly.chooser is not None
-                yield DraftOnDemand(proposer, max_missed_tokens=most) if is_chosen else proposer
+                yield DraftOnDemand(observed, max_missed_tokens=most) if is_chosen else observed
         else:
             yield ColocatedDraft(new_draft(order, self._draft, timeline("idle", self._device)))

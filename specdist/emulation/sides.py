@@ -21,7 +21,7 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import DeviceClock
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.interfaces import Proposer, Target, VerifyOutput
 from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInput
 from specdist.engine.remote import serve_drafts
 from specdist.engine.reports import Traffic
@@ -40,7 +40,8 @@ class SideLog:
     """Of one side; all times are those of ``time.monotonic_ns``.
 
     Attributes:
-        passes_P2, waits_W2: begin and end of the device's passes, and of the host's waits for it.
+        passes_P2: begin and end of the device's passes.
+        waits_W2: of the host's waits, for the device and for the other side's messages.
         spans_S2: of the draft's side, from a request to its reply.
         marks_M2: moments, and the host's own CPU time until then, without waiting and without the work that
             stands in for the device's.
@@ -61,6 +62,7 @@ class Recording:
         self._device = device
         self._marks: list[tuple[int, int]] = []
         self.spans: list[tuple[int, int]] = []
+        self.message_waits: list[tuple[int, int]] = []
 
     def mark(self) -> int:
         """Returns the moment."""
@@ -69,7 +71,8 @@ class Recording:
         return now
 
     def log(self) -> SideLog:
-        parts = (self._device.passes, self._device.waits, self.spans, self._marks)
+        waits = sorted(self._device.waits + self.message_waits)
+        parts = (self._device.passes, waits, self.spans, self._marks)
         arrays = [np.array(part, np.int64).reshape(-1, 2) for part in parts]
         return SideLog(arrays[0], arrays[1], arrays[2], arrays[3], self._device.num_slow)
 
@@ -161,14 +164,34 @@ class _ObservedDraft:
         self._draft = draft
         self._recording = recording
         self.device = draft.device
-        self.prefill_and_draft_ahead = draft.prefill_and_draft_ahead
         self.follow = draft.follow
         self.recover = draft.recover
+        self._is_done_at = time.monotonic_ns()
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
         begin = self._recording.mark()
+        self._recording.message_waits.append((self._is_done_at, begin))
         reply = self._draft.respond(request)
         self._recording.spans.append((begin, time.monotonic_ns()))
+        return reply
+
+    def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
+        self._draft.prefill_and_draft_ahead(request)
+        self._is_done_at = time.monotonic_ns()
+
+
+class ObservedProposer:
+    """A proposer on another rank, which is waited for."""
+
+    def __init__(self, proposer: Proposer, recording: Recording) -> None:
+        self._proposer = proposer
+        self._recording = recording
+        self.close = proposer.close
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        begin = time.monotonic_ns()
+        reply = self._proposer.propose(request, clock)
+        self._recording.message_waits.append((begin, time.monotonic_ns()))
         return reply
 
 
