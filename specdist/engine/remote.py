@@ -36,7 +36,7 @@ class RemoteDraft:
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
-        # Counted as idle: gloo's send returns once the receiver takes it, and a draft may be working ahead.
+        # Counted as idle: between machines it returns once the receiver takes it, and a draft may be at work.
         self._requests.send([np.array([REQUEST, self._group]), *pack(request)])
         if request.next_distributions_W is not None:
             assert isinstance(request.next_distributions_W, Dense)

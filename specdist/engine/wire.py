@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from specdist.engine.links import LinkFrom, LinkTo
+
 FRAME_INTS = 4096
 
 
@@ -63,12 +65,12 @@ class Wire:
 
 def wire_to(rank: int) -> Wire:
     """Messages to one rank of the world."""
-    return Wire(lambda tensor: dist.send(tensor, rank))
+    return Wire(LinkTo(rank))
 
 
 def wire_from(rank: int) -> Wire:
     """Messages from one rank of the world."""
-    return Wire(lambda tensor: dist.recv(tensor, rank))
+    return Wire(LinkFrom(rank))
 
 
 def wire_broadcast(source: int, group: dist.ProcessGroup) -> Wire:
