@@ -12,13 +12,13 @@ from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
+from specdist.engine.local_target import LocalTarget
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.request import Request
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import Timeline
-from specdist.engine.verify import LocalTarget
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings

@@ -68,6 +68,8 @@ class Engine:
         self._trusts_draft = trusts_draft
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._nonfinite_guard = NonFiniteGuard()
+        # Ended, but not made known yet.
+        self._finished: list[Sequence] = []
         self._memory_guard = MemoryGuard(
             scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
         )
@@ -86,18 +88,36 @@ class Engine:
             plan = self.scheduler.plan()
             is_end = plan.is_empty
             finished: list[Sequence] = []
-            if not is_end:
-                too_long = self._memory_guard.run(self._round, plan, finished)
+            out_of_memory: str | None = None
+            try:
+                if not is_end:
+                    self._memory_guard.begin_round()
+                    yield from self._round(plan, finished)
+            except (RuntimeError, MemoryError) as error:
+                # No error of a round takes what had been finished before it.
+                yield from self._completions()
+                out_of_memory = self._memory_guard.reason(error)
+            if out_of_memory is not None:
+                too_long = self._memory_guard.make_smaller(plan, out_of_memory)
                 if too_long is not None:
                     self._finish(too_long, "error", finished)
-            for sequence in self._nonfinite_guard.filter(finished, is_end=is_end):
+            self._finished += self._nonfinite_guard.filter(finished, is_end=is_end)
+            for sequence in finished:
                 self._stats_recorder.record_completion(sequence)
-                yield sequence.completion()
+        yield from self._completions()
         self._proposer.close()
         self._target.close()
 
-    def _round(self, plan: RoundPlan, finished: list[Sequence]) -> None:
-        """Draft, verify and commit what the scheduler has planned."""
+    def _completions(self) -> Iterator[Completion]:
+        """Of the sequences that ended in the last round."""
+        finished, self._finished = self._finished, []
+        for sequence in finished:
+            sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
+            yield sequence.completion()
+
+    def _round(self, plan: RoundPlan, finished: list[Sequence]) -> Iterator[Completion]:
+        """Draft, verify and commit what the scheduler has planned. What the last round has finished is made
+        known while the target is at work."""
         self._stats_recorder.begin_round(plan)
         traffic = self._target.traffic
 
@@ -115,7 +135,11 @@ class Engine:
             with self._clock.mixed_phase(
                 {"prefill": len(request.context), "verify": num_block_tokens}
             ) as pass_time:
-                verified = self._verifier.verify(plan.page_updates, blocks, plan.chunks)
+                verified_blocks = self._verifier.verify(plan.page_updates, blocks, plan.chunks)
+                with self._clock.phase("host"):
+                    yield from self._completions()
+                    self.scheduler.look_ahead()
+                verified = verified_blocks()
             for verified_block in verified:
                 self._commit_candidates(verified_block, finished)
 
@@ -201,7 +225,6 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, finished: list[Sequence]) -> None:
         sequence.finish_reason = reason
-        sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
         if sequence.slot >= 0:
             self.scheduler.finish(sequence)
         finished.append(sequence)

@@ -113,4 +113,4 @@ def _as_runtime_error(rank: int) -> Iterator[None]:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.numpy()).cast("B")
+    return memoryview(tensor.numpy().data).cast("B")

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class MemoryGuard:
-    """Runs rounds, and prepares a smaller one where memory runs out.
+    """Prepares a smaller round where memory runs out.
 
     ``suspended_slots``: of sequences that were preempted since the draft's last reply.
     """
@@ -55,27 +55,24 @@ class MemoryGuard:
         """The draft has replied in this round."""
         self._has_reply, self.suspended_slots = True, []
 
-    def run(
-        self,
-        run_round: Callable[[RoundPlan, list[Sequence]], None],
-        plan: RoundPlan,
-        finished: list[Sequence],
-    ) -> Sequence | None:
-        """Run the round. Returns a sequence that cannot run at all, if there is one, with its error."""
+    def begin_round(self) -> None:
+        """A round begins."""
         self._has_reply = False
         if self._on_lone_row is not None:
             self._on_lone_row(self._lone_row)
-        try:
-            run_round(plan, finished)
-            return None
-        except (RuntimeError, MemoryError) as error:
-            # A rank that takes part in a collective pass cannot leave it alone.
-            if not is_out_of_memory(error) or not (
-                self._target.is_single_rank or isinstance(error, DraftOutOfMemory)
-            ):
-                raise
-            message = first_line(error)
-        # The error is gone by now, and with it the tensors of the round.
+
+    def reason(self, error: RuntimeError | MemoryError) -> str:
+        """What the round's error says. Raises it if a smaller batch cannot help."""
+        # A rank that takes part in a collective pass cannot leave it alone.
+        if not is_out_of_memory(error) or not (
+            self._target.is_single_rank or isinstance(error, DraftOutOfMemory)
+        ):
+            raise error
+        return first_line(error)
+
+    def make_smaller(self, plan: RoundPlan, message: str) -> Sequence | None:
+        """Prepare to repeat the round. Returns a sequence that cannot run at all, if there is one, with its
+        error. To be called when the error is gone, and with it the tensors of the round."""
         release_memory(self._target.device)
         self._stats_recorder.record_out_of_memory(plan)
         running = self._scheduler.running

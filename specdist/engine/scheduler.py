@@ -95,6 +95,11 @@ class Scheduler:
             page_updates=self._pages.drain_updates(),
         )
 
+    def look_ahead(self) -> None:
+        """Ask for the next request, so that the next free slot need not wait for it."""
+        if not self._waiting and (request := next(self._requests, None)) is not None:
+            self._waiting.append(self._new_sequence(request))
+
     def finish(self, sequence: Sequence) -> None:
         """Free the slot and pages of a sequence that has ended."""
         self._give_back(sequence)
@@ -144,8 +149,7 @@ class Scheduler:
         """Open the next sequence, if its context fits and, if others run, a block of each fits beside it."""
         if not self._free_slots:
             return None
-        if not self._waiting and (request := next(self._requests, None)) is not None:
-            self._waiting.append(self._new_sequence(request))
+        self.look_ahead()
         if not self._waiting:
             return None
         sequence, slot = self._waiting[0], self._free_slots[-1]

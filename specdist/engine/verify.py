@@ -4,7 +4,7 @@ A *block* is a sequence's next token followed by its candidates. The logits of e
 after it; those of the last accepted token are what the following next token is sampled from, in the next
 round. So of the target's distributions the round needs one probability per candidate, and one whole
 distribution per sequence: a ``VerifyOutput`` offers no more, so that no rank has to hold the logits of all
-tokens. Here the whole target is in this process; see sharded_target.py for several ranks.
+tokens. See local_target.py for a target in this process, and sharded_target.py for several ranks.
 
 R sequences that decode, C candidates of all of them, one after the other, K candidates of one block, T flat
 tokens, N tokens whose logits are wanted, W sequences whose next token is to be sampled, V vocabulary.
@@ -12,81 +12,23 @@ tokens, N tokens whose logits are wanted, W sequences whose next token is to be 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.proposals import Block, VerifyInput
-from specdist.engine.reports import Traffic
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
-from specdist.models.runner import ModelRunner
-from specdist.sampling.coupling import next_token_distributions
-from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
+from specdist.sampling.distributions import Distributions
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, count_accepted, verify_candidates
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
-
-
-@dataclass(frozen=True)
-class FullDistributions:
-    """The verify output of a process that holds all N distributions."""
-
-    distributions_N: Distributions
-    verify_input: VerifyInput
-
-    def __post_init__(self) -> None:
-        # One copy brings all that a round needs of one-hot distributions: what follows waits for nothing.
-        if isinstance(self.distributions_N, OneHot):
-            object.__setattr__(self, "distributions_N", OneHot(self.distributions_N.token_ids_N.cpu()))
-
-    @staticmethod
-    def of(logits_NV: Tensor, settings: SamplingSettings, verify_input: VerifyInput) -> FullDistributions:
-        """From logits over the whole vocabulary."""
-        keys_N = torch.from_numpy(verify_input.stream_keys_N)
-        positions_N = torch.from_numpy(verify_input.positions_N)
-        return FullDistributions(
-            next_token_distributions(logits_NV, settings, keys_N, positions_N), verify_input
-        )
-
-    def candidate_probabilities(self) -> Tensor:
-        device, asked = self.distributions_N.device, self.verify_input
-        numbers_C = upload(device, asked.target_logits_indices_C, asked.candidate_ids_C)
-        return self.distributions_N.probabilities_at(*numbers_C).cpu()
-
-    def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        return self.distributions_N.select(*upload(self.distributions_N.device, index_W))
-
-
-class LocalTarget:
-    """The whole target in this process.
-
-    ``vocab_size``: number of token ids that can be drawn; the logits may be wider by padding.
-    """
-
-    is_single_rank = True
-
-    def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
-        self._runner = runner
-        self._settings = settings
-        self._vocab_size = vocab_size
-        self.device = runner.device
-        self.traffic = Traffic()
-
-    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
-        self._runner.update_pages(updates)
-        logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
-        return FullDistributions.of(logits_NV[:, : self._vocab_size], self._settings, verify_input)
-
-    def close(self) -> None:
-        """Nothing to do: no other rank waits."""
 
 
 class VerifiedBlock(NamedTuple):
@@ -114,8 +56,8 @@ class Verifier:
 
     def verify(
         self, page_updates: PageUpdates, blocks: list[Block], chunks: list[Chunk]
-    ) -> list[VerifiedBlock]:
-        """One target pass over the blocks and the prompt chunks."""
+    ) -> Callable[[], list[VerifiedBlock]]:
+        """Begin one target pass over the blocks and the prompt chunks; what is returned waits for it."""
         lengths_R = np.array([block.num_candidates + 1 for block in blocks], np.int64)
         # Logits are wanted of a block's tokens, except of those before skipped candidates, and of the last
         # token of a context that is complete.
@@ -137,14 +79,18 @@ class Verifier:
             target_logits_indices_C=np.repeat(starts_R, num_logits_R - 1) + arange_segments(num_logits_R - 1),
         )
         verify_output = self._target.forward(page_updates, verify_input)
-        verified = _verify_blocks(blocks, num_logits_R - 1, verify_input, verify_output)
-        num_accepted_R = np.array([block.num_accepted for block in verified], np.int64)
-        index_W = np.r_[
-            starts_R + num_accepted_R - num_skipped_R, len(block_logits_N) + np.arange(len(complete))
-        ].astype(np.int64)
-        self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
         self._next_index_of = {sequence.order: index for index, sequence in enumerate(sequences)}
-        return verified
+
+        def verified_blocks() -> list[VerifiedBlock]:
+            verified = _verify_blocks(blocks, num_logits_R - 1, verify_input, verify_output)
+            num_accepted_R = np.array([block.num_accepted for block in verified], np.int64)
+            index_W = np.r_[
+                starts_R + num_accepted_R - num_skipped_R, len(block_logits_N) + np.arange(len(complete))
+            ].astype(np.int64)
+            self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
+            return verified
+
+        return verified_blocks
 
 
 def _verify_blocks(

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from specdist.engine.collectives import Collectives
 from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.local_target import FullDistributions
 from specdist.engine.proposals import VerifyInput
-from specdist.engine.verify import FullDistributions
 from specdist.sampling.distributions import (
     Distributions,
     SamplingSettings,
@@ -140,20 +140,20 @@ class VocabParallelVerifier:
             return None
         normalisers_SN, scores_SC = gathered.split([len(logits_Nv), len(target_logits_indices_C)], dim=1)
         return _RejectionOutput(
-            candidate_probabilities(normalisers_SN, scores_SC, target_logits_indices_C).cpu(), self, logits_Nv
+            candidate_probabilities(normalisers_SN, scores_SC, target_logits_indices_C), self, logits_Nv
         )
 
 
 @dataclass(frozen=True)
 class _RejectionOutput:
-    """The candidates' probabilities are known; the logits of the next tokens are fetched on demand."""
+    """The candidates' probabilities, on the device; the logits of the next tokens are fetched on demand."""
 
     probabilities_C: Tensor
     vocabulary: VocabParallelVerifier
     logits_Nv: Tensor
 
     def candidate_probabilities(self) -> Tensor:
-        return self.probabilities_C
+        return self.probabilities_C.cpu()
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         return self.vocabulary.next_distributions(self.logits_Nv, index_W)

@@ -19,6 +19,7 @@ from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
+from specdist.engine.local_target import LocalTarget
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.remote import RemoteDraft, serve_drafts
@@ -27,7 +28,6 @@ from specdist.engine.sequence import StopRules
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import Timeline
-from specdist.engine.verify import LocalTarget
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from specdist.engine.collectives import Collectives
 from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.local_target import FullDistributions
 from specdist.engine.proposals import VerifyInput
-from specdist.engine.verify import FullDistributions
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings

@@ -1,0 +1,78 @@
+"""The whole target in this process.
+
+C candidates of all sequences, one after the other, N tokens whose logits are wanted, W sequences whose next
+token is to be sampled, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdist.cache.pages import PageUpdates
+from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.reports import Traffic
+from specdist.models.runner import ModelRunner
+from specdist.sampling.coupling import next_token_distributions
+from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
+from specdist.sampling.uploads import upload
+
+
+@dataclass(frozen=True)
+class FullDistributions:
+    """The verify output of a process that holds all N distributions. Asking it for anything waits."""
+
+    distributions_N: Distributions
+    verify_input: VerifyInput
+
+    @cached_property
+    def _fetched_N(self) -> Distributions:
+        # One copy brings all that a round needs of one-hot distributions: what follows waits for nothing.
+        given = self.distributions_N
+        return OneHot(given.token_ids_N.cpu()) if isinstance(given, OneHot) else given
+
+    @staticmethod
+    def of(logits_NV: Tensor, settings: SamplingSettings, verify_input: VerifyInput) -> FullDistributions:
+        """From logits over the whole vocabulary."""
+        keys_N = torch.from_numpy(verify_input.stream_keys_N)
+        positions_N = torch.from_numpy(verify_input.positions_N)
+        return FullDistributions(
+            next_token_distributions(logits_NV, settings, keys_N, positions_N), verify_input
+        )
+
+    def candidate_probabilities(self) -> Tensor:
+        found_N, asked = self._fetched_N, self.verify_input
+        numbers_C = upload(found_N.device, asked.target_logits_indices_C, asked.candidate_ids_C)
+        return found_N.probabilities_at(*numbers_C).cpu()
+
+    def next_distributions(self, index_W: np.ndarray) -> Distributions:
+        return self._fetched_N.select(*upload(self._fetched_N.device, index_W))
+
+
+class LocalTarget:
+    """The whole target in this process.
+
+    ``vocab_size``: number of token ids that can be drawn; the logits may be wider by padding.
+    """
+
+    is_single_rank = True
+
+    def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
+        self._runner = runner
+        self._settings = settings
+        self._vocab_size = vocab_size
+        self.device = runner.device
+        self.traffic = Traffic()
+
+    def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
+        self._runner.update_pages(updates)
+        logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
+        return FullDistributions.of(logits_NV[:, : self._vocab_size], self._settings, verify_input)
+
+    def close(self) -> None:
+        """Nothing to do: no other rank waits."""
