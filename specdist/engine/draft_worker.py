@@ -89,6 +89,7 @@ class DraftWorker:
             is_traced=is_traced,
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
+        self._peak_memory_bytes = 0
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
@@ -96,7 +97,7 @@ class DraftWorker:
         self._undo.begin()
         with self._clock.phase("draft"):
             reply = self._respond(request)
-        times = RoleTimes(**self._clock.take(), peak_memory_bytes=peak_memory_bytes(self.device))
+        times = RoleTimes(**self._clock.take(), peak_memory_bytes=self._peak_memory_bytes)
         return dataclasses.replace(reply, times=times)
 
     def _respond(self, request: ProposalRequest) -> ProposalReply:
@@ -187,6 +188,7 @@ class DraftWorker:
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
             self._ahead.draft(request)
+        self._peak_memory_bytes = peak_memory_bytes(self.device)
 
     def follow(self, request: ProposalRequest) -> None:
         """A round in which the draft was not asked: run what its cache lacks, and the contexts."""

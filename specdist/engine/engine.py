@@ -12,6 +12,7 @@ verification. The target still runs them, to fill its cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from specdist.models.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.rejection_sampler import known_next_tokens
 from specdist.stats.shard import TargetTimes
+from specdist.utils.garbage import frozen_garbage
 
 
 class Engine:
@@ -68,8 +70,10 @@ class Engine:
         self._trusts_draft = trusts_draft
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._nonfinite_guard = NonFiniteGuard()
-        # Ended, but not made known yet.
+        # Ended, but not made known yet; and what is to be counted in this round's and the next one's pass.
         self._finished: list[Sequence] = []
+        self._due: list[Callable[[], None]] = []
+        self._later: list[Callable[[], None]] = []
         self._memory_guard = MemoryGuard(
             scheduler, target, stats_recorder, on_resize=on_resize, on_lone_row=on_lone_row
         )
@@ -82,9 +86,16 @@ class Engine:
     def run(self, should_stop: Callable[[], bool] | None = None) -> Iterator[Completion]:
         """Generate until every request is finished, or until the end of a round at which ``should_stop()``;
         unfinished sequences are then lost. Ends the loops of the other ranks on return."""
+        with frozen_garbage():
+            yield from self._rounds(should_stop or (lambda: False))
+        self._proposer.close()
+        self._target.close()
+
+    def _rounds(self, should_stop: Callable[[], bool]) -> Iterator[Completion]:
+        """All of them. What a round leaves to be counted and made known is, while the next one's pass runs."""
         self._clock.restart()
         is_end = False
-        while not (is_end or (should_stop is not None and should_stop())):
+        while not (is_end or should_stop()):
             plan = self.scheduler.plan()
             is_end = plan.is_empty
             finished: list[Sequence] = []
@@ -102,15 +113,15 @@ class Engine:
                 if too_long is not None:
                     self._finish(too_long, "error", finished)
             self._finished += self._nonfinite_guard.filter(finished, is_end=is_end)
-            for sequence in finished:
-                self._stats_recorder.record_completion(sequence)
+            self._later += [partial(self._stats_recorder.record_completion, each) for each in finished]
+            self._due, self._later = self._due + self._later, []
         yield from self._completions()
-        self._proposer.close()
-        self._target.close()
 
     def _completions(self) -> Iterator[Completion]:
-        """Of the sequences that ended in the last round."""
-        finished, self._finished = self._finished, []
+        """Of the sequences that ended in the last round, once it is counted."""
+        for count in self._due:
+            count()
+        finished, self._finished, self._due = self._finished, [], []
         for sequence in finished:
             sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
             yield sequence.completion()
@@ -118,7 +129,8 @@ class Engine:
     def _round(self, plan: RoundPlan, finished: list[Sequence]) -> Iterator[Completion]:
         """Draft, verify and commit what the scheduler has planned. What the last round has finished is made
         known while the target is at work."""
-        self._stats_recorder.begin_round(plan)
+        count = self._stats_recorder
+        self._later.append(partial(count.begin_round, plan))
         traffic = self._target.traffic
 
         request = self._draft_request(plan)
@@ -143,14 +155,17 @@ class Engine:
             for verified_block in verified:
                 self._commit_candidates(verified_block, finished)
 
-        self._stats_recorder.record_round(
-            plan,
-            target=TargetTimes(**self._clock.take()),
-            reply=reply,
-            num_pass_tokens=num_pass_tokens,
-            pass_time=pass_time,
-            target_traffic=self._target.traffic - traffic,
-            target_peak_bytes=peak_memory_bytes(self._target.device),
+        times, traffic = self._clock.take(), self._target.traffic - traffic
+        self._later.append(
+            lambda: count.record_round(
+                plan,
+                target=TargetTimes(**times),
+                reply=reply,
+                num_pass_tokens=num_pass_tokens,
+                pass_time=pass_time,
+                target_traffic=traffic,
+                target_peak_bytes=peak_memory_bytes(self._target.device),
+            )
         )
 
     def _draft_request(self, plan: RoundPlan) -> ProposalRequest:
@@ -198,14 +213,16 @@ class Engine:
             reason = self._stop_rules.check(sequence, [block.next_token_id]).reason
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)
-            self._stats_recorder.record_next_token(block, is_reached=was_full, is_miss=missed)
+            self._later.append(
+                partial(self._stats_recorder.record_next_token, block, is_reached=was_full, is_miss=missed)
+            )
             sequence.begin_block(block.next_token_id, block.num_candidates, missed=missed)
             if reason is None:
                 blocks.append(block)
             else:
                 record_block(block, None, num_verified=0, num_accepted=0)
                 sequence.drop_candidates(block.num_candidates)
-                self._stats_recorder.record_dropped(block)
+                self._later.append(partial(self._stats_recorder.record_dropped, block))
                 self._finish(sequence, reason, finished)
         return blocks
 
@@ -219,7 +236,7 @@ class Engine:
         num_verified = min(num_kept + (stop.reason is None), num_drafted)
         record_block(block, verified.acceptance_K, num_verified=num_verified, num_accepted=num_kept)
         sequence.end_block(accepted_ids[:num_kept], num_drafted)
-        self._stats_recorder.record_block(block, num_accepted=num_kept)
+        self._later.append(partial(self._stats_recorder.record_block, block, num_accepted=num_kept))
         if stop.reason is not None:
             self._finish(sequence, stop.reason, finished)
 

@@ -19,9 +19,10 @@ from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Timeline
-from specdist.engine.wire import wire_from, wire_to
+from specdist.engine.wire import Wire, wire_from, wire_to
 from specdist.sampling.distributions import Dense
 from specdist.utils.errors import first_line
+from specdist.utils.garbage import frozen_garbage
 
 REQUEST, CLOSE, NEWS = 0, 1, 2
 
@@ -70,7 +71,13 @@ def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: i
     memory runs out before the reply, the reply is the error; if it runs out after the reply, or over news,
     the reply to the next request is.
     """
-    requests, replies = wire_from(rank0), wire_to(rank0)
+    with frozen_garbage():
+        _serve_drafts(drafts, wire_from(rank0), wire_to(rank0), vocab_size=vocab_size, clock=clock)
+
+
+def _serve_drafts(
+    drafts: Mapping[int, DraftWorker], requests: Wire, replies: Wire, *, vocab_size: int, clock: Timeline
+) -> None:
     is_open = set(drafts)
     errors: dict[int, str] = {}
     clock.restart()

@@ -129,9 +129,12 @@ class Scheduler:
             limit = max(0, min(most, sequence.max_length - length - 2))
             limits[sequence.order] = limit
             reach = min(length + 1 + limit + self.settings.num_ahead_tokens, sequence.max_length)
+            if reach <= sequence.num_reserved:
+                continue
             while sequence.slot >= 0 and not self._pages.extend(sequence.slot, reach):
                 suspended_slots.append(self.running[-1].slot)
                 self._preempt(self.running[-1])
+            sequence.num_reserved = self._pages.num_pages_for(reach) * self._pages.page_size
         return limits, suspended_slots
 
     def _preempt(self, sequence: Sequence) -> None:

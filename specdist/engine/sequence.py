@@ -43,6 +43,7 @@ class Sequence:
         num_shared: leading tokens whose pages it shared when it was admitted.
         num_prefilled, context_length: how much of its context (the prompt, or everything committed before a
             preemption) has been run.
+        num_reserved: tokens that its pages have room for.
         num_candidates, num_accepted: of the last pass, whose next token is still to be sampled.
         forced_next_token, num_redraft: of a preempted sequence, the next token, which was sampled already,
             and how many candidates followed it.
@@ -59,6 +60,7 @@ class Sequence:
     slot: int = -1
     num_shared: int = 0
     num_prefilled: int = 0
+    num_reserved: int = 0
     context_length: int = 0
     num_candidates: int = 0
     num_accepted: int = 0
@@ -89,6 +91,7 @@ class Sequence:
         """Start in ``slot``, with the first ``num_shared`` tokens already in shared pages."""
         self.slot = slot
         self.num_shared = self.num_prefilled = num_shared
+        self.num_reserved = 0
         self.context_length = len(self.token_ids)
 
     def begin_block(self, next_token_id: int, num_candidates: int, *, missed: bool) -> None:
@@ -97,7 +100,8 @@ class Sequence:
         self.num_redraft = 0
         self.num_candidates = num_candidates
         self.token_ids.append(next_token_id)
-        self.counters = replace(self.counters, num_misses=self.counters.num_misses + missed)
+        if missed:
+            self.counters = replace(self.counters, num_misses=self.counters.num_misses + 1)
         self.num_blocks += 1
         self._block_start = _BlockStart(len(self.token_ids), num_candidates, self.counters, len(self.trace))
 
@@ -169,6 +173,8 @@ class StopRules:
         """Look for the first stop in tokens that are about to be appended."""
         reason: FinishReason | None = None
         num_kept, room = len(new_ids), sequence.max_length - len(sequence.token_ids)
+        if num_kept < room and not self.strings and self.token_ids.isdisjoint(new_ids):
+            return StopCheck(num_kept, None)
         if num_kept >= room:
             num_kept, reason = room, "length"
         for index, token_id in enumerate(new_ids[:num_kept]):
