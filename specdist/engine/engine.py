@@ -92,7 +92,7 @@ class Engine:
         self._target.close()
 
     def _rounds(self, should_stop: Callable[[], bool]) -> Iterator[Completion]:
-        """All of them. What a round leaves to be counted and made known is, while the next one's pass runs."""
+        """All of them. What one leaves to be counted and made known is, while the next one's pass runs."""
         self._clock.restart()
         is_end = False
         while not (is_end or should_stop()):
