@@ -53,6 +53,9 @@ class EmulationConfig:
 
     # The Markov pair
     acceptance: float = option(0.8, help="mean probability that a drafted token is accepted, 0 to 1")
+    acceptance_then: float | None = option(
+        None, help="the same in the second half of the measured rounds, all at once (default: no change)"
+    )
     variation: float = option(
         0.0,
         help="difference between easy and hard stretches of a text, from 0 = none to 1 = the largest that "
@@ -113,6 +116,8 @@ class EmulationConfig:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         self._require("batch_sizes", self.batch_sizes[0] >= 1, "must be at least 1")
         self._require("acceptance", 0 <= self.acceptance <= 1, "must be in [0, 1]")
+        then = self.acceptance_then
+        self._require("acceptance_then", then is None or 0 <= then <= 1, "must be in [0, 1]")
         self._require("variation", 0 <= self.variation <= 1, "must be in [0, 1]")
         self._require("temperature", self.temperature >= 0, "must be 0 (greedy) or a number above")
         self._require("seed", 0 <= self.seed < 2**31, "must be in [0, 2**31)")

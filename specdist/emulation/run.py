@@ -20,7 +20,7 @@ from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.picture import picture
 from specdist.emulation.results import EmulationResult, Outcome
 from specdist.emulation.rows import RowSettings, open_rows
-from specdist.emulation.session import Replica, Run
+from specdist.emulation.session import NUM_WARMUPS, Replica, Run
 from specdist.emulation.sides import DraftSide, EmulatedOrder
 from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft_ahead import DraftAhead
@@ -89,6 +89,17 @@ class Emulation:
             temperature=config.temperature,
             seed=config.seed,
         )
+
+        then = config.acceptance if config.acceptance_then is None else config.acceptance_then
+        self.then = dataclasses.replace(self.pair, acceptance=then)
+
+    def side(self) -> DraftSide:
+        """For a process of the draft's own."""
+        return DraftSide(pair=self.pair, then=self.then, placement=self.draft)
+
+    def replica(self, rank: DraftRank | None) -> Replica:
+        """With a draft of its own on ``rank``."""
+        return Replica(markov_pair(self.pair), markov_pair(self.then), self.target, self.draft, rank)
 
     def cases(self) -> Iterator[Case]:
         config = self._config
@@ -162,6 +173,7 @@ class Emulation:
             costs=costs if needs_costs(choice.policy) else None,
             num_full=num_slots,
             prompt_tokens=config.prompt_tokens,
+            num_rounds=NUM_WARMUPS + config.rounds // 2,
             num_branch_slots=num_slots * max(1, ahead.num_branches),
             max_branch_tokens=block,
         )
@@ -209,7 +221,8 @@ class Emulation:
     def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
         """The planner's tokens per second without any host; None for lengths that are not fixed."""
         config, choice = self._config, case.choice
-        if choice.policy not in ("fixed", "none") or case.mode == AUTO:
+        is_fixed = choice.policy in ("fixed", "none") and case.mode != AUTO
+        if not is_fixed or self.then != self.pair:
             return None
         settings = Settings(
             mode=case.mode,
@@ -229,16 +242,14 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     """
     emulation = Emulation(config)
     cases = list(emulation.cases())
-    pair = markov_pair(emulation.pair)
     outcomes: list[Outcome] = []
     drawn: dict[str, tuple[str, Run]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(1))
         rank = None
         if any(case.has_own_gpu for case in cases):
-            side = DraftSide(pair=emulation.pair, placement=emulation.draft)
-            rank = stack.enter_context(DraftRank(side, torch.device("cpu")))
-        replica = Replica(pair, emulation.target, emulation.draft, rank)
+            rank = stack.enter_context(DraftRank(emulation.side(), torch.device("cpu")))
+        replica = emulation.replica(rank)
         for number, case in enumerate(cases, 1):
             outcome, run = emulation.measure(replica, case)
             # Of the modes at the first batch size and with the first policy.

@@ -55,8 +55,12 @@ class EmulatedRunner:
     is_asynchronous = True
     has_head = head_uses_features = head_reads_drawing_state = False
 
-    def __init__(self, model: MarkovModel, pace: Pace, device: EmulatedDevice) -> None:
-        self._model = model
+    def __init__(
+        self, model: MarkovModel, pace: Pace, device: EmulatedDevice, then: MarkovModel | None = None
+    ) -> None:
+        """``then``: another model, in whose place it changes: see :meth:`fill`."""
+        self._models = model, then or model
+        self._num_left = 0
         self._pace = pace
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0
@@ -67,9 +71,10 @@ class EmulatedRunner:
         """Passes take their time."""
         return self._num_missing <= 0
 
-    def fill(self, num_full: int, prompt_tokens: int) -> None:
-        """From now on passes take no time, until so many slots have run a prompt of this length."""
-        self._num_missing, self._prompt_tokens = num_full, prompt_tokens
+    def fill(self, num_full: int, prompt_tokens: int, num_rounds: int = 0) -> None:
+        """From now on passes take no time, until so many slots have run a prompt of this length. As many
+        rounds later the model changes."""
+        self._num_missing, self._prompt_tokens, self._num_left = num_full, prompt_tokens, num_rounds
         self._is_full_R = np.zeros(len(self._table.pages), bool)
 
     def allocate(
@@ -93,6 +98,7 @@ class EmulatedRunner:
 
     def update_pages(self, updates: PageUpdates) -> None:
         self._table.pages[updates.slots, updates.indices] = updates.pages
+        self._num_left -= self.is_full
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
         self._table.open(slots_B, branches_B, positions_B)
@@ -117,7 +123,8 @@ class EmulatedRunner:
                 token_ids_T = torch.from_numpy(token_ids_T)
             # Which tokens they are the device knows; nobody waits for it.
             last_ids_N = token_ids_T.as_subclass(Tensor)[torch.as_tensor(logits_index, dtype=torch.int64)]
-            return self._queue.tensor(self._model.logits(last_ids_N))
+            model = self._models[self._num_left < 0]
+            return self._queue.tensor(model.logits(last_ids_N))
 
     def _note_prompts(self, batch: FlatBatch, segments: Segments) -> None:
         slots_S = batch.slots_T[segments.starts_S][segments.num_keys_S >= self._prompt_tokens]

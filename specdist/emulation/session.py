@@ -94,10 +94,18 @@ class Window:
 class Replica:
     """The target's side of all engines; ``rank`` is that of a draft with a GPU of its own."""
 
-    def __init__(self, pair: MarkovPair, target: Placement, draft: Placement, rank: DraftRank | None) -> None:
+    def __init__(
+        self,
+        pair: MarkovPair,
+        then: MarkovPair,
+        target: Placement,
+        draft: Placement,
+        rank: DraftRank | None,
+    ) -> None:
+        """``then``: the same target with another draft, which takes the place of the first."""
         self._device = EmulatedDevice()
         self._target = EmulatedRunner(pair.target, Pace(target), self._device)
-        self._draft = EmulatedRunner(pair.draft, Pace(draft), self._device)
+        self._draft = EmulatedRunner(pair.draft, Pace(draft), self._device, then.draft)
         self._rank = rank
 
     def run(

@@ -82,7 +82,7 @@ class EmulatedOrder:
     """One engine's run, as both sides must know it.
 
     Attributes:
-        num_full, prompt_tokens: see :meth:`EmulatedRunner.fill`.
+        num_full, prompt_tokens, num_rounds: see :meth:`EmulatedRunner.fill`.
         num_branch_slots, max_branch_tokens: room for branches in the draft's page table.
     """
 
@@ -91,6 +91,7 @@ class EmulatedOrder:
     costs: CostModel | None
     num_full: int
     prompt_tokens: int
+    num_rounds: int
     num_branch_slots: int = 0
     max_branch_tokens: int = 0
 
@@ -105,6 +106,7 @@ class DraftSide:
     """What the draft's process is given; see :class:`specdist.benchmark.draft_rank.RankSource`."""
 
     pair: PairSettings
+    then: PairSettings
     placement: Placement
     device: torch.device = CPU
     num_threads: int = 1
@@ -120,7 +122,8 @@ class DraftServer:
     def __init__(self, side: DraftSide) -> None:
         torch.set_num_threads(side.num_threads)
         self._device = EmulatedDevice()
-        self._runner = EmulatedRunner(markov_pair(side.pair).draft, Pace(side.placement), self._device)
+        model, then = (markov_pair(settings).draft for settings in (side.pair, side.then))
+        self._runner = EmulatedRunner(model, Pace(side.placement), self._device, then)
 
     def build(self, order: EmulatedOrder) -> None:
         self._device.forget()
@@ -146,7 +149,7 @@ def new_draft(order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline) -> 
     order.assembly.allocate(
         model_runner, num_branch_slots=order.num_branch_slots, max_branch_tokens=order.max_branch_tokens
     )
-    runner.fill(order.num_full, order.prompt_tokens)
+    runner.fill(order.num_full, order.prompt_tokens, order.num_rounds)
     settings = order.assembly.settings
     policy = build_policy(order.choice, order.costs, is_coupled=not settings.is_random)
     return order.assembly.draft_worker(model_runner, policy, clock)

@@ -15,8 +15,6 @@ from specdist.config.arguments import parse_arguments
 from specdist.emulation.config import EmulationConfig
 from specdist.emulation.markov import TARGET_WEIGHTS, markov_pair
 from specdist.emulation.run import Emulation
-from specdist.emulation.session import Replica
-from specdist.emulation.sides import DraftSide
 from specdist.engine.request import Completion
 from specdist.utils.errors import UserError
 from tests.statistics import chi_square_p_value
@@ -35,9 +33,8 @@ def emitted(request: pytest.FixtureRequest) -> Iterator[tuple[Emulation, dict[st
     arguments = [*SMALL, "--temperature", request.param, "--policies", "fixed", "confidence"]
     emulation = Emulation(parse_arguments(EmulationConfig, arguments))
     found: dict[str, list[Completion]] = {}
-    side = DraftSide(pair=emulation.pair, placement=emulation.draft)
-    with DraftRank(side, torch.device("cpu")) as rank:
-        replica = Replica(markov_pair(emulation.pair), emulation.target, emulation.draft, rank)
+    with DraftRank(emulation.side(), torch.device("cpu")) as rank:
+        replica = emulation.replica(rank)
         for case in emulation.cases():
             completions = found.setdefault(f"{case.mode}, {case.choice.label}", [])
             outcome, run = emulation.measure(replica, case, completions.append)
@@ -102,3 +99,14 @@ def test_the_last_line_is_json_with_every_case(capsys: pytest.CaptureFixture[str
 def test_a_mistake_is_told(given: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         Emulation(parse_arguments(EmulationConfig, [*SMALL, *given]))
+
+
+def test_acceptance_changes_in_the_middle_of_a_run() -> None:
+    """From always to never: blocks of six tokens, then of one. The tokens stay the target's."""
+    options = ["--policies", "fixed", "--acceptance", "1", "--acceptance_then", "0", "--output_tokens", "400"]
+    emulation = Emulation(parse_arguments(EmulationConfig, [*SMALL, *options, "--modes", "colocated"]))
+    *_, case = emulation.cases()
+    outcome, run = emulation.measure(emulation.replica(None), case)
+    assert outcome.tokens_per_round == pytest.approx((6 + 1) / 2, abs=0.2)
+    assert emulation.pair != emulation.then and outcome.planned_tokens_per_s is None
+    assert len(run.target.passes_P2) > 60 * 6
