@@ -19,8 +19,8 @@ from torch import Tensor
 
 from specdist.stats.regression import NS_PER_S
 
-# Sleeping ends late by up to this on a machine with nothing else to do; the rest is spun.
-SLEEP_MARGIN_NS = 120_000
+# Sleeping ends late, on a machine with nothing else to do by less than this; the rest is spun.
+SLEEP_MARGIN_NS = 1_000_000
 NS_PER_MS = 1e6
 # What brings a tensor's contents to the host.
 READS = frozenset(

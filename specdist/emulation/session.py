@@ -31,6 +31,7 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion
+from specdist.engine.sequence import Sequence
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
 
@@ -67,28 +68,30 @@ class Window:
         self._num_rounds = num_rounds
         self._num_before_full = 0
         self._is_begun = self._is_over = False
-        self.num_finished_tokens = 0
+        # By their order of admission.
+        self._sequences: dict[int, Sequence] = {}
         self.first_pass = self.num_tokens = 0
 
     def should_stop(self, engine: Engine, num_passes: int) -> bool:
         """To be called before every round."""
+        self._sequences |= {sequence.order: sequence for sequence in engine.scheduler.running}
         if not self._runner.is_full:
             self._num_before_full = num_passes
         if not self._is_begun:
             self._is_begun = num_passes >= self._num_before_full + NUM_WARMUPS
             if self._is_begun:
-                self.first_pass, self.num_tokens = num_passes, -self._count(engine)
+                self.first_pass, self.num_tokens = num_passes, -self._count()
             return False
         num_measured = num_passes - self.first_pass
         if num_measured >= self._num_rounds and not self._is_over:
             self._is_over = True
-            self.num_tokens += self._count(engine)
+            self.num_tokens += self._count()
         # The pass of one more round ends the last one that is measured.
         return num_measured > self._num_rounds
 
-    def _count(self, engine: Engine) -> int:
-        running = engine.scheduler.running
-        return self.num_finished_tokens + sum(sequence.num_completion_tokens for sequence in running)
+    def _count(self) -> int:
+        """Of all sequences so far; one that has ended may not have been made known yet."""
+        return sum(sequence.num_completion_tokens for sequence in self._sequences.values())
 
 
 class Replica:
@@ -138,7 +141,6 @@ class Replica:
                 clock=timeline("host", device),
             )
             for completion in engine.run(lambda: window.should_stop(engine, len(target.pass_numbers))):
-                window.num_finished_tokens += len(completion.token_ids)
                 rows.recorder.record(completion)
                 if on_completion is not None:
                     on_completion(completion)

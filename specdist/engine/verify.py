@@ -73,8 +73,8 @@ class Verifier:
         starts_R = np.cumsum(num_logits_R) - num_logits_R
         verify_input = VerifyInput(
             batch=flat_batch(blocks, chunks),
-            logits_indices_N=np.r_[block_logits_N, chunk_ends[is_complete] - 1].astype(np.int64),
-            stream_keys_N=np.repeat(stream_keys, np.r_[num_logits_R, np.ones(len(complete), np.int64)]),
+            logits_indices_N=np.concatenate([block_logits_N, chunk_ends[is_complete] - 1]).astype(np.int64),
+            stream_keys_N=np.repeat(stream_keys, [*num_logits_R, *[1] * len(complete)]),
             # All logits of a block but the last verify the candidate after their token.
             target_logits_indices_C=np.repeat(starts_R, num_logits_R - 1) + arange_segments(num_logits_R - 1),
         )
