@@ -148,11 +148,10 @@ class Engine:
                 {"prefill": len(request.context), "verify": num_block_tokens}
             ) as pass_time:
                 verified_blocks = self._verifier.verify(plan.page_updates, blocks, plan.chunks)
-                with self._clock.phase("host"):
-                    yield from self._completions()
-                    self.scheduler.look_ahead()
-                verified = verified_blocks()
-            for verified_block in verified:
+            # The target is at work.
+            yield from self._completions()
+            self.scheduler.look_ahead()
+            for verified_block in verified_blocks():
                 self._commit_candidates(verified_block, finished)
 
         times, traffic = self._clock.take(), self._target.traffic - traffic
