@@ -22,6 +22,7 @@ from specdist.emulation.sides import (
     ObservedTarget,
     Recording,
     SideLog,
+    half_of_the_cores,
     new_draft,
     timeline,
 )
@@ -132,7 +133,7 @@ class Replica:
         self._target.fill(order.num_full, order.prompt_tokens)
         target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), recording, device)
         window = Window(self._target, num_rounds)
-        with self._proposer(order, recording, on_own_rank=on_own_rank) as proposer:
+        with half_of_the_cores(0), self._proposer(order, recording, on_own_rank=on_own_rank) as proposer:
             engine = assembly.engine(
                 rows.requests(),
                 target=target,

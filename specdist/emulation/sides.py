@@ -6,7 +6,10 @@ used by then.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -33,6 +36,22 @@ from specdist.policies.choice import PolicyChoice, build_policy
 from specdist.policies.costs import CostModel
 
 CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def half_of_the_cores(half: int) -> Iterator[None]:
+    """The target's process keeps to the first half of the cores, the draft's to the second, as ranks keep to
+    those next to their GPUs. Else a message may be handled on its sender's core, which then waits."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2:
+        yield
+        return
+    middle = len(cores) // 2
+    os.sched_setaffinity(0, cores[middle:] if half else cores[:middle])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 @dataclass(frozen=True)
@@ -136,7 +155,8 @@ class DraftServer:
         """Serve one engine to its end."""
         observed = cast(DraftWorker, _ObservedDraft(self._draft, self._recording))
         vocab_size = self._order.assembly.vocab_size
-        serve_drafts({TARGET_GROUP: observed}, RANK_ZERO, vocab_size=vocab_size, clock=self._clock)
+        with half_of_the_cores(1):
+            serve_drafts({TARGET_GROUP: observed}, RANK_ZERO, vocab_size=vocab_size, clock=self._clock)
 
     def log(self) -> SideLog:
         """Of the last engine."""
