@@ -2,6 +2,7 @@
 
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
+from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
@@ -13,6 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
     *ENGINE_FAULTS,
     *DATA_FAULTS,
+    *HOST_FAULTS,
     *KERNEL_FAULTS,
     *LAYER_FAULTS,
     *MODEL_FAULTS,

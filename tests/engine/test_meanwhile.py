@@ -1,0 +1,124 @@
+"""What need not be done before the next pass is done while it runs, and is not lost with it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specdist.emulation.device import EmulatedDevice
+from specdist.engine.engine import Engine
+from specdist.engine.local_target import FullDistributions
+from specdist.engine.proposals import VerifyInput
+from specdist.engine.request import Request
+from specdist.engine.verify import Verifier
+from specdist.models.flat import FlatBatch
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Harness
+from tests.engine.markov import markov_pair
+
+# The first of two sequences ends after three tokens.
+REQUESTS = (
+    Request(row_id=0, sample_index=0, prompt_ids=[1, 2], max_new_tokens=3),
+    Request(row_id=1, sample_index=0, prompt_ids=[3, 1, 2], max_new_tokens=12),
+)
+
+
+@pytest.fixture
+def replica() -> Harness:
+    return Harness(markov_pair()[0], None, max_num_seqs=2)
+
+
+def engine_of(replica: Harness, events: list[str], requests: Sequence[Request] = REQUESTS) -> Engine:
+    def asked_for() -> Iterator[Request]:
+        for request in requests:
+            events.append(f"request {request.row_id}")
+            yield request
+
+    return replica.assembly.engine(
+        asked_for(), target=replica.target(), proposer=replica.proposer(),
+        stats_recorder=replica.stats_recorder,
+    )  # fmt: skip
+
+
+def watch_passes(monkeypatch: pytest.MonkeyPatch, events: list[str]) -> None:
+    """Note when a pass is begun, and when its outcome is asked for."""
+    verify, numbers = Verifier.verify, itertools.count(1)
+
+    def begun(self: Verifier, *arguments: object) -> Callable[[], object]:
+        number, outcome = next(numbers), verify(self, *arguments)  # type: ignore[arg-type]
+        events.append(f"pass {number} begins")
+
+        def waited() -> object:
+            events.append(f"pass {number} is waited for")
+            return outcome()
+
+        return waited
+
+    monkeypatch.setattr(Verifier, "verify", begun)
+
+
+def test_a_completion_is_made_known_and_the_next_prompt_is_read_while_a_pass_runs(
+    replica: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes 1 to 4 give the first sequence its three tokens; a third request then takes its place."""
+    events: list[str] = []
+    watch_passes(monkeypatch, events)
+    third = Request(row_id=2, sample_index=0, prompt_ids=[2, 2], max_new_tokens=2)
+    for completion in engine_of(replica, events, [*REQUESTS, third]).run():
+        events.append(f"completion {completion.request.row_id}")
+        stats = replica.stats_recorder.shard(0)
+        assert stats.num_completions == sum(event.startswith("completion") for event in events)
+        assert stats.num_target_passes == stats.num_rounds - (stats.num_completions > 2)
+    for name in ("completion 0", "request 2"):
+        before, after = events[: events.index(name)], events[events.index(name) + 1 :]
+        last = [event for event in before if event.startswith("pass")][-1]
+        following = next(event for event in after if event.startswith("pass"))
+        assert last.endswith("begins") and following == last.replace("begins", "is waited for"), events
+
+
+def test_a_completion_is_not_lost_with_the_round_after_it(
+    replica: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an error ends the run, what had been finished before is handed out first."""
+    runner, found = replica.runners[0], []
+    forward, numbers = runner.forward, itertools.count(1)
+
+    def failing(batch: object, index: np.ndarray) -> Tensor:
+        # The second pass of the second sequence alone; the round before it has ended the first one.
+        if len(replica.scheduler.running) == 1 and next(numbers) == 2:
+            raise RuntimeError("the device is gone")
+        logits: Tensor = forward(batch, index)  # type: ignore[arg-type]
+        return logits
+
+    monkeypatch.setattr(runner, "forward", failing)
+    engine = engine_of(replica, [])
+    replica.scheduler = engine.scheduler
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        found.extend(engine.run())
+    assert [completion.request.row_id for completion in found] == [0]
+    assert len(found[0].token_ids) == 3 and found[0].text
+
+
+def test_results_are_fetched_when_they_are_asked_for() -> None:
+    """The pass's output is not read before: reading waits."""
+    device = EmulatedDevice()
+    device.queue(500_000_000)
+    tokens = np.arange(3)
+    asked = VerifyInput(
+        batch=FlatBatch(tokens, np.zeros(3, np.int64), tokens),
+        logits_indices_N=tokens,
+        stream_keys_N=np.zeros(3, np.int64),
+        target_logits_indices_C=np.array([0, 1]),
+    )
+    logits = device.tensor(torch.eye(5)[[1, 3, 4]])
+    output = FullDistributions.of(logits, SamplingSettings(temperature=0.0), asked)
+    assert not device.waits
+    assert output.candidate_probabilities().tolist() == [1.0, 0.0]
+    assert len(device.waits) == 1
+    output.next_distributions(np.array([2]))
+    assert len(device.waits) == 1

@@ -1,0 +1,60 @@
+"""Faults in what the host does while a device is at work, and in the emulation that shows it."""
+
+from tests.mutants.mutant import Mutant
+
+MEANWHILE = "tests/engine/test_meanwhile.py"
+DEVICE = "tests/emulation/test_device.py"
+MARKOV = "tests/emulation/test_markov.py"
+
+HOST_FAULTS = (
+    Mutant(
+        name="error-of-a-round-loses-what-had-been-finished",
+        file="engine/engine.py",
+        old="                yield from self._completions()\n                out_of_memory",
+        new="                out_of_memory",
+        tests=(MEANWHILE,),
+    ),
+    Mutant(
+        name="completions-wait-for-the-pass",
+        file="engine/engine.py",
+        old="            yield from self._completions()\n            self.scheduler.look_ahead()\n",
+        new="",
+        tests=(MEANWHILE,),
+    ),
+    Mutant(
+        name="pass-is-waited-for-when-it-begins",
+        file="engine/local_target.py",
+        old="    distributions_N: Distributions\n    verify_input: VerifyInput\n",
+        new="    distributions_N: Distributions\n    verify_input: VerifyInput\n\n"
+        "    def __post_init__(self) -> None:\n        assert self._fetched_N is not None\n",
+        tests=(MEANWHILE,),
+    ),
+    Mutant(
+        name="emulated-result-is-there-at-once",
+        file="emulation/device.py",
+        old="                    device.wait()\n",
+        new="                    pass\n",
+        tests=(DEVICE,),
+    ),
+    Mutant(
+        name="emulated-passes-run-side-by-side",
+        file="emulation/device.py",
+        old="begin = max(time.monotonic_ns(), self.free_at_ns)",
+        new="begin = time.monotonic_ns()",
+        tests=(DEVICE,),
+    ),
+    Mutant(
+        name="emulated-draft-at-temperature-accepts-less",
+        file="emulation/markov.py",
+        old="acceptance_V[:, None] * masses_VM,",
+        new="acceptance_V[:, None] ** 2 * masses_VM,",
+        tests=(MARKOV,),
+    ),
+    Mutant(
+        name="round-ahead-counts-both-devices",
+        file="emulation/accounting.py",
+        old="lengths_R - np.maximum(busy_R, draft_busy_R)",
+        new="lengths_R - (busy_R + draft_busy_R)",
+        tests=(DEVICE,),
+    ),
+)
