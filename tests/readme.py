@@ -96,6 +96,7 @@ def generated() -> dict[str, str]:
         "device-counts": counts_tables.markdown(),
         "scale": scale_tables.markdown(),
         "plan": f"```\n{plan()}\n```",
+        "emulation": emulation(),
     }
 
 
@@ -116,6 +117,14 @@ def compiled_kernels() -> str:
         for name in names
     ]
     return "\n".join(lines)
+
+
+def emulation() -> str:
+    """The results of ``jobs/benchmark.py --emulate``."""
+    from specdist.emulation.results import EmulationResult
+
+    files = sorted((REPOSITORY / "jobs/benchmarks").glob("emulation-*.json"))
+    return "\n\n".join(EmulationResult.read(file).markdown() for file in files)
 
 
 def plan() -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from specdist.emulation.accounting import HostTime
@@ -15,6 +17,8 @@ from specdist.utils.table import Table, decimals
 
 # More slow passes than this make a result one of this machine, not of the emulated GPU.
 FEW_SLOW = 0.01
+SPEEDUP = "speedup_per_device"
+HOSTS = ("target_host", "draft_host")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +91,31 @@ class EmulationResult:
 
     def to_json(self) -> dict[str, Any]:
         outcomes = [
-            {**dataclasses.asdict(one), "speedup_per_device": self.speedup_per_device(one)}
-            for one in self.outcomes
+            {**dataclasses.asdict(one), SPEEDUP: self.speedup_per_device(one)} for one in self.outcomes
         ]
         return {**vars(self), "outcomes": outcomes}
+
+    @staticmethod
+    def read(path: Path) -> EmulationResult:
+        """What :meth:`to_json` has written."""
+        document = json.loads(path.read_text(encoding="utf-8"))
+        outcomes = []
+        for one in document.pop("outcomes"):
+            del one[SPEEDUP]
+            hosts: dict[str, Any] = {name: one.pop(name) for name in HOSTS}
+            hosts = {name: found and HostTime(**found) for name, found in hosts.items()}
+            outcomes.append(Outcome(**one, **hosts))
+        return EmulationResult(**document, outcomes=outcomes)
+
+    def markdown(self) -> str:
+        """For a README, with what it was measured with."""
+        given = self.settings
+        title = (
+            f"**{given['target']} on {given['tp_size']} {given['emulate']} with draft {given['draft']}; "
+            f"prompts of {given['prompt_tokens']} tokens, completions of {given['output_tokens']}; "
+            f"acceptance {given['acceptance']:g}{', greedy' if not given['temperature'] else ''}**"
+        )
+        return f"{title}\n\n{self.report(Table.markdown)}\n\n{self.date}: `{self.command}`"
 
     def summary(self) -> dict[str, Any]:
         """The job's last line."""
@@ -106,7 +131,7 @@ class EmulationResult:
                     "tokens_per_s": round(one.tokens_per_s, 2),
                     "ideal_tokens_per_s": round(one.ideal_tokens_per_s, 2),
                     "exposed_host_share": round(one.exposed_host_share, 4),
-                    "speedup_per_device": round(self.speedup_per_device(one), 4),
+                    SPEEDUP: round(self.speedup_per_device(one), 4),
                     "slow_share": round(one.slow_share, 4),
                 }
                 for one in self.outcomes
