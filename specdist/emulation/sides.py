@@ -187,8 +187,7 @@ class _ObservedDraft:
         self._draft = draft
         self._recording = recording
         self.device = draft.device
-        self.follow = draft.follow
-        self.recover = draft.recover
+        self.recover, self.follow = draft.recover, draft.follow
         self._is_done_at = time.monotonic_ns()
 
     def respond(self, request: ProposalRequest) -> ProposalReply:

@@ -34,8 +34,6 @@ def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> 
         draft_C: float64, Q(y), the probability with which the draft drew it; positive.
         keys_C: of the candidates' own positions.
     """
-    if bool(((target_C == 0) | (target_C == 1)).all()):
-        return target_C > 0  # as any number below 1 would decide
     return accepted(target_C, draft_C, keys_C.uniforms(Purpose.ACCEPT))
 
 
