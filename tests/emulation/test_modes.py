@@ -19,8 +19,8 @@ from specdist.engine.request import Completion
 from specdist.utils.errors import UserError
 from tests.statistics import chi_square_p_value
 
-# Passes of a fifth of a millisecond.
-SMALL = ["--emulate", "b200", "--target", "5m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
+# Passes of one or two milliseconds, and draft steps of a third of that: work ahead pays.
+SMALL = ["--emulate", "b200", "--target", "350m", "--draft", "5m", "--prompt_tokens", "20", "--output_tokens",
          "24", "--batch_sizes", "6", "--rounds", "60", "--acceptance", "0.7"]  # fmt: skip
 MODES = ("target only", "colocated", "in turns", "ahead", "branches")
 # Of a chi-square that is right; all numbers are seeded, so that it does not fail by chance.
@@ -54,6 +54,8 @@ def test_every_mode_emits_the_targets_own_tokens(
     assert {name.partition(",")[0] for name in found} == set(MODES)
     for name, completions in found.items():
         assert len(completions) >= 10
+        has_drafted = any(completion.num_accepted_draft_tokens for completion in completions)
+        assert has_drafted == (name != "target only, target only"), name
         counts = np.zeros(len(order_V), int)
         for completion in completions:
             ids = [completion.request.prompt_ids[-1], *completion.token_ids]
