@@ -24,9 +24,9 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import DeviceClock
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.interfaces import Proposer, Target, VerifyOutput
+from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInput
-from specdist.engine.remote import serve_drafts
+from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Kind, Timeline
 from specdist.job.replica import TARGET_GROUP
@@ -205,10 +205,10 @@ class _ObservedDraft:
 class ObservedProposer:
     """A proposer on another rank, which is waited for."""
 
-    def __init__(self, proposer: Proposer, recording: Recording) -> None:
+    def __init__(self, proposer: RemoteDraft, recording: Recording) -> None:
         self._proposer = proposer
         self._recording = recording
-        self.close = proposer.close
+        self.tell, self.close = proposer.tell, proposer.close
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         begin = time.monotonic_ns()
