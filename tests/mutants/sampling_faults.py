@@ -175,7 +175,7 @@ SAMPLING_FAULTS = (
     ),
     Mutant(
         name="candidate-judged-by-what-follows-it",
-        file="engine/verify.py",
+        file="engine/local_target.py",
         old="asked.target_logits_indices_C, asked.candidate_ids_C",
         new="asked.target_logits_indices_C + 1, asked.candidate_ids_C",
         tests=(IN_TURNS,),
