@@ -29,7 +29,7 @@ def markdown() -> str:
         "draft tokens, both models in one process), and copies between host and device:",
         _table(_rounds(entries)),
         "Share of passes that are replays, by number of sequences (at most 20 draft tokens, short rows that "
-        "come and go), and graphs of both models at 32 sequences:",
+        "come and go); at 32 sequences, graphs of both models, and how often a round's draft synchronises:",
         _table(_replays(entries)),
         "\n".join(
             f"- {name}: commit {counts['commit']}, {counts['date']}, `{counts['command']}`"
@@ -92,5 +92,8 @@ def _replays(entries: dict[str, Any]) -> Iterator[dict[str, str | int | None]]:
             row: dict[str, str | int | None] = {"policy": policy, "": name}
             for size in map(str, NUM_SEQUENCES):
                 row[size] = f"{found[size]['share']:.1%}" if size in found else None
-            row["graphs"] = found["32"]["graphs"] if "32" in found else None
+            of_32 = found.get("32", {})
+            row["graphs"] = of_32.get("graphs")
+            waits = of_32.get("draft_synchronisations_per_round")
+            row["draft's synchronisations"] = None if waits is None else decimals(waits)
             yield row
