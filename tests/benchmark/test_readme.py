@@ -28,6 +28,7 @@ SHIPPED = {
     "jobs/benchmarks/README.md": [
         "synthetic-350m-cpu",
         "small-pair-cpu",
+        "vllm-20m-cpu",
         "overlap-350m-0.8-cpu",
         "overlap-350m-0.9-cpu",
         "policies-small-pair-cpu",
