@@ -85,6 +85,7 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
     from tests.gpu import counts_tables
+    from tests.planning import sweep
     from tests.scale import tables as scale_tables
 
     return {
@@ -95,6 +96,7 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         "scale": scale_tables.markdown(),
+        "rounds": sweep.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
     }
