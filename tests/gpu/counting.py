@@ -226,9 +226,9 @@ class Runs:
         rounds: list[tuple[bool, dict[str, Counter[str]]]] = []
         harness, observer, one_round = self.harness, self.observer, Engine._round
 
-        def counted(engine: Engine, plan: Any, finished: list[Any]) -> None:
+        def counted(engine: Engine, plan: Any, finished: list[Any]) -> Iterator[Any]:
             before = observer.snapshot()
-            one_round(engine, plan, finished)
+            yield from one_round(engine, plan, finished)
             steady = len(plan.decoding) == self.num_rows and not plan.chunks and not finished
             rounds.append((steady, observer.since(before)))
 
