@@ -16,6 +16,7 @@ from specdist.collecting.config import CollectConfig
 from specdist.config.arguments import PATH_OPTIONS, local_path, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.demo.config import PairConfig
+from specdist.emulation.config import EmulationConfig
 from specdist.evaluation.config import EvaluateConfig
 from specdist.planning.options import PlanConfig
 from specdist.synthetic.config import SyntheticConfig
@@ -24,10 +25,10 @@ from specdist.tuning.config import TuneConfig
 from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 
-CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, EvaluateConfig, GenerateConfig, PairConfig, PlanConfig,
-                      SyntheticConfig, TrainConfig, TuneConfig]  # fmt: skip
-# Not a path itself, though its help speaks of files.
-NOT_PATHS = {"lm_eval_export"}
+CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, EmulationConfig, EvaluateConfig, GenerateConfig,
+                      PairConfig, PlanConfig, SyntheticConfig, TrainConfig, TuneConfig]  # fmt: skip
+# Not paths themselves, though their help speaks of files.
+NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
 
 

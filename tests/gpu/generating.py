@@ -17,7 +17,7 @@ from tests.forked import World, started_world
 from tests.gpu import process_groups
 from tests.gpu.device import CudaTensor, install, prepare
 from tests.gpu.referee import Referee, refereed
-from tests.job.launching import TIMEOUT_S, Ended, arguments
+from tests.job.launching import TIMEOUT_S, Ended, job_arguments
 from tests.job.ranks import free_port
 
 # Seed and offset of a CUDA generator.
@@ -95,7 +95,7 @@ def started_gpu_ranks(
     with refereed() as referee:
         found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         found |= referee.environment | dict(environment or {})
-        given = arguments(**(options | {"device": "cuda"}))
+        given = job_arguments(rank, options | {"device": "cuda"})
         with started_world(num_ranks, rank, given, environment=found) as world:
             yield world, referee
 
