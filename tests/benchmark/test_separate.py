@@ -96,7 +96,7 @@ def test_the_trace_shows_the_draft_working_while_the_target_verifies(
         max(verify[0], draft[0]) < min(verify[1], draft[1]) for verify in verifying for draft in drafting
     )
     # Operators inside a phase are in the trace too.
-    assert any(event.get("name") == "aten::embedding" for event in trace["traceEvents"])
+    assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
 
 
 @pytest.mark.ranks

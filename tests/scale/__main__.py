@@ -57,8 +57,9 @@ def main() -> None:
         **operations(outcome),
     }
     if options.output is not None:
-        earlier = json.loads(options.output.read_text()) if options.output.exists() else []
-        options.output.write_text(json.dumps([*earlier, result], indent=1) + "\n")
+        document = json.loads(options.output.read_text()) if options.output.exists() else {"results": []}
+        document["results"].append(result)
+        options.output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(result))
 
 

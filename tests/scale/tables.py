@@ -14,7 +14,9 @@ RESULTS = REPOSITORY / "jobs/benchmarks/scale.json"
 
 def markdown() -> str:
     """All results, in the order of their measurement."""
-    return Table.of([_row(entry) for entry in json.loads(RESULTS.read_text())], num_names=4).markdown()
+    return Table.of(
+        [_row(entry) for entry in json.loads(RESULTS.read_text())["results"]], num_names=4
+    ).markdown()
 
 
 def _row(entry: dict[str, Any]) -> dict[str, str | int | None]:

@@ -75,7 +75,10 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 def configured(tmp_path: Path, options: dict[str, Any]) -> tuple[Path, Path]:
     output = tmp_path / "run"
     config = tmp_path / "config.yaml"
-    config.write_text(yaml.safe_dump({**options, "output": str(output)}))
+    # As the undisturbed run: tokens are then the same, wherever blocks end.
+    config.write_text(
+        yaml.safe_dump({"policy": "fixed", "overlap": "none", **options, "output": str(output)})
+    )
     return config, output
 
 
