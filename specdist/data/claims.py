@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from specdist.utils.json_values import from_fields, parse_json
 WAITING_SUFFIX = ".waiting"
 # A claim's file is read again after so many looks at the heartbeat of its holder.
 MAX_LOOKS = 8
+SHARD_PREFIX = "shard-"
 CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
 
 
@@ -196,6 +198,17 @@ class Claims:
             (claim for claim in found if claim is not None and claim.name == name),
             key=lambda claim: claim.generation,
         )
+
+
+def shard_name(shard: int) -> str:
+    """The name under which a shard is claimed."""
+    return f"{SHARD_PREFIX}{shard:05d}"
+
+
+def claims_of_shards(latest: Mapping[str, Claim]) -> dict[int, Claim]:
+    """Of the claims by name, those of shards, by their numbers."""
+    prefix = SHARD_PREFIX
+    return {int(name.removeprefix(prefix)): latest[name] for name in latest if name.startswith(prefix)}
 
 
 @functools.lru_cache(maxsize=2**16)

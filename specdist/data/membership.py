@@ -53,6 +53,7 @@ class Membership:
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
         self._is_waiting = False
+        self._was_named = name is not None
         self.replica = name or replica_name()
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
@@ -65,8 +66,9 @@ class Membership:
         try:
             self.create_folder()
             self.heartbeat.start()
-            # An earlier program of the same process may have failed without releasing its claims.
-            for claim in self.claims.latest().values():
+            # An earlier program of the same process may have failed without releasing its claims. A new name
+            # has none, and all the claims of many replicas would be read for nothing.
+            for claim in self.claims.latest().values() if self._was_named else ():
                 holding = self.claims.holding(claim)
                 if holding is not None and holding.replica == self.replica:
                     self.claims.release(claim)
@@ -119,7 +121,7 @@ class Membership:
     def setup(self) -> Iterator[None]:
         """One replica at a time may change what belongs to all; the others wait."""
         try:
-            while (claim := self._take_setup(view := self.claims.look())) is None:
+            while (claim := self.take_setup(view := self.claims.look())) is None:
                 self._sleep(self.poll_s(view.num_files, num_replicas=view.num_replicas))
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
@@ -128,7 +130,8 @@ class Membership:
         finally:
             self.claims.release(claim)
 
-    def _take_setup(self, view: View) -> Claim | None:
+    def take_setup(self, view: View) -> Claim | None:
+        """Try once for what :meth:`setup` waits for."""
         return self.claims.take(SETUP, view.latest.get(SETUP))
 
     def _forget_setup(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specdist.data.claims import Claim, View
+from specdist.data.claims import Claim, View, claims_of_shards, shard_name
 from specdist.data.files import writing
 from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
@@ -15,7 +15,6 @@ from specdist.data.run_folder import RunFolder
 from specdist.data.shard_choice import FEW_REPLICAS, first_choices, watched
 from specdist.utils.errors import UserError
 
-SHARD_PREFIX = "shard-"
 # Of shards that turn out to be complete or claimed, until a replica looks anew; and of looks per attempt.
 MAX_LATE, MAX_LOOKS = 2, 8
 # Watched claims change after so many times the silence after which a replica counts as gone.
@@ -77,11 +76,7 @@ class ShardQueue:
         for _ in range(MAX_LOOKS):
             view = self._claims.look()
             self._view = view
-            claims = {
-                int(name.removeprefix(SHARD_PREFIX)): claim
-                for name, claim in view.latest.items()
-                if name.startswith(SHARD_PREFIX)
-            }
+            claims = claims_of_shards(view.latest)
             if view.num_replicas <= FEW_REPLICAS:
                 return self._take_first(claims)
             is_out_of_date, taken = self._take_unclaimed(claims)
@@ -93,7 +88,7 @@ class ShardQueue:
 
     def _take_first(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
         """The first shard that can be had, among few replicas."""
-        others = [shard for shard in self._open if shard not in self._mine]
+        others = self._open_elsewhere()
         self._num_watched = sum(shard in claims for shard in others)
         for shard in others:
             latest = claims.get(shard)
@@ -106,8 +101,7 @@ class ShardQueue:
     def _take_unclaimed(self, claims: Mapping[int, Claim]) -> tuple[bool, ClaimedShard | None]:
         """A shard without a claim; and if there is none, whether to look again, since others were faster."""
         num_late = 0
-        mine_or_open = [shard for shard in self._open if shard not in self._mine]
-        for shard in first_choices(mine_or_open, claims.keys(), self._view.num_replicas):
+        for shard in first_choices(self._open_elsewhere(), claims.keys(), self._view.num_replicas):
             if shard not in self._open:
                 continue
             if not self._see_complete(shard) and (taken := self._claim(shard, None)) is not None:
@@ -119,7 +113,7 @@ class ShardQueue:
 
     def _take_abandoned(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
         """A shard whose holder released it or is gone."""
-        others = [shard for shard in self._open if shard in claims and shard not in self._mine]
+        others = [shard for shard in self._open_elsewhere() if shard in claims]
         now = self._membership.clock()
         period = int(now // (PERIOD_IN_SILENCES * self._membership.silent_after_s))
         chosen = watched(others, self._view.num_waiting, replica=self._membership.replica, period=period)
@@ -132,7 +126,7 @@ class ShardQueue:
 
     def _claim(self, shard: int, latest: Claim | None) -> ClaimedShard | None:
         """Claim a shard; None if another replica holds it, or has completed it."""
-        name = f"{SHARD_PREFIX}{shard:05d}"
+        name = shard_name(shard)
         above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
         claim = self._claims.take(name, latest, above=above)
         if claim is None:
@@ -155,9 +149,14 @@ class ShardQueue:
             return False
         recorded = self._folder.recorded_shards()
         self._next_listing_at = now + len(recorded) / RECORDS_PER_S
-        for shard in [shard for shard in self._open if shard in recorded and shard not in self._mine]:
-            self._complete_elsewhere(shard)
+        for shard in self._open_elsewhere():
+            if shard in recorded:
+                self._complete_elsewhere(shard)
         return True
+
+    def _open_elsewhere(self) -> list[int]:
+        """The shards that are not known to be complete, without those of this replica."""
+        return [shard for shard in self._open if shard not in self._mine]
 
     @property
     def poll_s(self) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.data import RunFolder
-from specdist.data.claims import Claims
+from specdist.data.claims import Claims, claims_of_shards
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
 from specdist.data.reading import open_shard
@@ -106,7 +106,7 @@ class StatusReader:
             raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
         plan, num_samples = self._folder.plan()
         latest = self._claims.latest() if self._claims_folder.is_dir() else {}
-        claimed = {int(name[-5:]): claim for name, claim in latest.items() if name.startswith("shard-")}
+        claimed = claims_of_shards(latest)
         running: list[HeldShard] = []
         failed: list[HeldShard] = []
         errors = Counter[str]()

@@ -16,7 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue
-from specdist.data.membership import SETUP
 from specdist.data.shard_queue import ClaimedShard
 from tests.scale.counting import METADATA, READS, CountingFiles
 
@@ -144,7 +143,7 @@ class Replica:
     def _set_up(self) -> None:
         claims = self._membership.claims
         view = claims.look()
-        claim = claims.take(SETUP, view.latest.get(SETUP))
+        claim = self._membership.take_setup(view)
         if claim is None:
             self._simulation.after(
                 self._membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up
