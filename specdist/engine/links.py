@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import tempfile
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
@@ -22,8 +22,8 @@ SOCKET_NAME = "link"
 PATH_BYTES = 108
 
 
-class LinkTo:
-    """Sends tensors to a rank, which receives them by a :class:`LinkFrom`; blocking."""
+class _Link(ABC):
+    """One end; blocking. The first tensor of a CPU opens it."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -31,18 +31,38 @@ class LinkTo:
         self._socket: socket.socket | None = None
 
     def __call__(self, tensor: Tensor) -> None:
-        if tensor.device.type != "cpu":
-            dist.send(tensor, self._rank)
+        is_on_cpu = tensor.device.type == "cpu"
+        if is_on_cpu and not self._is_open:
+            self._socket, self._is_open = self._open(), True
+        if self._socket is None or not is_on_cpu:
+            self._move_by_group(tensor)
             return
-        if not self._is_open:
-            self._socket, self._is_open = self._offer(), True
-        if self._socket is None:
-            dist.send(tensor, self._rank)
-            return
-        with _as_runtime_error(self._rank):
-            self._socket.sendall(_bytes(tensor))
+        try:
+            self._move(self._socket, memoryview(tensor.numpy().data).cast("B"))
+        except OSError as error:
+            # As the process group's errors are.
+            raise RuntimeError(f"the link to rank {self._rank} is broken: {error}") from error
 
-    def _offer(self) -> socket.socket | None:
+    @abstractmethod
+    def _move_by_group(self, tensor: Tensor) -> None: ...
+
+    @abstractmethod
+    def _move(self, connection: socket.socket, content: memoryview) -> None: ...
+
+    @abstractmethod
+    def _open(self) -> socket.socket | None: ...
+
+
+class LinkTo(_Link):
+    """Sends tensors to a rank, which receives them by a :class:`LinkFrom`."""
+
+    def _move_by_group(self, tensor: Tensor) -> None:
+        dist.send(tensor, self._rank)
+
+    def _move(self, connection: socket.socket, content: memoryview) -> None:
+        connection.sendall(content)
+
+    def _open(self) -> socket.socket | None:
         """Listen where only this user can connect, and tell the receiver where. None if it cannot."""
         with (
             tempfile.TemporaryDirectory(prefix="specdist-") as folder,
@@ -62,32 +82,20 @@ class LinkTo:
             return listener.accept()[0] if has_connected.item() else None
 
 
-class LinkFrom:
-    """Receives what a rank sends by a :class:`LinkTo`; blocking."""
+class LinkFrom(_Link):
+    """Receives what a rank sends by a :class:`LinkTo`."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._is_open = False
-        self._socket: socket.socket | None = None
+    def _move_by_group(self, tensor: Tensor) -> None:
+        dist.recv(tensor, self._rank)
 
-    def __call__(self, tensor: Tensor) -> None:
-        if tensor.device.type != "cpu":
-            dist.recv(tensor, self._rank)
-            return
-        if not self._is_open:
-            self._socket, self._is_open = self._take_up(), True
-        if self._socket is None:
-            dist.recv(tensor, self._rank)
-            return
-        missing = _bytes(tensor)
-        with _as_runtime_error(self._rank):
-            while missing:
-                num_bytes = self._socket.recv_into(missing, flags=socket.MSG_WAITALL)
-                if not num_bytes:
-                    raise ConnectionResetError("it has closed the connection")
-                missing = missing[num_bytes:]
+    def _move(self, connection: socket.socket, content: memoryview) -> None:
+        while content:
+            num_bytes = connection.recv_into(content, flags=socket.MSG_WAITALL)
+            if not num_bytes:
+                raise ConnectionResetError("it has closed the connection")
+            content = content[num_bytes:]
 
-    def _take_up(self) -> socket.socket | None:
+    def _open(self) -> socket.socket | None:
         """Connect where the sender says. None if there is nothing: it is on another machine."""
         told = torch.zeros(PATH_BYTES, dtype=torch.uint8)
         dist.recv(told, self._rank)
@@ -101,16 +109,3 @@ class LinkFrom:
             connection = None
         dist.send(torch.tensor([connection is not None], dtype=torch.uint8), self._rank)
         return connection
-
-
-@contextlib.contextmanager
-def _as_runtime_error(rank: int) -> Iterator[None]:
-    """As the process group's errors are."""
-    try:
-        yield
-    except OSError as error:
-        raise RuntimeError(f"the link to rank {rank} is broken: {error}") from error
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.numpy().data).cast("B")
