@@ -19,7 +19,7 @@ from specdist.emulation.sides import SideLog
 
 @dataclass(frozen=True)
 class HostTime:
-    """Milliseconds per round of one side's host: exposed, and hidden behind the devices' work."""
+    """Milliseconds per round of one side's host: exposed, and hidden by the devices' work."""
 
     exposed_ms: float
     hidden_ms: float

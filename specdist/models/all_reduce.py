@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import textwrap
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,13 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from specdist.utils.errors import short_text
+
 # Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
 MAX_BYTES_TIMES_RANKS = 2 * 2**20
 # The kernel moves so many bytes at a time.
 ALIGNMENT = 16
 # A sum in another order, in units of the largest term.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-MAX_REASON_CHARACTERS = 160
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _checked(
 
     # No rank goes on to a step in which it would wait for a peer that has failed before.
     steps = [allocate, lambda: found[0].connect()]
-    # The smallest message, one that is no power of two, and the longest.
+    # The smallest message, one that is not a power of two, and the longest.
     sizes = [ALIGNMENT, num_numbers // 3 // ALIGNMENT * ALIGNMENT, num_numbers]
     # Each twice, since the memory is used again.
     steps += [
@@ -134,8 +134,7 @@ def _checked(
         try:
             step()
         except Exception as failure:  # libraries and drivers raise errors of many kinds
-            first_line = (str(failure) or repr(failure)).splitlines()[0]
-            reason = textwrap.shorten(first_line, MAX_REASON_CHARACTERS)
+            reason = short_text(failure)
         if reason := _first_reason(reason, group):
             return None, reason
     return found[0], ""

@@ -9,7 +9,6 @@ T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D hea
 from __future__ import annotations
 
 import logging
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +20,7 @@ from specdist.models.attention import AttentionKind, AttentionRules
 from specdist.models.flat import FlatBatch
 from specdist.models.kernel import PagedKernel
 from specdist.models.segments import PagedSegments, ragged_segments
+from specdist.utils.errors import short_text
 from specdist.utils.ranges import arange_segments
 
 # (new tokens, keys) of every segment: decoding steps, one with so many keys that a kernel splits them;
@@ -34,7 +34,6 @@ PROBES = (
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SEED = 0
 # torch lists all its backends in the error when none fits.
-MAX_REASON_CHARACTERS = 160
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +89,7 @@ def probe_kernel(
                 found = kernel.attend(queries_THD, key_pages, value_pages, segments, kind.rules)
                 error = float((found.float() - expected).abs().max())
             except Exception as failure:  # kernels, their compilers and drivers raise errors of many kinds
-                first_line = (str(failure) or repr(failure)).splitlines()[0]
-                return f"{textwrap.shorten(first_line, MAX_REASON_CHARACTERS)} ({about})"
+                return f"{short_text(failure)} ({about})"
             # Not "error > tolerance": NaN is also wrong.
             if not error <= TOLERANCES[dtype]:
                 return f"differs from plain attention by {error:.3g} ({about})"

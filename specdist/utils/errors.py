@@ -1,5 +1,9 @@
 """The one exception whose message is written for the person who started the job; any other as one line."""
 
+import textwrap
+
+MAX_TEXT_CHARACTERS = 160
+
 
 class UserError(ValueError):
     """Bad input: the message names the option, the value, the rule and the remedy; no traceback is shown."""
@@ -9,3 +13,8 @@ def first_line(error: BaseException) -> str:
     """An error's type and the beginning of its text, for messages."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def short_text(error: BaseException) -> str:
+    """The beginning of an error's text without its type, for a line of the log."""
+    return textwrap.shorten((str(error) or repr(error)).splitlines()[0], MAX_TEXT_CHARACTERS)
