@@ -7,6 +7,8 @@ IN_TURNS = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribut
 FILTERED = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-filtered]"
 COUPLED = DISTRIBUTION + "test_drafting_in_turns_follows_the_target_s_distribution[3-coupled]"
 AHEAD = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[4-0-plain]"
+# Every token is one drafted ahead.
+ONE_AHEAD = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[1-0-plain]"
 BRANCHES = DISTRIBUTION + "test_drafting_ahead_follows_the_target_s_distribution[4-3-plain]"
 ENUMERATION = "tests/sampling/test_enumeration.py"
 SLICES = "tests/sampling/test_vocab_parallel.py"
@@ -64,7 +66,7 @@ SAMPLING_FAULTS = (
         file="engine/draft_ahead.py",
         old="keys_W = state.random_keys(slots_W, positions_W)",
         new="keys_W = state.random_keys(slots_W, positions_W * 0)",
-        tests=(AHEAD,),
+        tests=(ONE_AHEAD,),
     ),
     Mutant(
         name="all-purposes-share-one-number",

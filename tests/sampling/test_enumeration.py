@@ -2,6 +2,7 @@
 distribution."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -225,6 +226,12 @@ def test_equals_at_the_edge_of_a_filter_are_all_kept() -> None:
         assert isinstance(found, Dense)
         expected = TopPLogitsWarper(top_p)(None, distinct).softmax(-1)
         torch.testing.assert_close(found.probabilities_NV, expected, atol=1e-7, rtol=1e-6)
+    # 1/2, 1/4, 1/8, 1/8: a token goes that, with all below it, has exactly the rest.
+    halves = torch.tensor([[2.0, 1.0, 0.0, 0.0]]) * math.log(2)
+    assert halves.softmax(-1).tolist() == [[1 / 2, 1 / 4, 1 / 8, 1 / 8]]
+    kept = distributions_from_logits(halves, SamplingSettings(top_p=0.5))
+    assert isinstance(kept, Dense)
+    assert kept.probabilities_NV.tolist() == [[1, 0, 0, 0]]
     for top_k, num_kept in ((1, [4, 1, 2, 1]), (2, [4, 4, 2, 4]), (3, [4, 4, 4, 4])):
         distributions = distributions_from_logits(logits, SamplingSettings(top_k=top_k))
         assert isinstance(distributions, Dense)
