@@ -25,6 +25,7 @@ from specdist.benchmark.drafts import DraftOrder, with_slots
 from specdist.config.groups import ModelImpl
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
+from specdist.engine.links import Wait
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.job.costs import draft_curve
 from specdist.job.replica import TARGET_GROUP
@@ -105,6 +106,7 @@ class DraftRank:
         theirs.close()
         self.num_threads = source.num_threads
         self._remedy = source.remedy
+        self._target_device = target_device
         try:
             self._receive()
             join_world(_topology(RANK_ZERO, target_device), rendezvous)
@@ -137,11 +139,14 @@ class DraftRank:
         return self._receive()
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[RemoteDraft]:
-        """The proposer for the engine that it was built for, which must run to its end inside."""
+    def serving(self, wait: Wait | None = None) -> Iterator[RemoteDraft]:
+        """The proposer for the engine that it was built for, which must run to its end inside.
+
+        ``wait``: for replies; by default as the target's device wants it.
+        """
         self._send("serve")
         try:
-            yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP)
+            yield RemoteDraft(DRAFT_RANK, group=TARGET_GROUP, device=self._target_device, wait=wait)
             self._receive()
         except RuntimeError:
             # A broken connection does not say why it broke; the end of the process may.

@@ -168,7 +168,7 @@ class Replica:
         elif on_own_rank:
             assert self._rank is not None
             self._rank.build(order)
-            with self._rank.serving() as proposer:
+            with self._rank.serving(recording.busy_wait) as proposer:
                 most = order.assembly.scheduling.max_num_batched_tokens // 2
                 observed = ObservedProposer(proposer, recording)
                 is_chosen = order.assembly.chooser is not None

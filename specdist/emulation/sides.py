@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.emulation.device import EmulatedDevice
 from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.runner import EmulatedRunner, Pace
+from specdist.engine import links
 from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import DeviceClock
@@ -82,6 +84,12 @@ class Recording:
         self._marks: list[tuple[int, int]] = []
         self.spans: list[tuple[int, int]] = []
         self.message_waits: list[tuple[int, int]] = []
+
+    def busy_wait(self, connection: socket.socket) -> None:
+        """As a rank with a device waits for a message."""
+        begin = time.monotonic_ns()
+        links.busy_wait(connection)
+        self._device.spun_ns += time.monotonic_ns() - begin
 
     def mark(self) -> int:
         """Returns the moment."""
@@ -156,7 +164,13 @@ class DraftServer:
         observed = cast(DraftWorker, _ObservedDraft(self._draft, self._recording))
         vocab_size = self._order.assembly.vocab_size
         with half_of_the_cores(1):
-            serve_drafts({TARGET_GROUP: observed}, RANK_ZERO, vocab_size=vocab_size, clock=self._clock)
+            serve_drafts(
+                {TARGET_GROUP: observed},
+                RANK_ZERO,
+                vocab_size=vocab_size,
+                clock=self._clock,
+                wait=self._recording.busy_wait,
+            )
 
     def log(self) -> SideLog:
         """Of the last engine."""

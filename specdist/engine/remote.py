@@ -15,6 +15,7 @@ import torch
 
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory
+from specdist.engine.links import Wait, wait_of
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
@@ -25,15 +26,24 @@ from specdist.utils.errors import first_line
 from specdist.utils.garbage import frozen_garbage
 
 REQUEST, CLOSE, NEWS = 0, 1, 2
+CPU = torch.device("cpu")
 
 
 class RemoteDraft:
     """The proposer on the target's rank 0."""
 
-    def __init__(self, draft_rank: int, *, group: int = 0) -> None:
+    def __init__(
+        self,
+        draft_rank: int,
+        *,
+        group: int = 0,
+        device: torch.device = CPU,
+        wait: Wait | None = None,
+    ) -> None:
+        """``wait``: for replies; by default as the target's device wants it."""
         self._group = group
         self._requests = wire_to(draft_rank)
-        self._replies = wire_from(draft_rank)
+        self._replies = wire_from(draft_rank, wait or wait_of(device))
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
@@ -62,17 +72,25 @@ class RemoteDraft:
         self._requests.send([np.array([CLOSE, self._group])])
 
 
-def serve_drafts(drafts: Mapping[int, DraftWorker], rank0: int, *, vocab_size: int, clock: Timeline) -> None:
+def serve_drafts(
+    drafts: Mapping[int, DraftWorker],
+    rank0: int,
+    *,
+    vocab_size: int,
+    clock: Timeline,
+    wait: Wait | None = None,
+) -> None:
     """Serve requests until every target group has closed. Contexts are run after the reply is sent, while the
     target runs its pass.
 
     ``clock`` is shared by all the drafts; time outside its phases counts as transfer. A reply to one group
     carries the times since the last reply to any group. News of rounds without the draft get no reply. If
     memory runs out before the reply, the reply is the error; if it runs out after the reply, or over news,
-    the reply to the next request is.
+    the reply to the next request is. ``wait``: for requests; by default as the drafts' device wants it.
     """
+    wait = wait or wait_of(next(iter(drafts.values())).device)
     with frozen_garbage():
-        _serve_drafts(drafts, wire_from(rank0), wire_to(rank0), vocab_size=vocab_size, clock=clock)
+        _serve_drafts(drafts, wire_from(rank0, wait), wire_to(rank0), vocab_size=vocab_size, clock=clock)
 
 
 def _serve_drafts(

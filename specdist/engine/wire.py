@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from specdist.engine.links import LinkFrom, LinkTo
+from specdist.engine.links import LinkFrom, LinkTo, Wait
 
 FRAME_INTS = 4096
 
@@ -68,9 +68,9 @@ def wire_to(rank: int) -> Wire:
     return Wire(LinkTo(rank))
 
 
-def wire_from(rank: int) -> Wire:
-    """Messages from one rank of the world."""
-    return Wire(LinkFrom(rank))
+def wire_from(rank: int, wait: Wait | None = None) -> Wire:
+    """Messages from one rank of the world; see :class:`specdist.engine.links.LinkFrom`."""
+    return Wire(LinkFrom(rank, wait))
 
 
 def wire_broadcast(source: int, group: dist.ProcessGroup) -> Wire:

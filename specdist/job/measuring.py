@@ -99,7 +99,7 @@ def measure_costs(
 
 def message_curve(assembly: Assembly, draft_rank: int, device: torch.device) -> Curve:
     """On rank 0: times over the number of sequences; :func:`answer_messages` runs on the draft's rank."""
-    draft, clock = RemoteDraft(draft_rank, group=TARGET_GROUP), Timeline("host")
+    draft, clock = RemoteDraft(draft_rank, group=TARGET_GROUP, device=device), Timeline("host")
     num_rows = assembly.scheduling.num_slots
     sizes = sorted({1, -(-num_rows // 2), num_rows})
     times = []

@@ -390,7 +390,7 @@ class Replica:
             return NoDraft()
         if self._topology.is_colocated:
             return ColocatedDraft(self._draft_worker())
-        draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP)
+        draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP, device=self._topology.device)
         if self._chooser is None:
             return draft
         return DraftOnDemand(draft, max_missed_tokens=self._scheduling.max_num_batched_tokens // 2)

@@ -135,7 +135,9 @@ def test_a_draft_rank_out_of_memory_reports_it_and_goes_on(
     queues: list[queue.Queue[Tensor]] = [queue.Queue(), queue.Queue()]
     monkeypatch.setattr(remote, "wire_to", lambda rank: Wire(lambda tensor: queues[rank].put(tensor.clone())))
     monkeypatch.setattr(
-        remote, "wire_from", lambda rank: Wire(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60)))
+        remote,
+        "wire_from",
+        lambda rank, wait: Wire(lambda tensor: tensor.copy_(queues[1 - rank].get(timeout=60))),
     )
     requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
     common = WITH_HISTORY | {

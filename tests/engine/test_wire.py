@@ -1,13 +1,17 @@
 """Messages of every size survive the wire, and requests and replies arrive unchanged."""
 
 import dataclasses
+import socket
+import threading
 from collections import deque
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine import links
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
@@ -43,6 +47,23 @@ def test_an_empty_message_ends_the_loop() -> None:
     line = Line()
     line.near.send([])
     assert line.far.receive() == []
+
+
+def test_a_rank_with_a_device_stays_awake_until_a_message_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for ever: one that is not asked for long sleeps. Where ranks share their cores, at once."""
+    assert links.wait_of(torch.device("cpu")) is None
+    assert links.wait_of(torch.device("cuda", 0)) is links.busy_wait
+    near, far = socket.socketpair()
+    with near, far:
+        monkeypatch.setattr(links, "ASKING_S", 0)
+        links.busy_wait(far)
+        monkeypatch.setattr(links, "ASKING_S", 60)
+        # The other thread can run only if this one lets it.
+        sender = threading.Timer(0.05, near.sendall, [b"1234"])
+        sender.start()
+        links.busy_wait(far)
+        assert far.recv(4, socket.MSG_DONTWAIT) == b"1234"
+        sender.join()
 
 
 def assert_same(first: object, second: object) -> None:
