@@ -80,7 +80,7 @@ def _collect(
     )
     activity.begin("collecting")
     draft = None
-    if topology.is_colocated or topology.rank == topology.draft_rank:
+    if topology.holds_draft:
         draft = DraftSide(
             replica,
             settings=replica.settings,

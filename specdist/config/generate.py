@@ -116,6 +116,11 @@ class GenerateConfig(
     tp_size: int = option(
         1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
     )
+    draft_placement: Literal["auto", "own", "shared"] = option(
+        AUTO,
+        help="own = the draft has a rank of its own: launch tp_size + 1; shared = it is on the target's rank "
+        "0: launch tp_size; auto = whichever the number of ranks fits",
+    )
     generation_config: Literal["model", "none"] = option(
         "none",
         help="model = where they are not given, take --temperature, --top_k, --top_p, --max_new_tokens, "
@@ -257,8 +262,8 @@ class GenerateConfig(
 
     @property
     def num_world_ranks(self) -> int:
-        """Ranks of the separate placement: the target's, and one for the draft where there is a draft."""
-        return self.tp_size + int(self.uses_draft)
+        """Ranks to launch: the target's, and one for a draft that need not be on one of these."""
+        return self.tp_size + int(self.uses_draft and self.draft_placement != "shared")
 
     def cache_bytes(self) -> int | None:
         """``--cache_memory`` in bytes; None where the device decides."""
@@ -277,6 +282,7 @@ class GenerateConfig(
         if not self.uses_draft:
             given = {**self._given_policy_options(), "head": self.head, "verify": self.verify}
             given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}
+            given["draft_placement"] = None if self.draft_placement == AUTO else self.draft_placement
             found += [
                 f"--{name}{'' if value is True else f' {value}'} has no effect without a draft, or with "
                 "--policy none"
@@ -295,24 +301,29 @@ class GenerateConfig(
         return found
 
     def check_world(self, world_size: int) -> None:
-        """Refuse a number of ranks that is neither 1 nor the target's ranks plus the draft's."""
-        if world_size == 1 and self.tp_size == 1:
-            if self.drafts_ahead:
-                raise UserError(
-                    "--overlap ahead needs a rank for the draft, but 1 rank was launched: launch with "
-                    f"--num_processes {self.num_world_ranks}, or use --overlap none"
-                )
-            return
-        if world_size != self.num_world_ranks:
-            draft_ranks = "1 rank for the draft" if self.uses_draft else "none for a draft"
-            lone = (
-                ", or 1 to hold both models in one process" if self.uses_draft and self.tp_size == 1 else ""
+        """Refuse a number of ranks other than the target's, and one more for a draft of its own."""
+        fitting = {self.tp_size, self.num_world_ranks}
+        if self.uses_draft and self.draft_placement == "own":
+            fitting = {self.num_world_ranks}
+        launched = "1 rank was" if world_size == 1 else f"{world_size} ranks were"
+        if world_size not in fitting:
+            others = "" if len(fitting) == 1 else (
+                ", or 1 to hold both models in one process" if self.tp_size == 1
+                else f", or {self.tp_size} to hold the draft on the target's rank 0"
+            )  # fmt: skip
+            placement = "" if self.draft_placement == AUTO else f" --draft_placement {self.draft_placement}"
+            draft_ranks = (
+                "1 rank for the draft" if self.num_world_ranks > self.tp_size else "none for a draft"
             )
-            launched = "1 rank was" if world_size == 1 else f"{world_size} ranks were"
             raise UserError(
-                f"{launched} launched, but --tp_size {self.tp_size} needs "
+                f"{launched} launched, but --tp_size {self.tp_size}{placement} needs "
                 f"{self.num_world_ranks}: {self.tp_size} for the target and {draft_ranks}. "
-                f"Launch with --num_processes {self.num_world_ranks}{lone}"
+                f"Launch with --num_processes {self.num_world_ranks}{others}"
+            )
+        if self.drafts_ahead and world_size == self.tp_size:
+            raise UserError(
+                f"--overlap ahead needs a rank for the draft, but {launched} launched: launch with "
+                f"--num_processes {self.tp_size + 1}, or use --overlap none"
             )
 
 

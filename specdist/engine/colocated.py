@@ -1,14 +1,17 @@
-"""The draft in the target's own process, on the same device."""
+"""The draft in the process of the target or of its rank 0, on the same device."""
 
 from __future__ import annotations
 
 from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.faults import DraftOutOfMemory, is_out_of_memory
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.timeline import Timeline
+from specdist.utils.errors import first_line
 
 
 class ColocatedDraft:
-    """The proposer of a draft in the target's own process: target and draft take turns."""
+    """The proposer of a draft that takes turns with the target. Other ranks of the target have no part in it:
+    they wait for the next pass to be announced."""
 
     def __init__(self, draft: DraftWorker) -> None:
         self._draft = draft
@@ -18,8 +21,10 @@ class ColocatedDraft:
         try:
             reply = self._draft.respond(request)
             self._draft.prefill_and_draft_ahead(request)
-        except (RuntimeError, MemoryError):
+        except (RuntimeError, MemoryError) as error:
             self._draft.recover(has_replied=False)
+            if is_out_of_memory(error):
+                raise DraftOutOfMemory(f"draft: {first_line(error)}") from error
             raise
         return reply
 

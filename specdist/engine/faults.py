@@ -21,7 +21,7 @@ DRAFT_NOT_FINITE = (
 
 
 class DraftOutOfMemory(RuntimeError):
-    """The draft, on a rank of its own, ran out of memory; it waits for the next request."""
+    """The draft ran out of memory, of which no rank of the target knows; it waits for the next request."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

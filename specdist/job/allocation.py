@@ -280,8 +280,6 @@ def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
 
 def _num_communicators(topology: Topology) -> int:
     """That of the target's ranks, and that of rank 0 with the draft's."""
-    if topology.world_size == 1:
-        return 0
     of_target = topology.tp_size > 1 and topology.holds_target
-    of_draft = topology.uses_draft and topology.rank in (RANK_ZERO, topology.draft_rank)
+    of_draft = topology.has_draft_rank and topology.rank in (RANK_ZERO, topology.draft_rank)
     return int(of_target) + int(of_draft)

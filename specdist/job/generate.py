@@ -42,6 +42,8 @@ from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.models.generation import unused_settings
 
+PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}
+
 logger = logging.getLogger(__name__)
 
 
@@ -142,6 +144,8 @@ def generate_rows(
     encoder = prompt_encoder(config, models)
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids(), tuple(config.stop or ()))
     is_exact = record_check(config, run, replica.loading_check)
+    if topology.draft_placement is not None:
+        logger.info("the draft %s", PLACEMENTS[topology.draft_placement])
     if replica.ahead.num_tokens:
         logger.info(
             "the draft works ahead: %d tokens and %d branches per sequence",

@@ -83,10 +83,7 @@ def measure_costs(
     everywhere = [(found, message)] * topology.world_size
     if dist.is_initialized():
         dist.all_gather_object(everywhere, (found, message))
-    of_target, of_draft_rank = (
-        everywhere[RANK_ZERO][0][0],
-        everywhere[min(topology.draft_rank, topology.world_size - 1)][0][1],
-    )
+    of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], everywhere[topology.draft_rank][0][1]
     assert of_target is not None and of_draft_rank is not None
     (target_ns, (row_ns, token_ns)), (draft_ns, (draft_row_ns, _)) = of_target, of_draft_rank
     return CostModel(

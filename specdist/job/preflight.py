@@ -324,6 +324,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
         "world_size": topology.world_size,
+        "draft_placement": topology.draft_placement,
         "device": topology.device.type,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("specdist", *LIBRARIES)},

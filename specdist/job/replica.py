@@ -284,7 +284,7 @@ class Replica:
             self._activity.begin("waiting for the target to be sharded")
             join_sharding()
         draft = self._models.draft
-        if draft is not None and (topology.is_colocated or topology.rank == topology.draft_rank):
+        if draft is not None and topology.holds_draft:
             self._activity.begin("loading the draft")
             model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
             head = self._models.head.network if self._models.head else None

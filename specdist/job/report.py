@@ -117,6 +117,7 @@ def totals_document(
     return {
         "output": str(folder.path),
         "exact": folder.manifest.info["exact"],
+        "draft_placement": folder.manifest.info.get("draft_placement"),
         "complete": is_complete,
         **figures.total.summary(num_devices),
         "predictions": figures.predictions.to_json(),

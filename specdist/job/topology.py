@@ -1,4 +1,4 @@
-"""The roles of ranks: 0 .. tp_size - 1 hold the target, the last the draft; a single rank holds both."""
+"""The roles of ranks: 0 .. tp_size - 1 hold the target; the draft has one more, or shares rank 0 with it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Topology:
 
     @property
     def is_colocated(self) -> bool:
-        """Target and draft in one process."""
-        return self.world_size == 1 and self.uses_draft
+        """The draft shares rank 0, and its device, with the target or a shard of it."""
+        return self.uses_draft and self.world_size == self.tp_size
 
     @property
     def holds_target(self) -> bool:
@@ -52,7 +52,11 @@ class Topology:
 
     @property
     def draft_rank(self) -> int:
-        return self.tp_size
+        return RANK_ZERO if self.is_colocated else self.tp_size
+
+    @property
+    def holds_draft(self) -> bool:
+        return self.uses_draft and self.rank == self.draft_rank
 
     @property
     def collective_timeout(self) -> timedelta:
@@ -62,7 +66,12 @@ class Topology:
     @property
     def has_draft_rank(self) -> bool:
         """Whether the draft is on a rank of its own."""
-        return self.uses_draft and self.world_size > 1
+        return self.uses_draft and not self.is_colocated
+
+    @property
+    def draft_placement(self) -> str | None:
+        """``own`` or ``shared``; None without a draft."""
+        return ("shared" if self.is_colocated else "own") if self.uses_draft else None
 
     @property
     def role(self) -> str:
@@ -73,7 +82,10 @@ class Topology:
         """The role of a rank of the replica."""
         if self.world_size == 1:
             return "target+draft" if self.uses_draft else "target"
-        return f"target {rank + 1}/{self.tp_size}" if rank < self.tp_size else "draft"
+        if rank >= self.tp_size:
+            return "draft"
+        holds_both = self.is_colocated and rank == self.draft_rank
+        return f"target {rank + 1}/{self.tp_size}{'+draft' * holds_both}"
 
 
 def rank_from_environment() -> int:

@@ -109,7 +109,7 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
         ),
         ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
         ("tokens/s per rank or GPU", lambda run: speed(run.summary["tokens_per_s_per_device"])),
-        ("ranks of a replica", lambda run: count(run.num_devices)),
+        ("ranks of a replica", lambda run: run.ranks),
         ("tokens per target pass and sequence", lambda run: number(tokens_per_pass(run.total))),
         ("draft tokens accepted", lambda run: percent(run.summary["draft_acceptance_rate"])),
         ("target passes per token", lambda run: number(run.total.verification_rate, 3)),
@@ -134,7 +134,7 @@ def configuration(runs: Sequence[ReportedRun]) -> Panel:
         ("exactness", lambda run: "exact" if run.is_exact else "NOT exact"),
         ("reproducibility", lambda run: str(run.info.get("reproducibility", NOTHING))),
         ("device", lambda run: str(run.info.get("device", NOTHING))),
-        ("ranks of a replica", lambda run: count(run.num_devices)),
+        ("ranks of a replica", lambda run: run.ranks),
         *(
             (name, lambda run, name=name: str(run.info.get("versions", {}).get(name, NOTHING)))
             for name in ("specdist", "torch", "transformers", "deepspeed")

@@ -86,6 +86,12 @@ class ReportedRun:
         return int(self.info.get("world_size", 1))
 
     @property
+    def ranks(self) -> str:
+        """Their number, and which of them holds the draft."""
+        holder = {"own": " (one for the draft)", "shared": " (the draft on the target's rank 0)"}
+        return f"{self.num_devices}{holder.get(self.info.get('draft_placement') or '', '')}"
+
+    @property
     def device_name(self) -> str:
         return "GPU" if self.info.get("device") == "cuda" else "rank"
 
@@ -100,7 +106,7 @@ class ReportedRun:
 
     @property
     def is_colocated(self) -> bool:
-        """Both models are in one process, so that no message was sent."""
+        """The draft is in the process of the target's rank 0, so that it was sent no message."""
         return self.total.num_messages == 0
 
     @cached_property

@@ -51,7 +51,7 @@ def time_per_role(runs: Sequence[ReportedRun]) -> Panel:
     content.append(table_by_run("memory", runs, peaks))
     if any(run.is_colocated and run.has_drafts for run in runs):
         content.append(
-            paragraph("Where both models share one process, the target's idle time is the draft's work.")
+            paragraph("Where the draft shares rank 0 with the target, the target's idle time is its work.")
         )
     return Panel(
         name="time-per-role",

@@ -255,12 +255,17 @@ def test_options_without_effect_give_a_warning(options: dict[str, Any], fragment
         ({}, {1}),
         ({"draft": "small"}, {1, 2}),
         ({"tp_size": 2}, {2}),
-        ({"tp_size": 2, "draft": "small"}, {3}),
+        ({"tp_size": 2, "draft": "small"}, {2, 3}),
+        ({"tp_size": 2, "draft": "small", "draft_placement": "own"}, {3}),
+        ({"tp_size": 2, "draft": "small", "draft_placement": "shared"}, {2}),
+        ({"draft": "small", "draft_placement": "own"}, {2}),
+        ({"draft": "small", "draft_placement": "shared"}, {1}),
+        ({"tp_size": 2, "draft_placement": "own"}, {2}),
         ({"tp_size": 4, "draft": "small", "policy": "none"}, {4}),
     ],
 )
 def test_the_number_of_ranks_must_fit(options: dict[str, Any], fitting: set[int]) -> None:
-    """The target's ranks and one for the draft, or all in one process where the target is whole."""
+    """The target's ranks, and with a draft one for it or none."""
     for world_size in range(1, 7):
         if world_size in fitting:
             config(**options).check_world(world_size)
@@ -270,7 +275,8 @@ def test_the_number_of_ranks_must_fit(options: dict[str, Any], fitting: set[int]
         message = str(error.value)
         assert message.startswith(f"{world_size} rank")
         assert f"--num_processes {max(fitting)}" in message
-        assert ("or 1 to hold both" in message) == (1 in fitting and len(fitting) > 1)
+        assert ("or 1 to hold both" in message) == (fitting == {1, 2})
+        assert ("or 2 to hold the draft on the target's rank 0" in message) == (fitting == {2, 3})
 
 
 def test_the_resolved_configuration_gives_the_same_run(tmp_path: Path) -> None:
@@ -393,6 +399,8 @@ def test_drafting_ahead_needs_a_rank_of_its_own() -> None:
     ahead.check_world(2)
     with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 1 rank .*--num_processes 2"):
         ahead.check_world(1)
+    with pytest.raises(UserError, match=r"--overlap ahead needs a rank .* 4 ranks .*--num_processes 5"):
+        config(draft="d", overlap="ahead", tp_size=4).check_world(4)
     assert not config(draft=None, overlap="ahead").drafts_ahead
     # By default every round chooses, except where what is emitted would depend on it.
     config(draft="d").check_world(1)

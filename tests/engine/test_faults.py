@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdist.engine import remote
+from specdist.engine import assembly, remote
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.faults import NUM_SUSPECT_ROWS
 from specdist.engine.interfaces import Proposer
+from specdist.engine.local_target import LocalTarget
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.request import Completion
 from specdist.engine.timeline import Timeline
@@ -105,6 +106,31 @@ def test_too_little_memory_makes_the_batch_smaller_and_changes_no_token(
         "at most 4 sequences and 32 tokens" in caplog.text
         and "at most 2 sequences and 16 tokens" in caplog.text
     )
+
+
+class OneOfSeveral(LocalTarget):
+    """As if other ranks of the target waited for its next pass."""
+
+    is_single_rank = False
+
+
+def test_a_draft_beside_a_sharded_target_out_of_memory_needs_no_other_rank(
+    models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rank takes part in the draft's passes, so that the round is repeated; a failed pass of the target
+    ends it, since the others would wait in theirs."""
+    requests = requests_for(prompts_of_lengths(5, 23, 40, 2, 11, 17, 33, 8))
+    expected = Harness(*models, **WITH_HISTORY).generate(requests)
+    monkeypatch.setattr(assembly, "LocalTarget", OneOfSeveral)
+    replica = Harness(*models, **WITH_HISTORY)
+    with monkeypatch.context() as patch:
+        fail_at(patch, replica.runners[DRAFT], COMPLAINTS[0], 5, 12)
+        assert outcome(replica.generate(requests)) == outcome(expected)
+    assert replica.stats_recorder.shard(0).num_out_of_memory == 2
+    replica = Harness(*models, **WITH_HISTORY)
+    fail_at(monkeypatch, replica.runners[TARGET], COMPLAINTS[0], 5)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        replica.generate(requests)
 
 
 class OverAWire(Harness):

@@ -1,10 +1,11 @@
-"""The main job on three ranks with a pretended GPU each writes what ranks on a CPU write.
+"""The main job on ranks with a pretended GPU each writes what ranks on a CPU write.
 
 What such a device cannot show is said in ``tests/gpu/first_day.py``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,16 @@ NUM_RANKS, DRAFT_RANK = 3, 2
 WORLD = "the world"
 
 
-def check_collectives(ended: Refereed) -> None:
+def check_collectives(ended: Refereed, num_ranks: int = NUM_RANKS) -> None:
     """Every rank of a group has entered each collective equally often, and none is still in one."""
     assert ended.referee.failure is None, ended.referee.failure
     counts = ended.referee.counts
-    first, second, draft = (counts[rank] for rank in range(NUM_RANKS))
+    first, second, draft = (counts[rank] if rank < num_ranks else Counter() for rank in range(NUM_RANKS))
     messages = ("send", "recv")
     for (name, backend, group), number in (first + second + draft).items():
         if name in messages:
             continue
-        members = (first, second, draft) if group == WORLD else (first, second)
+        members = (first, second, draft)[: num_ranks if group == WORLD else 2]
         assert number == len(members) * first[name, backend, group], (name, backend, group)
         assert all(one[name, backend, group] == first[name, backend, group] for one in members)
     for backend in (NCCL, GLOO):
@@ -41,24 +42,28 @@ def check_collectives(ended: Refereed) -> None:
     sums = sum(
         number for (name, backend, _), number in second.items() if (name, backend) == ("all_reduce", NCCL)
     )
-    assert sums > 0 and first["send", GLOO, WORLD] > 0, "neither sharded nor drafted: nothing was tested"
+    sent = first["send", GLOO, WORLD] + first["send", NCCL, WORLD]
+    assert sums > 0 and (sent > 0) == (num_ranks > DRAFT_RANK), "neither sharded nor drafted: nothing tested"
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("num_ranks", "changes"),
     [
-        pytest.param({}, id="greedy"),
-        pytest.param({"temperature": 0.7, "trace": True}, id="rejection, trace"),
-        pytest.param({"temperature": 0.9, "top_p": 0.9, "top_k": 50}, id="top-p"),
-        pytest.param({"temperature": 0.7, "acceptance": "gumbel"}, id="gumbel"),
+        pytest.param(3, {}, id="greedy"),
+        pytest.param(3, {"temperature": 0.7, "trace": True}, id="rejection, trace"),
+        pytest.param(3, {"temperature": 0.9, "top_p": 0.9, "top_k": 50}, id="top-p"),
+        pytest.param(3, {"temperature": 0.7, "acceptance": "gumbel"}, id="gumbel"),
+        pytest.param(2, {"temperature": 0.7}, id="rejection, shared"),
+        pytest.param(2, {"temperature": 0.7, "acceptance": "gumbel"}, id="gumbel, shared"),
     ],
 )
-def test_three_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
-    options: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+def test_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
+    options: dict[str, Any], num_ranks: int, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The whole files: each row's statistics, and with them the draft's tokens, are the same too."""
+    """The whole files: each row's statistics, and with them the draft's tokens, are the same too. Two ranks
+    share the target, and the first of them may hold the draft as well."""
     expected = run_here(**(options | changes), device="cpu", output=tmp_path / "cpu")
-    ended = fork_gpu_ranks(NUM_RANKS, **(options | changes), tp_size=2, output=tmp_path / "gpu")
+    ended = fork_gpu_ranks(num_ranks, **(options | changes), tp_size=2, output=tmp_path / "gpu")
     assert ended.totals["num_rows"] == options["limit"]
     assert ended.totals["exact"], "the loaded target was not compared with its files"
     assert shard_bytes(tmp_path / "gpu") == shard_bytes(tmp_path / "cpu")
@@ -66,7 +71,7 @@ def test_three_gpu_ranks_write_the_files_of_one_process_on_a_cpu(
         assert ended.totals[name] == expected.totals[name]
     assert ended.totals["draft_acceptance_rate"] > 0.1
     assert "without graphs" not in ended.stderr and "not finite" not in ended.stderr
-    check_collectives(ended)
+    check_collectives(ended, num_ranks)
 
 
 @pytest.mark.parametrize("acceptance", ["rejection", "gumbel"])

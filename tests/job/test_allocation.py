@@ -26,6 +26,7 @@ from specdist.job.allocation import (
     sampling_of,
     target_limits,
 )
+from specdist.job.topology import Topology
 from specdist.models import memory as memory_module
 from specdist.models.memory import DeviceMemory
 from specdist.models.reserve import Sampling
@@ -269,14 +270,22 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def rank_room(size: ModelSize, config: Any, monkeypatch: pytest.MonkeyPatch, *, rank: int = 0) -> CacheRoom:
-    monkeypatch.setattr(allocation, "_size", lambda checkpoint, runner: size)
-    topology = SimpleNamespace(
-        device=torch.device("cuda:0"), world_size=5, tp_size=4, rank=rank, holds_target=True, uses_draft=True,
-        draft_rank=4,
-    )  # fmt: skip
-    models: Any = SimpleNamespace(target=None, draft=None)
-    return room_for_cache(config, models, topology, rows(), target=Runner(), draft=None)  # type: ignore[arg-type]
+def rank_room(
+    size: ModelSize,
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    rank: int = 0,
+    world_size: int = 5,
+    draft: ModelSize | None = None,
+) -> CacheRoom:
+    monkeypatch.setattr(allocation, "_size", lambda checkpoint, runner: checkpoint or size)
+    topology = Topology(
+        device=torch.device("cuda:0"), world_size=world_size, tp_size=4, rank=rank, uses_draft=True
+    )
+    models: Any = SimpleNamespace(target=None, draft=draft)
+    held: Any = None if draft is None else Runner()
+    return room_for_cache(config, models, topology, rows(), target=Runner(), draft=held)  # type: ignore[arg-type]
 
 
 def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
@@ -295,6 +304,23 @@ def test_a_rank_releases_memory_of_loading_before_it_asks_how_much_is_free(
     other = rank_room(large, config_of(), monkeypatch, rank=1)
     assert room.needs is not None and other.needs is not None
     assert other.needs.nccl < room.needs.nccl and other.needs.logits < room.needs.logits
+
+
+def test_a_draft_on_rank_0_takes_memory_there_and_needs_no_channel(
+    large: ModelSize, small: ModelSize, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks have the room of a target without a draft; the page table follows the smallest."""
+    config = config_of(cache_memory="4GiB")
+    alone, both = (
+        rank_room(large, config, monkeypatch, world_size=4, draft=draft) for draft in (None, small)
+    )
+    page_bytes = PAGE_SIZE * large.cache_bytes_per_token(4)
+    both_bytes = page_bytes + PAGE_SIZE * small.cache_bytes_per_token(1)
+    assert (alone.num_pages, both.num_pages) == (4 * GIB // page_bytes, 4 * GIB // both_bytes)
+    own = rank_room(large, config, monkeypatch)
+    assert own.needs is not None and alone.needs is not None and both.needs is not None
+    assert own.needs.nccl > alone.needs.nccl == both.needs.nccl > 0
+    assert both.needs.total > alone.needs.total
 
 
 def test_a_cache_larger_than_the_rows_need_gives_a_warning(

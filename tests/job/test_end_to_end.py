@@ -137,7 +137,12 @@ def test_one_process_of_its_own_writes_the_same_files(
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("start", "num_ranks", "tp_size", "run"),
-    [(fork_ranks, 3, 2, "greedy"), (run_process, 3, 2, "sampled"), (fork_ranks, 2, 1, "sampled")],
+    [
+        (fork_ranks, 3, 2, "greedy"),
+        (run_process, 3, 2, "sampled"),
+        (fork_ranks, 2, 1, "sampled"),
+        (fork_ranks, 2, 2, "sampled"),
+    ],
 )
 def test_ranks_write_the_files_of_one_process(
     options: dict[str, Any],
@@ -148,7 +153,8 @@ def test_ranks_write_the_files_of_one_process(
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    """A sharded target and a draft on a rank of its own change the speed, and no byte of the output."""
+    """A sharded target, and a draft on a rank of its own or beside the target's first part, change the speed,
+    and no byte of the output."""
     output, alone = request.getfixturevalue(run)
     settings = SAMPLED if run == "sampled" else {}
     ended = start(num_ranks, **(options | settings), tp_size=tp_size, output=tmp_path / "run")
@@ -157,6 +163,11 @@ def test_ranks_write_the_files_of_one_process(
     logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
     assert [name[name.index("rank-") :] for name in logs] == [f"rank-{rank}.log" for rank in range(num_ranks)]
     assert ended.totals["tokens_per_s_per_device"] == pytest.approx(ended.totals["tokens_per_s"] / num_ranks)
+    assert ended.totals["draft_placement"] == ("own" if num_ranks > tp_size else "shared")
+    role, placed = f"target 1/{tp_size}", "has a rank of its own"
+    if num_ranks == tp_size:
+        role, placed = f"{role}+draft", "shares rank 0 with the target"
+    assert f"[{role}] the draft {placed}" in ended.stderr
 
 
 @pytest.mark.ranks

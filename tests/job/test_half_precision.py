@@ -75,8 +75,12 @@ def test_one_process_copies_from_far_back(copying: dict[str, Any], tmp_path: Pat
 
 
 @pytest.mark.ranks
-def test_two_ranks_and_a_draft_copy_like_one_process(copying: dict[str, Any], tmp_path: Path) -> None:
-    known_everywhere(copying, tmp_path / "run", fork_ranks(3, **copying, tp_size=2, output=tmp_path / "run"))
+@pytest.mark.parametrize("num_ranks", [3, 2], ids=["own", "shared"])
+def test_two_ranks_and_a_draft_copy_like_one_process(
+    copying: dict[str, Any], num_ranks: int, tmp_path: Path
+) -> None:
+    ended = fork_ranks(num_ranks, **copying, tp_size=2, output=tmp_path / "run")
+    known_everywhere(copying, tmp_path / "run", ended)
 
 
 @pytest.mark.ranks

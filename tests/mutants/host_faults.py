@@ -57,4 +57,18 @@ HOST_FAULTS = (
         new="lengths_R - (busy_R + draft_busy_R)",
         tests=(DEVICE,),
     ),
+    Mutant(
+        name="draft-beside-a-sharded-target-out-of-memory-ends-the-job",
+        file="engine/colocated.py",
+        old="            if is_out_of_memory(error):\n",
+        new="            if False:\n",
+        tests=("tests/engine/test_faults.py",),
+    ),
+    Mutant(
+        name="draft-on-rank-0-is-given-a-channel",
+        file="job/allocation.py",
+        old="topology.has_draft_rank and topology.rank in",
+        new="topology.uses_draft and topology.rank in",
+        tests=("tests/job/test_allocation.py",),
+    ),
 )
