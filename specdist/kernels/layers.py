@@ -1,5 +1,5 @@
-"""The small steps of a decoder layer, one kernel each: RMS norm, rotary embedding, gated activation, and the
-writing of keys and values into the cache.
+"""The small steps of a decoder layer, one kernel each: RMS norm, residual with the norms around it, rotary
+embedding, gated activation, and the writing of keys and values into the cache.
 
 In plain operations they are 27 kernels of a Llama layer, most of which read and write the whole hidden state.
 Numbers are rounded where those operations round them: products and sums of half precision are computed in
@@ -18,11 +18,12 @@ from torch import Tensor
 # Numbers that a program works on at once; a longer row of a norm is still one program.
 BLOCK = 1024
 HEADS_PER_PROGRAM = 4
-# Numbers of a thread, so that a row of a norm stays in registers.
-NUMBERS_PER_THREAD = 32
+# Numbers of a thread, so that a row of a norm stays in registers; with a residual there are two rows.
+NUMBERS_PER_THREAD, NUMBERS_WITH_RESIDUAL = 32, 16
 MAX_WARPS = 32
 # A wider row would not stay in registers.
 MAX_NORM_WIDTH = 32768
+MAX_RESIDUAL_WIDTH = 16384
 # Without contraction into fused multiply-adds sums and products round as in plain operations.
 OPTIONS: dict[str, int | bool] = {"num_warps": 4, "enable_fp_fusion": False}
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -38,6 +39,22 @@ def _rounded(numbers, dtype: tl.constexpr):
     return numbers.to(dtype).to(tl.float32)
 
 
+@triton.jit
+def _normed(
+    numbers, weight, columns_W, epsilon, width: tl.constexpr, weight_offset: tl.constexpr,
+    rounds_first: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """RMS norms of float32 rows [M, W], which are 0 beyond their width."""
+    means_M = tl.sum(numbers * numbers, 1) / width
+    numbers = numbers * tl.rsqrt(means_M + epsilon)[:, None]
+    if rounds_first:
+        numbers = _rounded(numbers, dtype)
+    weights_W = tl.load(weight + columns_W, mask=columns_W < width, other=0.0).to(tl.float32)
+    if weight_offset != 0:
+        weights_W = weight_offset + weights_W
+    return _rounded(weights_W[None, :] * numbers, dtype)
+
+
 # Numbers that change from pass to pass compile nothing anew.
 @triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
@@ -50,17 +67,35 @@ def rms_norm_kernel(
     is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
     places_M = rows_M.to(tl.int64) * stride_row
     loaded = tl.load(inputs + places_M[:, None] + columns_W[None, :], mask=is_used, other=0.0)
-    numbers = loaded.to(tl.float32)
-    means_M = tl.sum(numbers * numbers, 1) / width
-    numbers = numbers * tl.rsqrt(means_M + epsilon)[:, None]
-    if rounds_first:
-        numbers = _rounded(numbers, loaded.dtype)
-    weights_W = tl.load(weight + columns_W, mask=columns_W < width, other=0.0).to(tl.float32)
-    if weight_offset != 0:
-        weights_W = weight_offset + weights_W
+    numbers = _normed(
+        loaded.to(tl.float32), weight, columns_W, epsilon, width, weight_offset, rounds_first, loaded.dtype
+    )
     places_M = rows_M.to(tl.int64) * width
-    numbers = _rounded(weights_W[None, :] * numbers, loaded.dtype)
     tl.store(output + places_M[:, None] + columns_W[None, :], numbers, mask=is_used)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def residual_norm_kernel(
+    inputs, residual, weight_before, weight, sums, output, num_rows, epsilon, width: tl.constexpr,
+    weight_offset: tl.constexpr, rounds_first: tl.constexpr, is_normed_before: tl.constexpr,
+    block_rows: tl.constexpr, block_width: tl.constexpr,
+):  # fmt: skip
+    """Grid: (blocks of rows,)."""
+    rows_M = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    columns_W = tl.arange(0, block_width)
+    is_used = (rows_M < num_rows)[:, None] & (columns_W < width)[None, :]
+    places = rows_M.to(tl.int64)[:, None] * width + columns_W[None, :]
+    loaded = tl.load(inputs + places, mask=is_used, other=0.0)
+    numbers = loaded.to(tl.float32)
+    if is_normed_before:
+        numbers = _normed(
+            numbers, weight_before, columns_W, epsilon, width, weight_offset, rounds_first, loaded.dtype
+        )
+    numbers += tl.load(residual + places, mask=is_used, other=0.0).to(tl.float32)
+    numbers = _rounded(numbers, loaded.dtype)
+    tl.store(sums + places, numbers, mask=is_used)
+    numbers = _normed(numbers, weight, columns_W, epsilon, width, weight_offset, rounds_first, loaded.dtype)
+    tl.store(output + places, numbers, mask=is_used)
 
 
 @triton.jit
@@ -191,6 +226,53 @@ def rms_norm(
     return output
 
 
+@torch.library.custom_op("specdist::residual_norm", mutates_args=())
+def residual_norm(
+    inputs: Tensor,
+    residual: Tensor,
+    weight_before_W: Tensor | None,
+    weight_W: Tensor,
+    *,
+    epsilon: float,
+    weight_offset: float,
+    rounds_first: bool,
+) -> tuple[Tensor, Tensor]:
+    """The sum of residual and inputs, [..., W] both, and its norm; both have the inputs' shape.
+
+    Args:
+        weight_before_W: of a norm of the inputs, before they are added; None for none.
+        epsilon, weight_offset, rounds_first: of both norms, as of :func:`rms_norm`.
+
+    Raises:
+        ValueError: if a row is wider than ``MAX_RESIDUAL_WIDTH``.
+    """
+    width = inputs.shape[-1]
+    if width > MAX_RESIDUAL_WIDTH:
+        raise ValueError(f"a residual of {width} numbers; {MAX_RESIDUAL_WIDTH} fit into a program")
+    inputs, residual = inputs.contiguous(), residual.contiguous()
+    sums, output = torch.empty_like(inputs), torch.empty_like(inputs)
+    options = norm_constants(width)
+    num_rows = inputs.numel() // width
+    if num_rows:
+        residual_norm_kernel[(triton.cdiv(num_rows, options["block_rows"]),)](
+            inputs,
+            residual,
+            weight_W if weight_before_W is None else weight_before_W,
+            weight_W,
+            sums,
+            output,
+            num_rows,
+            epsilon,
+            width=width,
+            weight_offset=weight_offset,
+            rounds_first=rounds_first,
+            is_normed_before=weight_before_W is not None,
+            **options,
+            **norm_options(width, NUMBERS_WITH_RESIDUAL),
+        )
+    return sums, output
+
+
 @torch.library.custom_op("specdist::rotary", mutates_args=())
 def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys, rotated: x × cos + (-second half of x, first half of x) × sin. All of one dtype."""
@@ -274,7 +356,7 @@ def norm_constants(width: int) -> dict[str, int]:
     return {"block_rows": max(1, BLOCK // block_width), "block_width": block_width}
 
 
-def norm_options(width: int) -> dict[str, int | bool]:
+def norm_options(width: int, numbers_per_thread: int = NUMBERS_PER_THREAD) -> dict[str, int | bool]:
     """How to compile a norm, so that a program's rows stay in registers."""
     num_numbers = max(BLOCK, triton.next_power_of_2(width))
-    return OPTIONS | {"num_warps": min(MAX_WARPS, max(4, num_numbers // NUMBERS_PER_THREAD // 32))}
+    return OPTIONS | {"num_warps": min(MAX_WARPS, max(4, num_numbers // numbers_per_thread // 32))}

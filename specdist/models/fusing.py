@@ -11,7 +11,6 @@ T flat tokens, H heads, D head width, W width of a row.
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import logging
 import math
@@ -19,20 +18,25 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from specdist.models.fusing_trials import TOLERANCES, Attend, Scale, differences, twin_of
 from specdist.utils.errors import first_line
 
 ROTARY = "apply_rotary_pos_emb"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+ATTENTION, MLP = "self_attn", "mlp"
+# The norms of a decoder layer in their order, where attention and MLP are normed before, and after, too.
+NORMS = ("input_layernorm", "post_attention_layernorm")
+MORE_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
+# What a model may hand to its layers for attention.
+HANDED_OVER = ("attention_mask", "position_ids", "past_key_values", "position_embeddings", "paged_attention")
 # Of the numbers that are tried: rows that fill no block, and heads as of grouped queries.
 NUM_ROWS, NUM_HEADS, NUM_KV_HEADS = 5, 6, 2
 MLP_WIDTH = 1100
-# Of |difference| / (1 + |number|). In float32 sums in another order; below, a few last places.
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +87,15 @@ class NormForm(NamedTuple):
 class Fused:
     """What is called in place of a module's forward; the arguments that it does not know go to the module."""
 
+    what: ClassVar[str]
+
     switch: FusedLayers
     module: nn.Module
     own: Callable[..., Any]
     dtype: torch.dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
     def fits(self, inputs: Tensor) -> bool:
         return self.switch.is_active and inputs.dtype == self.dtype
@@ -129,6 +138,29 @@ class FusedAttention(Fused):
 
 
 @dataclass
+class FusedDecoderLayer(Fused):
+    what = "residual and norm"
+    epsilon: float
+    form: NormForm
+
+    def __call__(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or not self.fits(hidden_states):
+            return self.own(hidden_states, *args, **kwargs)
+        return run_layer(self.module, hidden_states, kwargs, self.epsilon, self.form)
+
+
+def run_layer(layer: Any, hidden: Tensor, kwargs: dict[str, Any], epsilon: float, form: NormForm) -> Tensor:
+    """A decoder layer, with the sum between attention and MLP in one kernel with the norms around it."""
+    attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **kwargs)[0]
+    weight = layer.post_attention_layernorm.weight
+    has_more = hasattr(layer, MORE_NORMS[-1])
+    weights = (weight, layer.pre_feedforward_layernorm.weight) if has_more else (None, weight)
+    hidden, normed = _kernels().residual_norm(attended, hidden, *weights, epsilon=epsilon, **form._asdict())
+    output = layer.mlp(normed)
+    return hidden + (layer.post_feedforward_layernorm(output) if has_more else output)
+
+
+@dataclass
 class FusedRotary:
     """Takes the place of transformers' function where queries and keys are of a flat batch."""
 
@@ -168,17 +200,21 @@ class Forms:
         self._generator = torch.Generator().manual_seed(0)
         self._found: dict[Hashable, Any] = {}
 
-    def fused(self, switch: FusedLayers, module: nn.Module) -> FusedNorm | FusedMlp | FusedAttention | None:
+    def fused(self, switch: FusedLayers, module: nn.Module) -> Fused | None:
         """In place of the module's forward; None if it keeps its own."""
         shared = (switch, module, module.forward, self._dtype)
         name = type(module).__name__
         if name.endswith("RMSNorm"):
-            epsilon, width = _epsilon(module), _width(module)
-            form = self._once((type(module), epsilon, width), module, self._norm_form)
-            return None if form is None else FusedNorm(*shared, epsilon, form)
+            form = self._form_of_norm(module)
+            return None if form is None else FusedNorm(*shared, _epsilon(module), form)
         if all(hasattr(module, attribute) for attribute in (*PROJECTIONS, "act_fn")):
             is_tanh = self._once((type(module), type(module.act_fn)), module, self._activation)
             return None if is_tanh is None else FusedMlp(*shared, is_tanh)
+        if set(module._modules) in ({ATTENTION, MLP, *NORMS}, {ATTENTION, MLP, *MORE_NORMS}):
+            # Numbers and words that layers of a class may differ by.
+            plain = {name: value for name, value in vars(module).items() if isinstance(value, (float, str))}
+            found = self._once((type(module), *sorted(plain.items())), module, self._layer)
+            return None if found is None else FusedDecoderLayer(*shared, *found)
         own = type(module).forward
         if isinstance(own, FunctionType) and ROTARY in own.__code__.co_names and ROTARY in own.__globals__:
             key = (own, getattr(module, "head_dim", None))
@@ -195,6 +231,12 @@ class Forms:
                 self._found[key] = None
                 self.reasons[type(module).__name__] = first_line(error)
         return self._found[key]
+
+    def _form_of_norm(self, module: nn.Module) -> NormForm | None:
+        form: NormForm | None = self._once(
+            (type(module), _epsilon(module), _width(module)), module, self._norm_form
+        )
+        return form
 
     def _norm_form(self, module: nn.Module) -> NormForm:
         width = _width(module)
@@ -220,6 +262,33 @@ class Forms:
                 ]
             )
         return forms[self._best(trials)]
+
+    def _layer(self, module: nn.Module) -> tuple[float, NormForm]:
+        """Epsilon and form of its norms, if it adds and hands over like :func:`run_layer`."""
+        norms = {name: part for name, part in module._modules.items() if name in MORE_NORMS and part}
+        forms = {(_epsilon(norm), self._form_of_norm(norm)) for norm in norms.values()}
+        epsilon, form = forms.pop()
+        if forms or form is None:
+            raise ValueError("its norms are of several kinds, or not fused")
+        kwargs = {name: object() for name in HANDED_OVER}
+        trials = []
+        for dtype in self._dtypes:
+            twin, width = twin_of(module), _width(norms[NORMS[0]])
+            assert width is not None
+            attend, scale = Attend(self._random(dtype, width)), Scale(self._random(dtype, width))
+            twin._modules = {ATTENTION: attend, MLP: scale}  # projections may communicate
+            for name, norm in norms.items():
+                twin._modules[name] = own = twin_of(norm)
+                weight = 1 + 0.3 * self._random(dtype, width)
+                own._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+            hidden = 2 * self._random(dtype, 1, NUM_ROWS, width)
+            expected = type(module).forward(twin, hidden, **kwargs)
+            handed_over = {name: attend.called_with.get(name) for name in kwargs}
+            trials.append([differences(run_layer(twin, hidden, kwargs, epsilon, form), expected)])
+            if handed_over != kwargs:
+                raise ValueError("it hands other things to its attention")
+        self._best(trials)
+        return epsilon, form
 
     def _activation(self, module: nn.Module) -> bool:
         """Whether it is GELU by tanh, and not SiLU."""
@@ -301,27 +370,3 @@ def _kernels() -> ModuleType:
     from specdist.kernels import layers
 
     return layers
-
-
-class Scale(nn.Module):
-    """In place of a projection, which may communicate: a weight for each number."""
-
-    def __init__(self, weight_W: Tensor) -> None:
-        super().__init__()
-        self.weight_W = weight_W
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * self.weight_W
-
-
-def twin_of(module: nn.Module) -> nn.Module:
-    """The same module for trials: it may be given other parameters and parts."""
-    return copy.copy(module)
-
-
-def differences(found: Tensor, expected: Tensor) -> tuple[float, float]:
-    """The largest and the mean of |difference| / (1 + |number|); infinite if shapes or dtypes differ."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return torch.inf, torch.inf
-    relative = (found.float() - expected.float()).abs() / (1 + expected.float().abs())
-    return float(relative.max()), float(relative.mean())

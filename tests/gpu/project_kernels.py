@@ -61,6 +61,15 @@ def rms_norm(
     return (weight_W * numbers).to(inputs.dtype)
 
 
+def residual_norm(
+    inputs: Tensor, residual: Tensor, weight_before_W: Tensor | None, weight_W: Tensor, **form: Any
+) -> tuple[Tensor, Tensor]:
+    if weight_before_W is not None:
+        inputs = rms_norm(inputs, weight_before_W, **form)
+    sums = residual + inputs
+    return sums, rms_norm(sums, weight_W, **form)
+
+
 def rotary(queries_THD: Tensor, keys_TGD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
     queries, keys = (
         tensor * cos_TD[:, None] + rotate_half(tensor) * sin_TD[:, None] for tensor in (queries_THD, keys_TGD)
@@ -78,6 +87,7 @@ ON_HOST: dict[str, Callable[..., Any]] = {
     "draw": draw,
     "race": race,
     "rms_norm": rms_norm,
+    "residual_norm": residual_norm,
     "rotary": rotary,
     "gated_activation": gated_activation,
     "write_tokens": plain_write,

@@ -14,8 +14,8 @@ pytestmark = needs_pretended_device
 
 @pytest.mark.parametrize(
     ("family", "most"),
-    [("llama", 16), ("qwen2", 16), ("mistral", 16), ("gemma", 16), ("qwen3", 18), ("gemma2", 18)],
+    [("llama", 15), ("qwen2", 15), ("mistral", 15), ("gemma", 15), ("qwen3", 17), ("gemma2", 16)],
 )
 def test_a_layer_has_few_kernels(family: str, most: int) -> None:
-    """The last two have four norms."""
+    """The last two have four norms; one kernel more than with the attention of the project."""
     on_device(check_fusing.check_kernels, family, most)

@@ -123,6 +123,13 @@ def layer_variants(dtype: str) -> Iterator[Variant]:
         about = f"norm of {width} ({dtype}{', as Gemma' if weight_offset else ''})"
         options = layers.norm_options(width)
         yield Variant(about, layers.rms_norm_kernel, constants, norm, ("epsilon",), options)
+    residual = dict.fromkeys(("inputs", "residual", "weight_before", "weight", "sums", "output"), pointer)
+    for width, is_gemma in ((2048, False), (4608, True), (8192, False), (layers.MAX_RESIDUAL_WIDTH, True)):
+        constants = {"width": width, "weight_offset": float(is_gemma), "rounds_first": not is_gemma}
+        constants |= {"is_normed_before": is_gemma, **layers.norm_constants(width)}
+        about = f"residual and norm of {width} ({dtype}{', as Gemma' if is_gemma else ''})"
+        options = layers.norm_options(width, layers.NUMBERS_WITH_RESIDUAL)
+        yield Variant(about, layers.residual_norm_kernel, constants, residual, ("epsilon",), options)
     rotary = ("queries", "keys", "cos", "sin", "rotated_queries", "rotated_keys")
     for width in (64, 80, 128, 256):
         constants = {

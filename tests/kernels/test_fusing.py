@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux)")
 
@@ -66,6 +67,7 @@ def test_every_family_keeps_its_logits(
     number = {what.split(" of ")[0]: count for what, count in fused.num_fused.items()}
     if family in FUSED:
         assert number == {
+            "residual and norm": NUM_LAYERS,
             "RMS norm": NUM_LAYERS * NUM_NORMS.get(family, 2) + 1,
             "rotary embedding": NUM_LAYERS,
             "gated activation": NUM_LAYERS,
@@ -92,7 +94,7 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
 
         return call
 
-    for name in ("rms_norm", "rotary", "gated_activation"):
+    for name in ("rms_norm", "residual_norm", "rotary", "gated_activation"):
         monkeypatch.setattr(layers, name, counted(name, getattr(layers, name)))
     model = paged_model("llama", device, torch.float32)
     runner = ModelRunner(model, device, Acceleration(is_fused=True))
@@ -100,7 +102,7 @@ def test_a_runners_passes_are_fused(device: torch.device, monkeypatch: pytest.Mo
     index = torch.zeros(1, dtype=torch.int64, device=device)
     runner._run(index, index, index, LayerShapes())
     counts = {name: called[trials:].count(name) for name in called}
-    assert counts == {"rms_norm": 7, "rotary": 3, "gated_activation": 3}
+    assert counts == {"rms_norm": 4, "residual_norm": 3, "rotary": 3, "gated_activation": 3}
     ModelRunner(model, device, Acceleration())
     assert len(called) == trials + 13, "a second runner without fusing"
     second = ModelRunner(model, device, Acceleration(is_fused=True))
@@ -127,14 +129,18 @@ class OtherActivation(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_another_formula_stays_as_it_is(dtype: torch.dtype, device: torch.device) -> None:
+def test_another_formula_stays_as_it_is(
+    dtype: torch.dtype, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
     model = paged_model("gemma", device, dtype)
     for layer in model.model.layers:
         layer.mlp.act_fn = OtherActivation()
         layer.input_layernorm.__class__ = ShiftedRMSNorm
     expected = logits_of(model)
-    fused = FusedLayers(model, device, dtype)
+    with caplog.at_level(logging.INFO, "specdist"):
+        fused = FusedLayers(model, device, dtype)
     assert set(fused.num_fused) == {"RMS norm of GemmaRMSNorm", "rotary embedding of GemmaAttention"}
+    assert "its norms are of several kinds" in caplog.text
     assert fused.num_fused["RMS norm of GemmaRMSNorm"] == NUM_LAYERS + 1
     with fused.active():
         assert (logits_of(model) - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
@@ -150,6 +156,41 @@ class ShiftedRMSNorm(nn.Module):
         return (normed * (1 + self.weight.float())).type_as(inputs)
 
 
+class ScaledLayer(LlamaDecoderLayer):
+    """As in Granite: what attention gives is scaled before it is added."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + 0.98 * attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class SilentLayer(LlamaDecoderLayer):
+    """Its attention is not told of positions."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        return super().forward(hidden_states, **(kwargs | {"position_ids": None}))
+
+
+@pytest.mark.parametrize(
+    ("layer_class", "reason"),
+    [(ScaledLayer, "its numbers differ by"), (SilentLayer, "it hands other things to its attention")],
+)
+def test_a_layer_of_another_structure_stays_as_it_is(
+    layer_class: type[nn.Module], reason: str, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = paged_model("llama", device, torch.float32)
+    for layer in model.model.layers:
+        layer.__class__ = layer_class
+    expected = logits_of(model)
+    with caplog.at_level(logging.INFO, "specdist"):
+        fused = FusedLayers(model, device, torch.float32)
+    assert "RMS norm of LlamaRMSNorm" in fused.num_fused
+    assert f"{layer_class.__name__}: ValueError: {reason}" in caplog.text
+    with fused.active():
+        assert torch.allclose(logits_of(model), expected, atol=1e-5)
+
+
 def test_projections_are_not_tried(device: torch.device) -> None:
     """They may communicate, and ranks that share a model may try other things at other times."""
     model = paged_model("llama", device, torch.float32)
@@ -160,7 +201,7 @@ def test_projections_are_not_tried(device: torch.device) -> None:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(fail)
-    assert FusedLayers(model, device, torch.float32).num_fused.total() == 13
+    assert FusedLayers(model, device, torch.float32).num_fused.total() == 16
 
 
 def test_a_kernel_that_raises_or_is_wrong_is_left_out(
@@ -177,8 +218,9 @@ def test_a_kernel_that_raises_or_is_wrong_is_left_out(
     with caplog.at_level(logging.INFO, "specdist"):
         fused = FusedLayers(model, device, torch.float32)
     assert dict(fused.num_fused) == {"rotary embedding of LlamaAttention": 3}
-    assert "LlamaMLP: RuntimeError: no such instruction;" in caplog.text
-    assert "LlamaRMSNorm: ValueError: its numbers differ by 0.0998" in caplog.text
+    assert "LlamaMLP: RuntimeError: no such instruction" in caplog.text
+    assert "LlamaRMSNorm: ValueError: its numbers differ by 0.0999" in caplog.text
+    assert "LlamaDecoderLayer: ValueError: its norms are of several kinds, or not fused" in caplog.text
     with fused.active():
         assert torch.allclose(logits_of(model), expected, atol=1e-5)
 

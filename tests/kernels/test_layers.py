@@ -15,7 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed (it is made for Li
 
 from specdist.cache.writing import plain_write
 from specdist.kernels import layers
-from specdist.kernels.layers import gated_activation, rms_norm, rotary, write_tokens
+from specdist.kernels.layers import gated_activation, residual_norm, rms_norm, rotary, write_tokens
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Of |difference| / (1 + |number|) from float64: one rounding for each step that rounds.
@@ -82,8 +82,35 @@ def test_a_norm_does_not_depend_on_other_rows(device: torch.device) -> None:
             assert bool(alone.isnan().any()) == (row == 5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("weight_offset", "rounds_first"), [(0.0, True), (1.0, False)])
+@pytest.mark.parametrize("shape", [(1, 5, 100), (13, 64), (2, 1500)], ids=str)
+@pytest.mark.parametrize("is_normed_before", [False, True])
+def test_a_residual_with_its_norms_is_what_they_are_alone(
+    is_normed_before: bool, shape: tuple[int, ...], weight_offset: float, rounds_first: bool,
+    dtype: torch.dtype, device: torch.device,
+) -> None:  # fmt: skip
+    """To the last bit: the sum is rounded before it is normed. Other rows make no difference, also one that
+    is not finite. The norms alone are compared with float64 above."""
+    inputs, residual = (random(*shape, dtype=dtype, device=device, seed=seed) for seed in (0, 1))
+    before, weight = (random(shape[-1], dtype=dtype, device=device, seed=seed) for seed in (2, 3))
+    inputs.view(-1, shape[-1])[1] = torch.nan
+    form = {"epsilon": EPSILON, "weight_offset": weight_offset, "rounds_first": rounds_first}
+    sums = residual + (rms_norm(inputs, before, **form) if is_normed_before else inputs)
+    found = residual_norm(inputs, residual, before if is_normed_before else None, weight, **form)
+    for mine, plain in zip(found, (sums, rms_norm(sums, weight, **form)), strict=True):
+        assert torch.equal(mine.nan_to_num(9.0), plain.nan_to_num(9.0))
+        assert not mine.view(-1, shape[-1])[0].isnan().any()
+    # As a projection of several heads may hand it over.
+    strided = torch.cat([inputs, inputs], dim=-1)[..., : shape[-1]]
+    again = residual_norm(strided, residual, before if is_normed_before else None, weight, **form)
+    assert torch.equal(again[1].nan_to_num(9.0), found[1].nan_to_num(9.0))
+
+
 def test_a_row_that_does_not_fit_is_refused(device: torch.device) -> None:
     inputs = torch.zeros(1, layers.MAX_NORM_WIDTH + 1, device=device)
+    with pytest.raises(ValueError, match="residual of 32769 numbers"):
+        residual_norm(inputs, inputs, None, inputs[0], epsilon=EPSILON, weight_offset=0.0, rounds_first=True)
     with pytest.raises(ValueError, match="32769 numbers"):
         rms_norm(inputs, inputs[0], epsilon=EPSILON, weight_offset=0.0, rounds_first=True)
 

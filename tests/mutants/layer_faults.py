@@ -4,11 +4,12 @@ from tests.mutants.mutant import Mutant
 
 KERNELS = "tests/kernels/test_layers.py"
 NORMS = KERNELS + "::test_norms_are_those_of_transformers"
+RESIDUALS = KERNELS + "::test_a_residual_with_its_norms_is_what_they_are_alone"
 ROTARY = KERNELS + "::test_rotary_embeddings_are_those_of_transformers"
 GATES = KERNELS + "::test_gated_activations_are_the_plain_ones"
 WRITING = KERNELS + "::test_keys_and_values_are_written_where_they_belong"
 FUSING = "tests/kernels/test_fusing.py::"
-COUNTS = "tests/gpu/test_fusing.py::test_a_layer_has_few_kernels[llama-16]"
+COUNTS = "tests/gpu/test_fusing.py::test_a_layer_has_few_kernels[llama-15]"
 
 LAYER_FAULTS = (
     Mutant(
@@ -21,7 +22,7 @@ LAYER_FAULTS = (
     Mutant(
         name="norm-rounds-once",
         file="kernels/layers.py",
-        old="        numbers = _rounded(numbers, loaded.dtype)\n",
+        old="        numbers = _rounded(numbers, dtype)\n",
         new="        numbers = numbers\n",
         tests=(NORMS,),
     ),
@@ -38,6 +39,41 @@ LAYER_FAULTS = (
         old="            rows_MW.stride(0),\n",
         new="            width,\n",
         tests=(KERNELS + "::test_a_norm_does_not_depend_on_other_rows",),
+    ),
+    Mutant(
+        name="sum-normed-before-it-is-rounded",
+        file="kernels/layers.py",
+        old="    numbers = _rounded(numbers, loaded.dtype)\n    tl.store(sums",
+        new="    tl.store(sums",
+        tests=(RESIDUALS,),
+    ),
+    Mutant(
+        name="residual-is-normed",
+        file="kernels/layers.py",
+        old="    tl.store(sums + places, numbers, mask=is_used)\n    numbers = _normed(numbers, weight,",
+        new="    numbers = _normed(numbers, weight,",
+        tests=(RESIDUALS, FUSING + "test_every_family_keeps_its_logits"),
+    ),
+    Mutant(
+        name="layers-of-any-structure-fused",
+        file="models/fusing.py",
+        old="            trials.append([differences(run_layer(twin, hidden, kwargs, epsilon, form), expected)])\n",
+        new="            run_layer(twin, hidden, kwargs, epsilon, form)\n",
+        tests=(FUSING + "test_a_layer_of_another_structure_stays_as_it_is",),
+    ),
+    Mutant(
+        name="layers-not-asked-what-they-hand-over",
+        file="models/fusing.py",
+        old="            if handed_over != kwargs:\n",
+        new="            if False:\n",
+        tests=(FUSING + "test_a_layer_of_another_structure_stays_as_it_is",),
+    ),
+    Mutant(
+        name="residuals-not-fused",
+        file="models/fusing.py",
+        old="        if args or not self.fits(hidden_states):\n",
+        new="        if True:\n",
+        tests=(COUNTS, FUSING + "test_a_runners_passes_are_fused"),
     ),
     Mutant(
         name="rotary-adds-second-half",
