@@ -25,7 +25,7 @@ TOLERANCE = 5e-5  # float32 sums in another order
 NUM_IDS = VOCAB_SIZE - 5
 CHUNKS = ({0: (0, 20), 1: (0, 3)}, {1: (3, 30), 0: (20, 25)}, {0: (25, 26), 1: (30, 36)})
 
-STEPS = {"RMS norm", "rotary embedding", "gated activation"}
+STEPS = {"RMS norm", "residual and norm", "rotary embedding", "gated activation"}
 
 
 def has_rms_norms(model: PreTrainedModel) -> bool:
