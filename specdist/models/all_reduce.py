@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from specdist.models.quantized_linear import QuantizedLinear
 from specdist.utils.errors import short_text
 
 # Longer messages: NCCL. Every rank reads all others' parts, so the more ranks, the shorter.
@@ -81,7 +82,11 @@ def use_peer_memory(
     collective of the group; the log says what is used, and why."""
     from deepspeed.module_inject.layers import LinearAllreduce
 
-    layers = [module for module in model.modules() if type(module) is LinearAllreduce]
+    layers = [
+        module
+        for module in model.modules()
+        if type(module) is LinearAllreduce or (isinstance(module, QuantizedLinear) and module.sums_over_ranks)
+    ]
     max_bytes = MAX_BYTES_TIMES_RANKS // dist.get_world_size(group)
     memory, reason = _checked(max_bytes // dtype.itemsize, dtype, device, group, new_memory)
     if memory is None:
@@ -99,11 +104,16 @@ def use_peer_memory(
 
 def _forward(layer: nn.Module, memory: PeerMemory, max_bytes: int, inputs: Tensor) -> Tensor:
     """What DeepSpeed's layer does, with another sum."""
-    output = torch.matmul(inputs, layer.weight.transpose(-1, -2))  # type: ignore[operator]
+    group: Any
+    if isinstance(layer, QuantizedLinear):
+        output, group = layer.local_product(inputs), layer.group
+    else:
+        output = torch.matmul(inputs, layer.weight.transpose(-1, -2))  # type: ignore[operator]
+        group = layer.mp_group
     if output.nbytes <= max_bytes and output.nbytes % ALIGNMENT == 0:
         output = memory.sum(output.view(-1)).view(output.shape)
     else:
-        dist.all_reduce(output, group=layer.mp_group)
+        dist.all_reduce(output, group=group)
     return output if layer.bias is None else output + layer.bias  # type: ignore[operator]
 
 

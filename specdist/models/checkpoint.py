@@ -35,7 +35,8 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
-    ``trusts_code``: custom code in the folder may be run."""
+    ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
+    is loaded (``--target_quantization``); ``is_self``: the target's own files, as those of a draft."""
 
     option: str
     name: str
@@ -43,6 +44,8 @@ class Checkpoint:
     config: Any
     weight_files: tuple[Path, ...]
     trusts_code: bool = False
+    quantization: str | None = None
+    is_self: bool = False
 
     @property
     def is_pickled(self) -> bool:

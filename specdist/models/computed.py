@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.checkpoint import Checkpoint
+from specdist.models.quantized import plain_config
 
 
 def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
@@ -23,7 +24,7 @@ def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrai
     """
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            checkpoint.config, dtype=dtype, trust_remote_code=checkpoint.trusts_code
+            plain_config(checkpoint), dtype=dtype, trust_remote_code=checkpoint.trusts_code
         )
     return model
 

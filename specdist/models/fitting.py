@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
-from specdist.models.quantized import UNQUANTISED, check_scheme, check_stored_kinds, looks_quantised
+from specdist.models.quantized import CONFIG_KEY, UNQUANTISED, looks_quantised, plain_config, quantization_of
+from specdist.models.quantized_loading import PLAIN_KINDS, check_parts
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
 from specdist.utils.errors import UserError
@@ -23,7 +24,7 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
     takes. Missing tensors are found when the files are read: some families store parameters split or joined.
     """
     what = f"{checkpoint.option} {checkpoint.name}"
-    check_scheme(checkpoint, tp_size)
+    quantization_of(checkpoint)
     shapes: dict[str, tuple[int, ...]] = {}
     kinds: dict[str, str] = {}
     with reading(f"{what}: its weight files"):
@@ -39,13 +40,21 @@ def check_weights(checkpoint: Checkpoint, tp_size: int) -> None:
             "both again"
         )
     with reading(f"{what}: config.json"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.config, trust_remote_code=checkpoint.trusts_code)
+        model = AutoModelForCausalLM.from_config(
+            plain_config(checkpoint), trust_remote_code=checkpoint.trusts_code
+        )
     names = WeightNames(model)
     takers = names.takers(shapes)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights = {stored for stored, taken in takers.items() if taken & set(parameters)}
-    read_along = check_stored_kinds(checkpoint, kinds, weights)
-    for stored in filter(weights.__contains__, shapes):
+    read_along = check_parts(checkpoint, model, shapes, kinds, tp_size)
+    for stored in filter((weights - read_along).__contains__, shapes):
+        if kinds[stored] not in PLAIN_KINDS:
+            raise UserError(
+                f"{what}: {stored} is stored as {kinds[stored]}, and neither config.json nor another file "
+                f"declares how it was quantised ({CONFIG_KEY}); its numbers alone are not the weight: "
+                f"{UNQUANTISED}"
+            )
         for name in sorted(takers[stored] & set(parameters)):
             if parameters[name].shape != shapes[stored]:
                 raise UserError(
@@ -70,6 +79,11 @@ def _refuse_leftovers(
         if not taken and name not in read_along and not names.is_harmless(name)
     )
     converted = [name for name in left if names.is_converted(name)]
+    if converted and quantization_of(checkpoint) is not None:
+        raise UserError(
+            f"{what}: {_shown(converted)} is stored in another layout than {type(model).__name__} has it, "
+            f"which is not read in quantised models: {UNQUANTISED}"
+        )
     if converted and tp_size > 1:
         raise UserError(
             f"{what}: {_shown(converted)} is stored in another layout than {type(model).__name__} has it, "

@@ -16,7 +16,9 @@ from specdist.models.adapters import use_paged_attention
 from specdist.models.all_reduce import use_peer_memory
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.computed import ComputedTensors, build_without_weights
-from specdist.models.quantized import cast_dequantized, dequantized_config
+from specdist.models.quantized import quantization_of
+from specdist.models.quantized_linear import QuantizedLinear, choose_products
+from specdist.models.quantized_loading import QuantizedParts, place_layers
 from specdist.models.vocab_parallel_head import VocabParallelHead, find_head, shard_head
 from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.models.weight_names import WeightNames
@@ -26,10 +28,12 @@ from specdist.utils.errors import UserError
 
 def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """All of the model on one device. Raises :class:`UserError` if the files do not hold every parameter."""
+    if quantization_of(checkpoint) is not None:
+        return _load_quantized(checkpoint, dtype=dtype, device=device)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
-            config=dequantized_config(checkpoint),
+            config=checkpoint.config,
             dtype=dtype,
             device_map={"": device},
             output_loading_info=True,
@@ -45,9 +49,32 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         ) from error
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
-    cast_dequantized(model, checkpoint, dtype)
     use_paged_attention(model)
     return model.eval()
+
+
+def _load_quantized(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """With its layers quantised in memory, tensor by tensor: never a whole model in plain numbers."""
+    model = build_without_weights(checkpoint, dtype)
+    computed = ComputedTensors(model)
+    names = WeightNames(model)
+    parts = _quantized_parts(checkpoint, model)
+    assert parts is not None
+    place_layers(model, parts)
+    model = model.to_empty(device=device)
+    computed.restore(model, device)
+    _read_weights(model, checkpoint, names, parts, dtype, is_sharded=False)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.get_text_config().tie_word_embeddings and torch.equal(head.weight, embedding.weight):
+        head.weight = embedding.weight
+    use_paged_attention(model)
+    choose_products(model, dtype)
+    return model.eval()
+
+
+def _quantized_parts(checkpoint: Checkpoint, model: PreTrainedModel) -> QuantizedParts | None:
+    quantization = quantization_of(checkpoint)
+    return None if quantization is None else QuantizedParts(model, quantization)
 
 
 def load_sharded(
@@ -76,6 +103,7 @@ def load_sharded(
     use_paged_attention(model)
     computed = ComputedTensors(model)
     names = WeightNames(model)
+    parts = _quantized_parts(checkpoint, model)
     head_name, head = find_head(model)
     ids = vocab_ranges(vocab_size, dist.get_world_size(group))[dist.get_rank(group)]
     engine = deepspeed.init_inference(
@@ -92,11 +120,15 @@ def load_sharded(
     )
     # After DeepSpeed's broadcast, in which ranks outside the group wait: this may raise.
     shard_head(engine.module, head_name, head, ids)
-    shard: PreTrainedModel = engine.module.to(dtype=dtype).to_empty(device=device)
+    shard: PreTrainedModel = engine.module.to(dtype=dtype)
+    if parts is not None:
+        place_layers(shard, parts)
+    shard = shard.to_empty(device=device)
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
-    _read_weights(shard, checkpoint, names, dtype, on_tensor)
+    _read_weights(shard, checkpoint, names, parts, dtype, on_tensor)
+    choose_products(shard, dtype)
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)
     return shard.eval()
@@ -130,18 +162,33 @@ def _read_weights(
     model: PreTrainedModel,
     checkpoint: Checkpoint,
     names: WeightNames,
+    parts: QuantizedParts | None,
     dtype: torch.dtype,
-    on_tensor: Callable[[], None] | None,
+    on_tensor: Callable[[], None] | None = None,
+    *,
+    is_sharded: bool = True,
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     wanted |= {name: buffer for name, buffer in model.named_buffers() if name in names.known}
-    missing = set(wanted)
-    num_cut = 0
-    takers = names.takers(_stored_names(checkpoint))
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, QuantizedLinear)}
+    missing = set(wanted) | set(layers)
+    num_cut = sum(layer.cut is not None for layer in layers.values())
+    stored_names = _stored_names(checkpoint)
+    takers = names.takers(stored_names)
+    places = parts.of(stored_names) if parts is not None else {}
+    # The parts of a layer may lie in several files.
+    pending: dict[str, dict[str, Tensor]] = {}
     for path in checkpoint.weight_files:
         with _open(checkpoint, path) as file:
             for stored_name in file.names:
+                layer_name, part = places.get(stored_name, ("", ""))
+                if layer_name in layers and parts is not None:
+                    found = pending.setdefault(layer_name, {})
+                    found[part] = file.read(stored_name)
+                    if set(parts.expected(layer_name)) <= set(found):
+                        layers[layer_name].fill(parts.weight(layer_name, found), pending.pop(layer_name))
+                        missing.discard(layer_name)
                 for name in takers[stored_name] & set(wanted):
                     whole = file.read(stored_name)
                     layer = model.get_submodule(name.rpartition(".")[0])
@@ -153,7 +200,7 @@ def _read_weights(
                 if on_tensor is not None:
                     on_tensor()
     _refuse_missing(checkpoint, missing)
-    if not num_cut:
+    if not num_cut and is_sharded:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
 
 

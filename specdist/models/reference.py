@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,11 @@ from transformers import PreTrainedModel
 from specdist.models.adapters import use_paged_attention
 from specdist.models.attention import AttentionRules, attend_segments
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.quantized import cast_dequantized, dequantized_config
+from specdist.models.computed import build_without_weights
+from specdist.models.quantized import plain_config, quantization_of
+from specdist.models.quantized_linear import input_scales, rounded_values
+from specdist.models.quantized_loading import QuantizedParts
+from specdist.models.quantized_weights import LayerFormat
 from specdist.models.weight_files import open_weights
 from specdist.models.weight_names import WeightNames
 
@@ -134,44 +139,78 @@ class RecordingAttention:
         )
 
 
-def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> dict[str, Tensor]:
+@dataclass(frozen=True, kw_only=True)
+class StoredSample:
+    """The tensors of a sample, with quantised weights as the numbers that they mean, and by the name of a
+    layer how its inputs are rounded: its format and a stored scale."""
+
+    tensors: Mapping[str, Tensor]
+    rounded: Mapping[str, tuple[LayerFormat, Tensor | None]]
+
+
+def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) -> StoredSample:
     """The stored tensors of the sample's layers, numbered anew, and all tensors outside of layers; of tensors
     over the vocabulary only the sample's rows."""
     _, leaf, _ = _find_layers(model, model.config.get_text_config().num_hidden_layers)
     in_layer = re.compile(rf"(^|\.){re.escape(leaf)}\.(\d+)\.")
     names = WeightNames(model)
+    quantization = quantization_of(checkpoint)
+    parts = None
+    if quantization is not None:
+        parts = QuantizedParts(build_without_weights(checkpoint, torch.float32), quantization)
     vocabulary = {
         f"{name}.{kind}"
         for name, module in model.named_modules()
         for kind in ("weight", "bias")
         if module is model.get_input_embeddings() or module is model.get_output_embeddings()
     }
-    found = {}
+    found: dict[str, Tensor] = {}
+    found_parts: dict[str, dict[str, Tensor]] = {}
+
+    def renamed(name: str) -> str | None:
+        """As in the model of the sample's layers only; None for another layer."""
+        match = in_layer.search(name)
+        if match is None:
+            return name
+        if int(match[2]) not in sample.layers:
+            return None
+        return f"{name[: match.start(2)]}{sample.layers.index(int(match[2]))}{name[match.end(2) :]}"
+
     for path in checkpoint.weight_files:
         with open_weights(path) as file:
             takers = names.takers(file.names)
+            places = {} if parts is None else parts.of(file.names)
             for name in file.names:
-                match = in_layer.search(name)
-                if match is None:
-                    is_vocabulary = bool(takers[name] & vocabulary)
-                    found[name] = file.rows(name, sample.vocab_ids) if is_vocabulary else file.read(name)
-                elif int(match[2]) in sample.layers:
-                    number = sample.layers.index(int(match[2]))
-                    renamed = f"{name[: match.start(2)]}{number}{name[match.end(2) :]}"
-                    found[renamed] = file.read(name)
-    return found
+                new_name = renamed(name)
+                if new_name is None:
+                    continue
+                if name in places:
+                    layer, part = places[name]
+                    found_parts.setdefault(layer, {})[part] = file.read(name)
+                elif in_layer.search(name) is None and takers[name] & vocabulary:
+                    found[new_name] = file.rows(name, sample.vocab_ids)
+                else:
+                    found[new_name] = file.read(name)
+    rounded = {}
+    for layer, of_layer in found_parts.items():
+        assert parts is not None
+        new_name = renamed(f"{layer}.weight")
+        assert new_name is not None
+        found[new_name] = parts.weight(layer, of_layer).dequantized(torch.float32)
+        rounded[new_name.removesuffix(".weight")] = (parts.formats[layer], of_layer.get("input_scale"))
+    return StoredSample(tensors=found, rounded=rounded)
 
 
 def run_reference(
     model_class: type[PreTrainedModel],
     checkpoint: Checkpoint,
     sample: Sample,
-    tensors: Mapping[str, Tensor],
+    stored: StoredSample,
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
     """Run the sample through a model of its layers and ids only, which transformers builds and loads."""
-    config = copy.deepcopy(dequantized_config(checkpoint))
+    config = copy.deepcopy(plain_config(checkpoint))
     text = config.get_text_config()
     for name, value in _layered(text, sample.layers).items():
         setattr(text, name, value)
@@ -181,16 +220,28 @@ def run_reference(
     model, report = model_class.from_pretrained(
         None,
         config=config,
-        state_dict=dict(tensors),
+        state_dict=dict(stored.tensors),
         dtype=dtype,
         device_map={"": device},
         output_loading_info=True,
     )
     if report["missing_keys"]:
         raise ValueError(f"{sorted(report['missing_keys'])[0]} is missing")
-    cast_dequantized(model, checkpoint, dtype)
+    for name, (form, static) in stored.rounded.items():
+        if form.activations is not None:
+            scale = None if static is None else static.to(device, torch.float32)
+            model.get_submodule(name).register_forward_pre_hook(partial(_round_inputs, form, scale))
     use_paged_attention(model)
     return run_sample(model.eval(), sample, token_ids=sample.tokens, device=device)
+
+
+def _round_inputs(
+    form: LayerFormat, static: Tensor | None, _: nn.Module, inputs: tuple[Tensor]
+) -> tuple[Tensor]:
+    x_TK = inputs[0].flatten(0, -2)
+    scales = input_scales(form, x_TK, static)
+    assert scales is not None
+    return (rounded_values(form, x_TK, scales).view_as(inputs[0]),)
 
 
 def _find_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, str, nn.ModuleList]:

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+from specdist.models.quantized_linear import QuantizedLinear
+
 # Stored by earlier versions of transformers in many published files: now computed, or unused.
 HARMLESS = re.compile(r"(rotary_emb\.inv_freq|(^|\.)position_ids|\.att(n|ention)\.(masked_)?bias)$")
 
@@ -21,7 +23,10 @@ class WeightNames:
         self._renamings = [change for change in mapping if isinstance(change, WeightRenaming)]
         self._converters = [change for change in mapping if isinstance(change, WeightConverter)]
         self._prefix = model.base_model_prefix
-        self.known = model.state_dict()
+        self.known = dict(model.state_dict())
+        for name, module in model.named_modules():
+            if isinstance(module, QuantizedLinear):
+                self.known[f"{name}.weight"] = module.weight.numbers
         self._computed = {name for name, _ in model.named_buffers() if name not in self.known}
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self._ignored = [re.compile(pattern) for pattern in ignored]

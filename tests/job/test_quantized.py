@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from specdist.job.preflight import plan_models
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
+from specdist.models.quantized_linear import QuantizedLinear
 from specdist.models.weight_names import WeightNames
 from specdist.utils.errors import UserError
 from tests.job.launching import parse, refused, run_here
@@ -69,6 +70,33 @@ def in_channels(tensors: Tensors) -> Tensors:
     return found
 
 
+def of_channels(**changes: Any) -> dict[str, Any]:
+    """The declaration of :func:`in_channels`, changed."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights}
+    declared = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
+    return declared | {"config_groups": {"group_0": group}} | changes
+
+
+def of_group(*, weights: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    declared = of_channels()
+    group = declared["config_groups"]["group_0"]
+    group["weights"] |= weights or {}
+    group |= changes
+    return declared
+
+
+def in_blocks_of(size: int) -> Callable[[Tensors], Tensors]:
+    def change(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for name in filter(is_projection, tensors):
+            rows, columns = (-(-width // size) for width in tensors[name].shape)
+            found |= {name: tensors[name].to(FP8), f"{name}_scale_inv": torch.ones(rows, columns)}
+        return found
+
+    return change
+
+
 def narrowed(dtype: torch.dtype) -> Callable[[Tensors], Tensors]:
     """Every projection cast, without any scale."""
     return lambda tensors: {
@@ -86,30 +114,44 @@ def with_extra(name: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: tensors | {name: torch.ones(4)}
 
 
-def test_block_wise_fp8_is_read_with_its_scales_in_one_process(folder: Path) -> None:
+def test_block_wise_fp8_is_read_with_its_scales(folder: Path) -> None:
     """The weights are those that the file means: a number times its block's scale."""
     rewrite(
         folder, lambda tensors: in_blocks(tensors) | {EMBEDDING: tensors[EMBEDDING].bfloat16()}, BLOCK_FP8
     )
     stored = load_file(folder / "model.safetensors")
     checkpoint = open_checkpoint("--target", str(folder))
-    weights = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu")).state_dict()
+    model = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
     names = [name for name in stored if is_projection(name)]
     assert len(names) == 14
     for name in names:
         scales = stored[f"{name}_scale_inv"].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-        torch.testing.assert_close(weights[name], stored[name].float() * scales)
-    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+        layer = model.get_submodule(name.removesuffix(".weight"))
+        assert isinstance(layer, QuantizedLinear) and layer.weight.numbers.dtype == FP8
+        torch.testing.assert_close(layer.weight.dequantized(torch.float32), stored[name].float() * scales)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
     ("change", "declared", "tp_size", "fragments"),
     [
-        (in_blocks, BLOCK_FP8, 2, ["declares fp8", "--tp_size 1", "dequantize=True", "save_pretrained"]),
         (in_blocks, None, 1, ["is stored as F8_E4M3", "quantization_config", "unquantised checkpoint"]),
-        (without("_scale_inv"), BLOCK_FP8, 1, ["F8_E4M3 without", "_proj.weight_scale_inv"]),
-        (in_channels, {"quant_method": "compressed-tensors"}, 1, ["declares compressed-tensors"]),
-        (in_channels, {"quant_method": "compressed-tensors"}, 2, ["declares compressed-tensors"]),
+        (without("_scale_inv"), BLOCK_FP8, 1, ["files hold no", "_proj.weight_scale_inv", "fetch it again"]),
+        (in_channels, {"quant_method": "compressed-tensors"}, 1, ["compressed-tensors", "config_groups"]),
+        (in_channels, of_channels(kv_cache_scheme={"num_bits": 8}), 1, ["with kv_cache_scheme"]),
+        (in_channels, of_channels(transform_config={"a": 1}), 1, ["does not read with transform_config"]),
+        (in_channels, of_channels(format="marlin-24"), 1, ["8-bit float weights in format marlin-24"]),
+        (in_channels, of_group(weights={"actorder": "group"}), 1, ["group_0 has weights with actorder"]),
+        (
+            in_channels,
+            of_group(input_activations={"strategy": "tensor", "dynamic": True, "type": "float"}),
+            1,
+            ["whose scale depends on the other tokens of a pass"],
+        ),
+        (in_channels, of_group(weights={"num_bits": 4}), 2, ["4-bit float weights in format"]),
+        (in_channels, of_group(weights={"strategy": "tensor"}), 1, ["is of shape", "one scale"]),
+        (in_channels, of_group(weights={"type": "int"}, format="int-quantized"), 1, ["does not mean"]),
+        (in_blocks_of(64), BLOCK_FP8 | {"weight_block_size": [64, 64]}, 2, ["--tp_size 2 cuts", "64 share"]),
         (in_channels, None, 2, ["is stored as F8_E4M3"]),
         (dict, {"quant_method": "awq", "bits": 4}, 1, ["declares awq", "unquantised checkpoint"]),
         (dict, {"quant_method": "fp8", "weight_block_size": None}, 1, ["weight_block_size"]),
@@ -137,12 +179,12 @@ def test_what_would_be_misread_is_refused_by_name(
         assert fragment in str(error.value)
 
 
-def test_a_quantised_draft_is_refused_before_anything_is_loaded(
+def test_a_draft_of_an_unknown_kind_is_refused_before_anything_is_loaded(
     options: dict[str, Any], no_models: None, folder: Path, tmp_path: Path
 ) -> None:
-    rewrite(folder, in_channels, {"quant_method": "compressed-tensors"})
+    rewrite(folder, in_channels, {"quant_method": "bitsandbytes"})
     ended = run_here(**(options | {"draft": folder}), output=tmp_path / "run")
-    refused(ended, f"--draft {folder} is quantised (config.json declares compressed-tensors)")
+    refused(ended, f"--draft {folder} is quantised (config.json declares bitsandbytes)")
 
 
 @pytest.mark.parametrize(

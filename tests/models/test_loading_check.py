@@ -111,12 +111,12 @@ def test_planted_faults_of_slices_are_found(tmp_path: Path) -> None:
     tensors = load_file(fp8 / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         rows, columns = tensors[name].shape
-        blocks = tensors[name].reshape(rows // 32, 32, columns // 32, 32)
+        blocks = tensors[name].reshape(rows // 16, 16, columns // 16, 16)
         scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448
         tensors[name] = (blocks / scales).reshape(rows, columns).to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = scales[:, 0, :, 0].clone()
     save_file(tensors, fp8 / "model.safetensors", metadata={"format": "pt"})
     config = (fp8 / "config.json").read_text().rstrip().removesuffix("}")
-    declared = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}'
+    declared = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}'
     (fp8 / "config.json").write_text(f"{config}, {declared}}}")
     run_ranks("tests.models.planted_loading", 2, str(sound), str(fp8))

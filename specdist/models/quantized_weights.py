@@ -1,0 +1,246 @@
+"""Quantised matrices: how a layer is stored, its numbers with their scales, and parts of it.
+
+A weight is ``(q - zero) * scale``. A scale belongs to ``rows`` × ``columns`` numbers: to the whole matrix, to
+a row (an output channel), to a group of columns in a row, or to a block. Layouts in files are those of
+compressed-tensors (``weight`` or ``weight_packed``, ``weight_scale``, ``weight_zero_point``, ``input_scale``)
+and of transformers' block-wise FP8 (``weight``, ``weight_scale_inv``).
+
+N outputs, K inputs of a layer, A × B scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Numbers = Literal["float8", "int8", "int4"]
+DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
+BITS = {"float8": 8, "int8": 8, "int4": 4}
+# Of a scale in memory, which is float32.
+SCALE_BYTES, ZERO_BYTES = 4, 1
+# The largest number over the scale. Integers: half of the range, as compressed-tensors has it; its end at
+# -128 and 127 is clamped.
+LIMITS = {"float8": float(torch.finfo(torch.float8_e4m3fn).max), "int8": 127.5, "int4": 7.5}
+INTEGER_RANGES = {"int8": (-128, 127), "int4": (-8, 7)}
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFormat:
+    """How a linear layer is quantised.
+
+    Attributes:
+        rows, columns: of the weight that share a scale; None = all of them.
+        is_packed: stored as 32-bit words, each with numbers of neighbouring columns.
+        has_zeros: the scales have zero points.
+        activations: whether a layer's input is rounded to the same kind of number too: with a scale for each
+            token, for each group of ``columns`` of a token, with a stored one, or not at all.
+        scale_name: of the stored scales.
+    """
+
+    numbers: Numbers
+    rows: int | None
+    columns: int | None
+    is_packed: bool = False
+    has_zeros: bool = False
+    activations: Literal["token", "group", "static"] | None = None
+    scale_name: str = "weight_scale"
+
+    def __str__(self) -> str:
+        if self.columns is None:
+            scales = "one scale" if self.rows is None else "a scale per channel"
+        elif self.rows == 1:
+            scales = f"groups of {self.columns}"
+        else:
+            scales = f"blocks of {self.rows} × {self.columns}"
+        inputs = {
+            "token": ", inputs rounded per token",
+            "group": f", inputs rounded per token and {self.columns} columns",
+            "static": ", inputs rounded",
+            None: "",
+        }
+        return f"{self.numbers}, {scales}{inputs[self.activations]}"
+
+    def num_scales(self, num_outputs: int, num_inputs: int) -> tuple[int, int]:
+        """A × B."""
+        return (
+            1 if self.rows is None else -(-num_outputs // self.rows),
+            1 if self.columns is None else -(-num_inputs // self.columns),
+        )
+
+    def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
+        """In memory: numbers, scales and zero points."""
+        num_scales = math.prod(self.num_scales(num_outputs, num_inputs))
+        each = SCALE_BYTES + (ZERO_BYTES if self.has_zeros else 0)
+        return num_outputs * -(-num_inputs * BITS[self.numbers] // 8) + num_scales * each
+
+    def stored_shapes(self, num_outputs: int, num_inputs: int) -> dict[str, tuple[int, ...]]:
+        """The parts in a file, by the last part of their names. A single scale may also have no dimension."""
+        num_rows, num_columns = self.num_scales(num_outputs, num_inputs)
+        scales = (1,) if self.rows is None and self.columns is None else (num_rows, num_columns)
+        bits = BITS[self.numbers]
+        parts: dict[str, tuple[int, ...]] = {"weight": (num_outputs, num_inputs)}
+        if self.is_packed:
+            parts = {"weight_packed": (num_outputs, -(-num_inputs * bits // WORD_BITS))}
+        parts[self.scale_name] = scales
+        if self.has_zeros:
+            packed = (-(-num_rows * bits // WORD_BITS), num_columns)
+            parts["weight_zero_point"] = packed if self.is_packed else scales
+        if self.activations == "static":
+            parts["input_scale"] = (1,)
+        return parts
+
+    def border(self, dim: int) -> int:
+        """Numbers along a dimension of the weight between which alone it can be cut."""
+        shared = (self.rows, self.columns)[dim] or 1
+        # Two columns share a byte.
+        return math.lcm(shared, 2) if dim == 1 and self.numbers == "int4" else shared
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A matrix, or a part of one. ``numbers``: [N, K], or [N, K / 2] bytes of int4 (plus 8), the left of two
+    columns in the lower half; ``scales_AB`` float32; ``zeros_AB`` int8."""
+
+    form: LayerFormat
+    num_inputs: int
+    numbers: Tensor
+    scales_AB: Tensor
+    zeros_AB: Tensor | None = None
+
+    def integers(self) -> Tensor:
+        """[N, K] int8, of int8 and int4."""
+        if self.form.numbers == "int8":
+            return self.numbers
+        halves = torch.stack([self.numbers & 15, self.numbers >> 4], dim=-1)
+        return halves.flatten(1)[:, : self.num_inputs].to(torch.int8) - 8
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """[N, K]"""
+        values = _float8_values(self.numbers) if self.form.numbers == "float8" else self.integers().float()
+        if self.zeros_AB is not None:
+            values -= _spread(self.zeros_AB.to(torch.float32), values.shape, self.form)
+        values *= _spread(self.scales_AB, values.shape, self.form)
+        return values.to(dtype)
+
+    def cut(self, dim: int, start: int, stop: int) -> QuantizedWeight:
+        """Rows (``dim`` 0) or columns from ``start`` to ``stop``. Raises ValueError between two borders."""
+        end = (len(self.numbers), self.num_inputs)[dim]
+        border = self.form.border(dim)
+        if start % border or (stop % border and stop != end):
+            raise ValueError(f"{start} to {stop} is not a multiple of {border}")
+        per_byte = 2 if dim == 1 and self.form.numbers == "int4" else 1
+        shared = (self.form.rows, self.form.columns)[dim]
+
+        def scales_of(scales: Tensor) -> Tensor:
+            if shared is None:
+                return scales
+            return scales.narrow(dim, start // shared, -(-(stop - start) // shared))
+
+        return dataclasses.replace(
+            self,
+            num_inputs=stop - start if dim == 1 else self.num_inputs,
+            numbers=self.numbers.narrow(dim, start // per_byte, -(-(stop - start) // per_byte)),
+            scales_AB=scales_of(self.scales_AB),
+            zeros_AB=None if self.zeros_AB is None else scales_of(self.zeros_AB),
+        )
+
+
+def from_stored(form: LayerFormat, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
+    """A weight of ``shape`` (N, K) from its parts in a file."""
+    num_scales = form.num_scales(*shape)
+    zeros = parts.get("weight_zero_point") if form.has_zeros else None
+    if form.is_packed:
+        numbers = unpack_words(parts["weight_packed"], BITS[form.numbers])[:, : shape[1]]
+        if zeros is not None:
+            # Packed along the rows.
+            zeros = unpack_words(zeros.t().contiguous(), BITS[form.numbers]).t()[: num_scales[0]]
+    else:
+        numbers = parts["weight"]
+    return QuantizedWeight(
+        form,
+        shape[1],
+        pack_int4(numbers) if form.numbers == "int4" else numbers.contiguous(),
+        parts[form.scale_name].to(torch.float32).reshape(num_scales),
+        None if zeros is None else zeros.to(torch.int8).reshape(num_scales).contiguous(),
+    )
+
+
+def quantize(form: LayerFormat, weight: Tensor) -> QuantizedWeight:
+    """A matrix [N, K] in a format with ``rows`` 1: the range of each row, or group in it, decides its scale;
+    zero is a number of the format."""
+    values = weight.to(torch.float32)
+    num_outputs, num_inputs = values.shape
+    assert form.rows == 1 and num_inputs % (form.columns or 1) == 0
+    grouped = values.reshape(num_outputs, -1, form.columns or num_inputs)
+    zeros = None
+    if form.has_zeros:
+        least, most = INTEGER_RANGES[form.numbers]
+        low, high = grouped.amin(-1).clamp_max(0), grouped.amax(-1).clamp_min(0)
+        scales = _positive((high - low) / (most - least))
+        zeros = (least - low / scales).round().clamp(least, most)
+    else:
+        scales = _positive(grouped.abs().amax(-1) / LIMITS[form.numbers])
+    scaled = grouped / scales[..., None] + (0 if zeros is None else zeros[..., None])
+    numbers = rounded(scaled, form.numbers).reshape(num_outputs, num_inputs)
+    return QuantizedWeight(
+        form,
+        num_inputs,
+        pack_int4(numbers) if form.numbers == "int4" else numbers,
+        scales,
+        None if zeros is None else zeros.to(torch.int8),
+    )
+
+
+def rounded(values: Tensor, numbers: Numbers) -> Tensor:
+    """To the nearest of the format; integers as int8."""
+    if numbers == "float8":
+        return values.clamp(-LIMITS[numbers], LIMITS[numbers]).to(DTYPES[numbers])
+    return values.round().clamp(*INTEGER_RANGES[numbers]).to(torch.int8)
+
+
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """[.., W] 32-bit words as [.., W * 32 / bits] int8; the lowest bits come first."""
+    if bits == 8:
+        values = words.contiguous().view(torch.uint8)
+    else:
+        as_bytes = words.contiguous().view(torch.uint8)
+        values = torch.stack([as_bytes & 15, as_bytes >> 4], dim=-1).flatten(-2)
+    return (values.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+
+
+def pack_int4(numbers: Tensor) -> Tensor:
+    """[N, K] int8 from -8 to 7 as [N, K / 2] bytes, rounded up."""
+    values = (numbers + 8).to(torch.uint8)
+    if values.shape[1] % 2:
+        values = torch.nn.functional.pad(values, (0, 1))
+    return values[:, 0::2] | values[:, 1::2] << 4
+
+
+def _float8_values(numbers: Tensor) -> Tensor:
+    """In float32, on a CPU several times faster than torch's cast: the bits, shifted, are those of a float16
+    that is 2**8 times smaller. Not for NaN."""
+    if numbers.device.type != "cpu":
+        return numbers.float()
+    bits = numbers.view(torch.int8).to(torch.int16)
+    half = (bits & -(2**15)) | (bits & 127) << 7
+    return half.view(torch.float16).float() * 2.0**8
+
+
+def _positive(scales: Tensor) -> Tensor:
+    """Without zeros, which would divide zero by zero."""
+    return torch.where(scales == 0, torch.finfo(torch.float32).eps, scales)
+
+
+def _spread(scales_AB: Tensor, shape: torch.Size, form: LayerFormat) -> Tensor:
+    """Something that broadcasts to ``shape``."""
+    for dim, shared in enumerate((form.rows, form.columns)):
+        if shared is not None and shared > 1:
+            scales_AB = scales_AB.repeat_interleave(shared, dim).narrow(dim, 0, shape[dim])
+    return scales_AB

@@ -1,0 +1,47 @@
+"""A rank of the parity test of quantised models: sharded over two ranks they are what they are whole."""
+
+import sys
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from specdist.models.checkpoint import check_family, open_checkpoint
+from specdist.models.fitting import check_weights
+from specdist.models.loading import load_sharded, load_whole
+from specdist.models.loading_check import check_loading, relative_difference
+from specdist.models.quantized_linear import QuantizedLinear
+from specdist.sampling.vocab_parallel import vocab_ranges
+from tests.models.families import VOCAB_SIZE
+from tests.models.test_quantized import ROUNDED_TOLERANCE, TOKENS, TOLERANCE, logits_of
+from tests.ranks import join, leave
+
+topology = join(tp_size=2)
+group = dist.new_group([0, 1])
+own = vocab_ranges(VOCAB_SIZE, 2)[topology.rank]
+for argument in sys.argv[1:]:
+    folder, _, request = argument.partition("=")
+    checkpoint = replace(open_checkpoint("--target", folder), quantization=request or None)
+    check_family(checkpoint, 2)
+    check_weights(checkpoint, 2)
+    where = {"dtype": torch.float32, "device": topology.device}
+    whole = load_whole(checkpoint, **where)
+    shard = load_sharded(checkpoint, **where, group=group, vocab_size=VOCAB_SIZE)
+    layers = [each for each in shard.modules() if isinstance(each, QuantizedLinear)]
+    assert len(layers) == 21 and all(layer.cut is not None for layer in layers)
+    # A row's scale stays whole where its inputs are cut.
+    for name, layer in shard.named_modules():
+        if isinstance(layer, QuantizedLinear) and layer.cut is not None:
+            wanted = whole.get_submodule(name).weight.dequantized(torch.float32)
+            wanted = wanted.narrow(layer.cut.dim, layer.cut.start, layer.cut.stop - layer.cut.start)
+            assert torch.equal(layer.weight.dequantized(torch.float32), wanted), (argument, name)
+    expected = logits_of(whole, TOKENS)[:, own.start : own.stop]
+    difference = relative_difference(logits_of(shard, TOKENS), expected)
+    rounds = layers[0].form.activations is not None
+    assert difference < (ROUNDED_TOLERANCE if rounds else TOLERANCE), (argument, difference)
+    print(argument, difference)  # noqa: T201 (shown if a rank fails)
+    check = check_loading(
+        shard, checkpoint, dtype=torch.float32, device=topology.device, vocab_size=VOCAB_SIZE, group=group
+    )
+    assert check.is_checked == topology.is_rank0, check.reason
+leave()
