@@ -35,6 +35,8 @@ from specdist.utils.errors import first_line
 # the size of the outputs.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 TRIAL_TOKENS = 5
+# Numbers of a layer that are dequantised at a time: three copies of them, in float32, are held.
+MAX_DEQUANTIZED = 2**24
 # CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
 LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
 INT4_KERNEL, INT4_KERNEL_GROUPS = "torch._weight_int4pack_mm", (32, 64, 128, 256)
@@ -155,7 +157,13 @@ class QuantizedLinear(nn.Module):
         """What every other product must equal, up to rounding."""
         if scales is not None:
             x_TK = rounded_values(self.form, x_TK, scales)
-        return F.linear(x_TK, self.weight.dequantized(x_TK.dtype))
+        weight, border = self.weight, self.form.border(0)
+        num_rows = max(border, MAX_DEQUANTIZED // self.in_features // border * border)
+        slices = [
+            weight.cut(0, start, min(start + num_rows, self.out_features))
+            for start in range(0, self.out_features, num_rows)
+        ]
+        return torch.cat([F.linear(x_TK, each.dequantized(x_TK.dtype)) for each in slices], dim=1)
 
     def choose_product(self, dtype: torch.dtype) -> tuple[str, str]:
         """Take the first of torch's kernels that this device has and that a trial finds right. Returns its

@@ -5,6 +5,8 @@ from tests.mutants.mutant import Mutant
 OTHER_LAYERS = "tests/models/test_llama.py::test_a_model_that_computes_something_else_keeps_its_layers"
 COMPILED = "tests/models/test_compiled.py::"
 STRUCTURES = "tests/models/test_llama.py::test_structures_that_are_not_known"
+QUANTIZED = "tests/models/test_quantized_weights.py::"
+SHARDED_QUANTIZED = "tests/models/test_quantized.py::test_a_quantised_model_is_the_same_on_two_ranks"
 PEER_MEMORY = (
     "tests/models/test_all_reduce.py::test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them"
 )
@@ -65,5 +67,41 @@ MODEL_FAULTS = (
         old="output.nbytes <= max_bytes and ",
         new="",
         tests=(PEER_MEMORY,),
+    ),
+    Mutant(
+        name="scales-of-another-rank",
+        file="models/quantized_weights.py",
+        old="return scales.narrow(dim, start // shared, -(-(stop - start) // shared))",
+        new="return scales.narrow(dim, 0, -(-(stop - start) // shared))",
+        tests=(QUANTIZED + "test_a_part_has_its_own_scales",),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="groups-that-begin-one-column-late",
+        file="models/quantized_weights.py",
+        old="return scales.narrow(dim, start // shared, -(-(stop - start) // shared))",
+        new="return scales.narrow(dim, max(0, start - 1) // shared, -(-(stop - start) // shared))",
+        tests=(QUANTIZED + "test_a_part_has_its_own_scales",),
+    ),
+    Mutant(
+        name="zero-points-left-out",
+        file="models/quantized_weights.py",
+        old="        if self.zeros_AB is not None:\n            values -=",
+        new="        if False:\n            values -=",
+        tests=(QUANTIZED + "test_stored_parts_mean_the_matrix",),
+    ),
+    Mutant(
+        name="halves-of-a-byte-exchanged",
+        file="models/quantized_weights.py",
+        old="halves = torch.stack([self.numbers & 15, self.numbers >> 4], dim=-1)",
+        new="halves = torch.stack([self.numbers >> 4, self.numbers & 15], dim=-1)",
+        tests=(QUANTIZED + "test_stored_parts_mean_the_matrix",),
+    ),
+    Mutant(
+        name="a-scale-per-token-of-each-rank-alone",
+        file="models/quantized_linear.py",
+        old="            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)\n",
+        new="            pass\n",
+        tests=(SHARDED_QUANTIZED,),
     ),
 )
