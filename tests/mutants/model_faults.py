@@ -74,7 +74,6 @@ MODEL_FAULTS = (
         old="return scales.narrow(dim, start // shared, -(-(stop - start) // shared))",
         new="return scales.narrow(dim, 0, -(-(stop - start) // shared))",
         tests=(QUANTIZED + "test_a_part_has_its_own_scales",),
-        is_dangerous=True,
     ),
     Mutant(
         name="groups-that-begin-one-column-late",
