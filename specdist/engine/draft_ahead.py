@@ -127,7 +127,7 @@ class AheadDrafter:
             return [(request.draft_now_R, True)]
         redraft_R = request.num_redraft_R
         if self._chooser is None or not self._shape.drafts_now:
-            return [(redraft_R, False)]
+            return [(redraft_R, False)] if redraft_R.any() else []
         num_ready_R = self._draft_state.num_candidates[request.slots_R]
         room_R = np.where(redraft_R, 0, np.maximum(0, request.draft_now_R - num_ready_R))
         return [(redraft_R, False), (room_R, True)] if redraft_R.any() else [(room_R, True)]
@@ -203,6 +203,8 @@ class AheadDrafter:
     def adopt_branches(self, slots_R: np.ndarray, first: FirstAhead) -> AheadReport:
         """Let the branches that begin with this round's next tokens become the candidates, and close all
         others. Without work ahead, nothing; returns the outcome of all work ahead."""
+        if not self.is_on:
+            return AheadReport.nothing(len(slots_R))
         state, branches = self._draft_state, self._branches
         ranks_R = np.zeros(len(slots_R), np.int64)
         num_branches_R, num_branch_tokens_R = branches.num_open(slots_R), branches.num_tokens(slots_R)

@@ -14,7 +14,7 @@ R draft slots to draft for, A of them that a step draws for, W next tokens, D st
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from specdist.engine.draft_features import Places
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, columns_of, steps_of, tokens_of
 from specdist.models.flat import FlatBatch
-from specdist.policies import BatchPolicy, HeadPolicy
+from specdist.models.runner import ModelRunner
+from specdist.policies import BatchPolicy, HeadPolicy, LengthPolicy
 from specdist.sampling.uploads import upload
 
 # Steps of a run: a sequence that has stopped takes part until its end.
@@ -102,7 +103,14 @@ class DraftRuns(DraftLoop):
     """Extends sequences like a :class:`DraftLoop`, by the same tokens."""
 
     _unknown: _NextTokens | None = None
-    _lengths: RunLengths | None = None
+
+    def __init__(self, runner: ModelRunner, policy: LengthPolicy, *states: Any, **settings: Any) -> None:
+        """As a :class:`DraftLoop`."""
+        super().__init__(runner, policy, *states, **settings)
+        # Asked once: these checks go through all methods of a protocol.
+        self._looks = policy.uses_features or isinstance(policy, HeadPolicy)
+        self._decides_for_all = isinstance(policy, BatchPolicy)
+        self._lengths = RunLengths(policy.max_draft_tokens + 1)
 
     def next_tokens(self, token_ids_W: Tensor, places_W: Places, *, must_be_known: bool) -> np.ndarray:
         if must_be_known:
@@ -129,10 +137,9 @@ class DraftRuns(DraftLoop):
     def _begin(self, draft_batch: DraftBatch) -> _Drafting:
         draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self._num_wanted(draft_batch)
         num_steps = int(num_wanted_R.max(initial=0))
-        looks = self._policy.uses_features or isinstance(self._policy, HeadPolicy)
         return _Drafting(
             batch=draft_batch,
-            looks=draft_batch.uses_policy and looks,
+            looks=draft_batch.uses_policy and self._looks,
             num_wanted_R=num_wanted_R,
             uniforms_DR=self._uniforms(draft_slots_R, draft_batch.tails_R, num_steps),
             num_computed_R=self._draft_state.num_computed[draft_slots_R],
@@ -143,8 +150,8 @@ class DraftRuns(DraftLoop):
 
     def _extend(self, drafting: _Drafting) -> None:
         """Run after run; where nothing is asked in between, in one."""
-        lengths = self._lengths = self._lengths or RunLengths(self._policy.max_draft_tokens + 1)
-        is_asked = self._unknown is None or not isinstance(self._policy, BatchPolicy)
+        lengths = self._lengths
+        is_asked = self._unknown is None or not self._decides_for_all
         if not is_asked and not lengths.expects_any:
             self._receive(drafting, [])
             is_asked = True
@@ -155,12 +162,15 @@ class DraftRuns(DraftLoop):
             if drafting.looks:
                 num_steps = min(num_steps, lengths.next(drafting.num_steps))
             steps = [step for _ in range(num_steps) if (step := self._run_step(drafting)) is not None]
-            arrived = self._receive(drafting, steps)
+            first_depth, columns = drafting.num_steps - num_steps, self._receive(drafting, steps)
             if not is_asked:
                 # A policy that decides for the whole batch had to know which sequences have ended.
                 self._ask(drafting, 0)
                 is_asked = True
-            for depth, step in enumerate(arrived, drafting.num_steps - num_steps):
+            if not drafting.looks and self._head is None:
+                self._take_all(drafting, tokens_of(steps, columns.numpy(), first_depth=first_depth))
+                return
+            for depth, step in enumerate(steps_of(steps, columns), first_depth):
                 self._take(drafting, depth, step)
             drafting.goes_on_R &= drafting.looks
         if drafting.looks and drafting.num_wanted_R.any():
@@ -187,6 +197,16 @@ class DraftRuns(DraftLoop):
     def _narrow(drafting: _Drafting, keep_A: np.ndarray) -> None:
         drafting.active_A = drafting.active_A[keep_A]
         drafting.newest = drafting.newest and drafting.newest.select(keep_A)
+
+    @staticmethod
+    def _take_all(drafting: _Drafting, tokens: DrawnTokens) -> None:
+        """The only run of a drafting in which nothing is asked after a step; what follows a stop token is cut
+        off later."""
+        if not drafting.goes_on_R.all():
+            tokens = tokens.select(drafting.goes_on_R[tokens.index_T])
+        drafting.seen.append(tokens)
+        # Depths ascend, so the last write is the largest.
+        drafting.num_drafted_R[tokens.index_T] = tokens.depths_T + 1
 
     def _take(self, drafting: _Drafting, depth: int, step: Step) -> None:
         """Do what a loop does that waits after each step. ``step``: on the host; it may have drawn tokens of
@@ -239,16 +259,15 @@ class DraftRuns(DraftLoop):
         token_ids_T[index] = token_ids_W[lines].clamp(min=0)
         return FlatBatch(token_ids_T, batch.slots_T, batch.positions_T), index_A
 
-    def _receive(self, drafting: _Drafting, steps: list[Step]) -> list[Step]:
-        """Wait for the steps, which are on the host then, and for the next tokens: some sequences have
-        ended."""
+    def _receive(self, drafting: _Drafting, steps: list[Step]) -> Tensor:
+        """Wait for the steps' columns, and for the next tokens: some sequences have ended."""
         unknown, self._unknown = self._unknown, None
         if unknown is None:
-            return steps_of(steps, columns_of(steps).cpu())
+            return columns_of(steps).cpu()
         columns = columns_of(steps) if steps else torch.zeros(0, device=unknown.token_ids_W.device)
         numbers = torch.cat([columns.flatten(), unknown.token_ids_W.double()]).cpu()
         ids_W = numbers[columns.numel() :].long().numpy()
         self._draft_state.token_ids[unknown.places_W] = ids_W
         is_over_R = np.isin(drafting.batch.draft_slots_R, unknown.places_W[0][self._is_last(ids_W)])
         drafting.goes_on_R &= ~is_over_R
-        return steps_of(steps, numbers[: columns.numel()].view(columns.shape))
+        return numbers[: columns.numel()].view(columns.shape)

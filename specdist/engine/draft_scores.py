@@ -55,6 +55,9 @@ class StepScores:
 
     def forget_but(self, places: tuple[np.ndarray, np.ndarray]) -> None:
         """Drop all scores except those of tokens that are still to be verified."""
+        if not len(places[0]):
+            self._steps.clear()
+            return
         needed = set(np.unique(self._step_of[places]).tolist())
         self._steps = {step: scores for step, scores in self._steps.items() if step in needed}
 

@@ -51,6 +51,16 @@ class DrawnTokens(NamedTuple):
     probabilities_T: np.ndarray
     features_3T: np.ndarray | None
 
+    def select(self, keep_T: np.ndarray) -> DrawnTokens:
+        """Those of a mask."""
+        return DrawnTokens(
+            self.index_T[keep_T],
+            self.depths_T[keep_T],
+            self.token_ids_T[keep_T],
+            self.probabilities_T[keep_T],
+            None if self.features_3T is None else self.features_3T[:, keep_T],
+        )
+
 
 def indices_of(keep_A: np.ndarray, device: torch.device) -> Tensor:
     """The indices of a mask, on the device."""

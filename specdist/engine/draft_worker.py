@@ -107,7 +107,9 @@ class DraftWorker:
         report = self._ahead.adopt_branches(slots_R, first)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
-        state.scores.forget_but(places_from(slots_R, first_R, state.num_candidates[slots_R]))
+        wanted_now = self._ahead.wanted_now(request)
+        if wanted_now:
+            self._forget_scores(slots_R)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         round = RoundContext(
@@ -116,7 +118,7 @@ class DraftWorker:
             num_context_tokens=float(first_R.mean()) if len(first_R) else 0.0,
             is_ahead=False,
         )
-        for num_wanted_R, uses_policy in self._ahead.wanted_now(request):
+        for num_wanted_R, uses_policy in wanted_now:
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(
                     draft_slots_R=slots_R,
@@ -182,8 +184,15 @@ class DraftWorker:
         state.put_undrafted((slots_R[sampled], positions_R[sampled]), next_token_ids_R[sampled])
         return first
 
+    def _forget_scores(self, slots_R: np.ndarray) -> None:
+        """Of all tokens but those that are still to be verified."""
+        state = self._draft_state
+        num_left_R = state.num_candidates[slots_R] + state.num_ahead[slots_R]
+        state.scores.forget_but(places_from(slots_R, state.num_committed[slots_R], num_left_R))
+
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         """After the reply, while the target runs its pass: run that pass's contexts, then draft ahead."""
+        self._forget_scores(request.slots_R)
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):

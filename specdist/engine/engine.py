@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from specdist.engine.blocks import flat_batch
 from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
@@ -29,7 +30,7 @@ from specdist.engine.sequence import Sequence, StopRules
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import PhaseTime, Timeline
 from specdist.engine.tracing import record_block, record_token_ahead
-from specdist.engine.verify import VerifiedBlock, Verifier, flat_batch
+from specdist.engine.verify import VerifiedBlock, Verifier
 from specdist.models.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.rejection_sampler import known_next_tokens

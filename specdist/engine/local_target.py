@@ -22,6 +22,8 @@ from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
 from specdist.sampling.uploads import upload
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class FullDistributions:
@@ -46,9 +48,10 @@ class FullDistributions:
         )
 
     def candidate_probabilities(self) -> Tensor:
-        found_N, asked = self._fetched_N, self.verify_input
-        numbers_C = upload(found_N.device, asked.target_logits_indices_C, asked.candidate_ids_C)
-        return found_N.probabilities_at(*numbers_C).cpu()
+        given, asked = self.distributions_N, self.verify_input
+        device = CPU if isinstance(given, OneHot) else given.device
+        numbers_C = upload(device, asked.target_logits_indices_C, asked.candidate_ids_C)
+        return self._fetched_N.probabilities_at(*numbers_C).cpu()
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         return self._fetched_N.select(*upload(self._fetched_N.device, index_W))

@@ -1,15 +1,16 @@
-"""Messages between ranks as dataclasses, packed into int32 arrays by their own field annotations.
+"""Messages between ranks as dataclasses, packed into words of 64 bits by their own field annotations.
 
 A field's annotation says how it is sent:
 
-    slots_R: np.ndarray                       integers: int32 on the wire, int64 in memory
-    stream_keys: Int64Array                   integers that need 64 bits
-    draft_probabilities_C: Float32Array       float32 on the wire, float64 in memory
+    slots_R: np.ndarray                       integers
+    draft_probabilities_C: FloatArray         float64
     is_hit_R: BoolArray
-    features_4C: Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=4)]
+    features_4C: Annotated[np.ndarray, Packed(np.float64, num_rows=4)]
     times: RoleTimes                          a dataclass, or a dataclass or None; an int
 
-A field declared with :func:`not_sent` keeps its default at the receiver.
+Every array of a message costs both ranks some microseconds between two passes, so a dataclass's integers are
+sent as one, and words of 64 bits need no conversion at either end. A field declared with :func:`not_sent`
+keeps its default at the receiver.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ NOT_SENT = "not_sent"
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """An array's type on the wire and in memory; with ``num_rows`` it is a matrix, sent flattened."""
+    """An array's type in memory; with ``num_rows`` it is a matrix, sent flattened."""
 
-    on_wire: type
     in_memory: type
     num_rows: int = 0
 
     def pack(self, values: Any) -> np.ndarray:
-        return np.ascontiguousarray(np.asarray(values).astype(self.on_wire).ravel()).view(np.int32)
+        # Of booleans and narrower integers the values, of floats the bits.
+        words: np.ndarray = np.asarray(values, np.int64 if self.in_memory is np.bool_ else self.in_memory)
+        return (words.ravel() if self.num_rows else words).view(np.int64)
 
     def unpack(self, words: np.ndarray) -> np.ndarray:
-        values: np.ndarray = np.ascontiguousarray(words, np.int32).view(self.on_wire).astype(self.in_memory)
+        values = words.astype(np.bool_) if self.in_memory is np.bool_ else words.view(self.in_memory)
         return values.reshape(self.num_rows, -1) if self.num_rows else values
 
 
-INTEGERS, WIDE_INTEGERS = Packed(np.int32, np.int64), Packed(np.int64, np.int64)
-Int64Array = Annotated[np.ndarray, WIDE_INTEGERS]
-Float32Array = Annotated[np.ndarray, Packed(np.float32, np.float64)]
-BoolArray = Annotated[np.ndarray, Packed(np.int32, np.bool_)]
+INTEGERS = Packed(np.int64)
+FloatArray = Annotated[np.ndarray, Packed(np.float64)]
+BoolArray = Annotated[np.ndarray, Packed(np.bool_)]
 
 
 def not_sent(default: Any = None) -> Any:
@@ -55,11 +56,9 @@ def not_sent(default: Any = None) -> Any:
 
 
 def pack(message: Any) -> list[np.ndarray]:
-    """int32 arrays, field by field."""
+    """int64 arrays: the message's own integers, then field by field."""
     arrays: list[np.ndarray] = []
-    message_type: Any = type(message)
-    for name, field in _layout(message_type):
-        field.pack(getattr(message, name), arrays.append)
+    _pack(message, arrays.append)
     return arrays
 
 
@@ -72,8 +71,22 @@ def unpack(message_type: type[Message], arrays: list[np.ndarray]) -> Message:
     return message
 
 
+def _pack(message: Any, add: Callable[[np.ndarray], None]) -> None:
+    message_type: Any = type(message)
+    layout = _layout(message_type)
+    if layout.numbers:
+        add(np.array([getattr(message, name) for name in layout.numbers], np.int64))
+    for name, field in layout.fields:
+        field.pack(getattr(message, name), add)
+
+
 def _unpack(message_type: Any, arrays: Iterator[np.ndarray]) -> Any:
-    return message_type(**{name: field.unpack(arrays) for name, field in _layout(message_type)})
+    layout = _layout(message_type)
+    numbers = next(arrays).tolist() if layout.numbers else ()
+    values = dict(zip(layout.numbers, numbers, strict=True))
+    for name, field in layout.fields:
+        values[name] = field.unpack(arrays)
+    return message_type(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +95,22 @@ class _Field:
     unpack: Callable[[Iterator[np.ndarray]], Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """The names of a dataclass's integers, and its other fields."""
+
+    numbers: tuple[str, ...]
+    fields: tuple[tuple[str, _Field], ...]
+
+
 @functools.cache
-def _layout(message_type: Any) -> tuple[tuple[str, _Field], ...]:
+def _layout(message_type: Any) -> _Layout:
     hints = typing.get_type_hints(message_type, include_extras=True)
-    sent = [field for field in dataclasses.fields(message_type) if NOT_SENT not in field.metadata]
-    return tuple((field.name, _field_of(hints[field.name])) for field in sent)
+    sent = [field.name for field in dataclasses.fields(message_type) if NOT_SENT not in field.metadata]
+    return _Layout(
+        tuple(name for name in sent if hints[name] is int),
+        tuple((name, _field_of(hints[name])) for name in sent if hints[name] is not int),
+    )
 
 
 def _field_of(hint: Any) -> _Field:
@@ -95,15 +119,10 @@ def _field_of(hint: Any) -> _Field:
     options = get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if np.ndarray in options:
         return _array_field(INTEGERS)
-    if hint is int:
-        return _Field(
-            lambda value, add: add(WIDE_INTEGERS.pack([value])),
-            lambda arrays: int(WIDE_INTEGERS.unpack(next(arrays))[0]),
-        )
     nested: Any = next(option for option in options if dataclasses.is_dataclass(option))
     if type(None) in options:
         return _optional_field(nested)
-    return _Field(lambda value, add: _each(pack(value), add), lambda arrays: _unpack(nested, arrays))
+    return _Field(_pack, lambda arrays: _unpack(nested, arrays))
 
 
 def _array_field(packed: Packed) -> _Field:
@@ -114,13 +133,8 @@ def _optional_field(nested: Any) -> _Field:
     """Sent as an array of one 1 and the contents, or as an array of one 0."""
 
     def write(value: Any, add: Callable[[np.ndarray], None]) -> None:
-        add(np.array([value is not None], np.int32))
+        add(np.array([value is not None], np.int64))
         if value is not None:
-            _each(pack(value), add)
+            _pack(value, add)
 
     return _Field(write, lambda arrays: _unpack(nested, arrays) if next(arrays)[0] else None)
-
-
-def _each(arrays: list[np.ndarray], add: Callable[[np.ndarray], None]) -> None:
-    for array in arrays:
-        add(array)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.packing import Float32Array, Int64Array, not_sent
+from specdist.engine.packing import FloatArray, not_sent
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
@@ -37,7 +37,7 @@ class OpenedSequences:
     """
 
     slots: np.ndarray
-    stream_keys: Int64Array
+    stream_keys: np.ndarray
     num_misses: np.ndarray
     context_lengths: np.ndarray
     max_lengths: np.ndarray
@@ -125,8 +125,7 @@ class ProposalReply:
     next_token_ids_R: np.ndarray
     num_drafted_R: np.ndarray
     candidate_ids_C: np.ndarray
-    # Exact: they are entries of float32 distributions.
-    draft_probabilities_C: Float32Array
+    draft_probabilities_C: FloatArray
     ahead: AheadReport
     draft_pass_sizes_P: np.ndarray
     times: RoleTimes
@@ -166,7 +165,7 @@ class VerifyInput:
 
     batch: FlatBatch
     logits_indices_N: np.ndarray
-    stream_keys_N: Int64Array
+    stream_keys_N: np.ndarray
     target_logits_indices_C: np.ndarray
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import numpy as np
 
-from specdist.engine.packing import BoolArray, Float32Array, Packed
+from specdist.engine.packing import BoolArray, FloatArray, Packed
 from specdist.policies import NUM_FEATURES
 from specdist.stats.shard import AheadOutcome
 
@@ -90,7 +90,7 @@ class Traffic:
         return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)
 
 
-Features = Annotated[np.ndarray, Packed(np.float32, np.float64, num_rows=NUM_FEATURES)]
+Features = Annotated[np.ndarray, Packed(np.float64, num_rows=NUM_FEATURES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class TracedDrafts:
     is_hit_R: BoolArray
     token_ids_R: np.ndarray
     features_4R: Features
-    acceptance_R: Float32Array
+    acceptance_R: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,24 +19,25 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.blocks import flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.proposals import Block, VerifyInput
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
-from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
-from specdist.sampling.random import RandomKeys
-from specdist.sampling.rejection_sampler import acceptance_probabilities, count_accepted, verify_candidates
+from specdist.sampling.random import Purpose, RandomKeys
+from specdist.sampling.rejection_sampler import acceptance_probabilities, accepted, count_accepted
 from specdist.sampling.uploads import upload
 from specdist.utils.ranges import arange_segments
 
 
 class VerifiedBlock(NamedTuple):
-    """A block, how many candidates are accepted, and the acceptance probabilities of those not skipped."""
+    """A block, how many candidates are accepted, and the acceptance probabilities of those not skipped, if
+    the run is traced."""
 
     block: Block
     num_accepted: int
-    acceptance_K: np.ndarray
+    acceptance_K: np.ndarray | None = None
 
 
 class Verifier:
@@ -96,9 +97,10 @@ class Verifier:
 def _verify_blocks(
     blocks: list[Block], num_verified_R: np.ndarray, verify_input: VerifyInput, verify_output: VerifyOutput
 ) -> list[VerifiedBlock]:
-    """By the rejection rule; trusted candidates are kept whatever it says."""
+    """By the rejection rule; trusted candidates are kept whatever it says. What needs no result of the pass
+    is done before the first one is asked for, which waits."""
     if not num_verified_R.sum():
-        return [VerifiedBlock(block, block.num_skipped, np.zeros(0)) for block in blocks]
+        return [VerifiedBlock(block, block.num_skipped) for block in blocks]
     index_C = verify_input.target_logits_indices_C
     num_misses_R = np.array([block.sequence.counters.num_misses for block in blocks], np.int64)
     keys_C = RandomKeys(
@@ -106,33 +108,21 @@ def _verify_blocks(
         positions_N=verify_input.positions_N[index_C],
         num_misses_N=np.repeat(num_misses_R, num_verified_R),
     )
-    target_C = verify_output.candidate_probabilities()
+    uniforms_C = keys_C.uniforms(Purpose.ACCEPT)
     draft_C = torch.from_numpy(
         np.concatenate([block.draft_probabilities_K[block.num_skipped :] for block in blocks])
     )
-    accepted_C = verify_candidates(target_C, draft_C, keys_C)
     trusted_R = np.array([block.num_trusted - block.num_skipped for block in blocks], np.int64)
-    accepted_C |= torch.from_numpy(arange_segments(num_verified_R) < np.repeat(trusted_R, num_verified_R))
-    num_accepted_R = count_accepted(accepted_C, torch.from_numpy(num_verified_R)).tolist()
+    is_trusted_C = arange_segments(num_verified_R) < np.repeat(trusted_R, num_verified_R)
+    target_C = verify_output.candidate_probabilities()
+    accepted_C = accepted(target_C, draft_C, uniforms_C).numpy() | is_trusted_C
+    num_accepted_R = count_accepted(accepted_C, num_verified_R).tolist()
+    if blocks[0].features_4K is None:
+        verified = zip(blocks, num_accepted_R, strict=True)
+        return [VerifiedBlock(block, block.num_skipped + count) for block, count in verified]
     acceptance_C = acceptance_probabilities(target_C, draft_C).numpy()
     acceptances = np.split(acceptance_C, np.cumsum(num_verified_R))[: len(blocks)]
     return [
         VerifiedBlock(block, block.num_skipped + num_accepted, acceptance_K)
         for block, num_accepted, acceptance_K in zip(blocks, num_accepted_R, acceptances, strict=True)
     ]
-
-
-def flat_batch(blocks: list[Block], chunks: list[Chunk]) -> FlatBatch:
-    """The tokens of blocks, each from its sequence's last committed token on, and of prompt chunks."""
-    # Sequence, first position, and tokens of each.
-    parts = [
-        (block.sequence, len(block.sequence.token_ids) - 1, [block.next_token_id, *block.candidate_ids])
-        for block in blocks
-    ] + [(chunk.sequence, chunk.begin, chunk.sequence.token_ids[chunk.begin : chunk.end]) for chunk in chunks]
-    lengths = np.array([len(token_ids) for *_, token_ids in parts], np.int64)
-    begins = np.array([begin for _, begin, _ in parts], np.int64)
-    return FlatBatch(
-        np.array([token for *_, token_ids in parts for token in token_ids], np.int64),
-        np.repeat(np.array([sequence.slot for sequence, *_ in parts], np.int64), lengths),
-        np.repeat(begins, lengths) + arange_segments(lengths),
-    )

@@ -1,4 +1,4 @@
-"""Messages between ranks: the integers of a message in one frame over a preallocated buffer.
+"""Messages between ranks: the words of a message in one frame over a preallocated buffer.
 
 A frame has a fixed size, which the receiver knows; the rest of a longer message follows in a second transfer,
 whose size the frame contains. A round's message fits into one frame unless prompts are long.
@@ -7,7 +7,7 @@ whose size the frame contains. A round's message fits into one frame unless prom
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from specdist.engine.links import LinkFrom, LinkTo, Wait
 
-FRAME_INTS = 4096
+# Of eight bytes.
+FRAME_WORDS = 2048
 
 
 class Wire:
@@ -29,7 +30,8 @@ class Wire:
         self._move = transfer
         self.num_messages = 0
         self.num_bytes = 0
-        self._frame = torch.zeros(FRAME_INTS, dtype=torch.int32)
+        self._frame = torch.zeros(FRAME_WORDS, dtype=torch.int64)
+        self._frame_words = self._frame.numpy()
 
     def transfer(self, tensor: Tensor) -> None:
         """Send a tensor, or receive into it; both ends know its shape."""
@@ -38,29 +40,27 @@ class Wire:
         self.num_bytes += tensor.nbytes
 
     def send(self, arrays: Sequence[np.ndarray]) -> None:
-        """Send int32 arrays: their number, their lengths, then their contents."""
-        parts = [np.array([len(arrays), *map(len, arrays)], np.int32)]
-        parts += [array.astype(np.int32, copy=False) for array in arrays]
-        message = np.concatenate(parts)
-        first = message[:FRAME_INTS]
-        self._frame.numpy()[: len(first)] = first
+        """Send int64 arrays: their number, their lengths, then their contents."""
+        message = np.concatenate([np.array([len(arrays), *map(len, arrays)], np.int64), *arrays])
+        first = message[:FRAME_WORDS]
+        self._frame_words[: len(first)] = first
         self.transfer(self._frame)
-        if len(message) > FRAME_INTS:
-            self.transfer(torch.from_numpy(message[FRAME_INTS:]))
+        if len(message) > FRAME_WORDS:
+            self.transfer(torch.from_numpy(message[FRAME_WORDS:]))
 
     def receive(self) -> list[np.ndarray]:
         """Wait for a message and return its arrays."""
         self.transfer(self._frame)
-        num_arrays = int(self._frame[0])
-        lengths = self._frame[1 : 1 + num_arrays].tolist()
-        missing = 1 + num_arrays + sum(lengths) - FRAME_INTS
-        message = self._frame.numpy()
-        if missing > 0:
-            rest = torch.zeros(missing, dtype=torch.int32)
+        num_arrays = int(self._frame_words[0])
+        lengths = self._frame_words[1 : 1 + num_arrays].tolist()
+        bounds = list(accumulate(lengths, initial=1 + num_arrays))
+        size = bounds[-1]
+        message = self._frame_words[:size].copy()
+        if size > FRAME_WORDS:
+            rest = torch.zeros(size - FRAME_WORDS, dtype=torch.int64)
             self.transfer(rest)
             message = np.concatenate([message, rest.numpy()])
-        bounds = 1 + num_arrays + np.cumsum([0, *lengths])
-        return [message[begin:end].copy() for begin, end in pairwise(bounds.tolist())]
+        return [message[begin:end] for begin, end in pairwise(bounds)]
 
 
 def wire_to(rank: int) -> Wire:

@@ -12,12 +12,12 @@ one number of each distribution per candidate, the next token the whole of both,
 Each takes random numbers of its own; sharing them would bias the output silently. Greedy decoding and gumbel
 coupling are the same rule on one-hot distributions: the next token is then known without sampling.
 
-C candidates of all sequences, one after the other; R sequences; W of them whose next token is sampled;
-K the longest block.
+C candidates of all sequences, one after the other; R sequences; W of them whose next token is sampled.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,13 +48,14 @@ def acceptance_probabilities(target_C: Tensor, draft_C: Tensor) -> Tensor:
     return (target_C / draft_C.clamp(min=tiny)).clamp(max=1.0)
 
 
-def count_accepted(accepted_C: Tensor, lengths_R: Tensor) -> Tensor:
+def count_accepted(accepted_C: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:
     """int64 [R]: the accepted candidates of each block before its first rejection; lengths sum to C."""
-    num_blocks, longest = len(lengths_R), int(lengths_R.max()) if len(lengths_R) else 0
-    inside_RK = torch.arange(longest) < lengths_R[:, None]
-    accepted_RK = torch.zeros(num_blocks, longest, dtype=torch.bool)
-    accepted_RK[inside_RK] = accepted_C
-    return accepted_RK.cumprod(dim=1).sum(dim=1)
+    ends_R = lengths_R.cumsum()
+    starts_R = ends_R - lengths_R
+    # The first rejection from each start on, of whichever block.
+    rejections = np.append(np.flatnonzero(~accepted_C), len(accepted_C))
+    first_R = rejections[np.searchsorted(rejections, starts_R)]
+    return np.asarray(np.minimum(first_R, ends_R) - starts_R)
 
 
 def sample_next_tokens(target_W: Dense, keys_W: RandomKeys, draft_W: Dense | None = None) -> Tensor:

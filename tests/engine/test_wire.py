@@ -15,7 +15,7 @@ from specdist.engine import links
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
-from specdist.engine.wire import FRAME_INTS, Wire
+from specdist.engine.wire import FRAME_WORDS, Wire
 from specdist.models.flat import FlatBatch
 
 
@@ -34,10 +34,10 @@ class Line:
 
 def test_messages_of_sizes_around_the_frame_arrive() -> None:
     line = Line()
-    for size in (0, 1, FRAME_INTS - 4, FRAME_INTS - 3, FRAME_INTS - 2, 3 * FRAME_INTS):
-        arrays = [np.arange(size, dtype=np.int32), np.zeros(0, np.int32)]
+    for size in (0, 1, FRAME_WORDS - 4, FRAME_WORDS - 3, FRAME_WORDS - 2, 3 * FRAME_WORDS):
+        arrays = [np.arange(size), np.zeros(0, np.int64)]
         line.near.send(arrays)
-        assert line.num_waiting == (1 if size <= FRAME_INTS - 3 else 2)
+        assert line.num_waiting == (1 if size <= FRAME_WORDS - 3 else 2)
         received = line.far.receive()
         assert line.num_waiting == 0
         assert [array.tolist() for array in received] == [array.tolist() for array in arrays]

@@ -45,7 +45,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="blocks-stand-one-position-too-late",
-        file="engine/verify.py",
+        file="engine/blocks.py",
         old="(block.sequence, len(block.sequence.token_ids) - 1, ",
         new="(block.sequence, len(block.sequence.token_ids), ",
         tests=(IN_TURNS,),
@@ -336,8 +336,15 @@ ENGINE_FAULTS = (
     Mutant(
         name="batch-policy-counts-sequence-that-has-ended",
         file="engine/draft_runs.py",
-        old="is_asked = self._unknown is None or not isinstance(self._policy, BatchPolicy)",
+        old="is_asked = self._unknown is None or not self._decides_for_all",
         new="is_asked = True",
+        tests=(RUNS + "[3]",),
+    ),
+    Mutant(
+        name="only-run-keeps-tokens-of-sequence-that-has-ended",
+        file="engine/draft_runs.py",
+        old="if not drafting.goes_on_R.all():",
+        new="if False:",
         tests=(RUNS + "[3]",),
     ),
     Mutant(

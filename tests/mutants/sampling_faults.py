@@ -164,8 +164,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="candidate-after-rejected-one-kept",
         file="sampling/rejection_sampler.py",
-        old="accepted_RK.cumprod(dim=1).sum(dim=1)",
-        new="accepted_RK.sum(dim=1)",
+        old="first_R = rejections[np.searchsorted(rejections, starts_R)]",
+        new="first_R = starts_R + np.add.reduceat(np.append(accepted_C, False), starts_R)",
         tests=(ENUMERATION, IN_TURNS),
     ),
     Mutant(

@@ -4,6 +4,7 @@ distribution."""
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -178,9 +179,9 @@ def test_filters_equal_transformers_own() -> None:
 
 
 def test_a_block_is_cut_at_its_first_rejection() -> None:
-    flags = torch.tensor([True, False, True, True, True, False])
-    assert count_accepted(flags, torch.tensor([3, 0, 2, 1])).tolist() == [1, 0, 2, 0]
-    assert count_accepted(flags[:0], torch.tensor([0, 0])).tolist() == [0, 0]
+    flags = np.array([True, False, True, True, True, False])
+    assert count_accepted(flags, np.array([3, 0, 2, 1])).tolist() == [1, 0, 2, 0]
+    assert count_accepted(flags[:0], np.array([0, 0])).tolist() == [0, 0]
 
 
 def test_equal_probabilities_accept_every_number() -> None:

@@ -71,7 +71,7 @@ def emitted(seed: int) -> Tensor:
                 num_misses[rows].repeat(NUM_CANDIDATES),
             ),
         )
-        count = count_accepted(accepted_C, torch.full((len(rows),), NUM_CANDIDATES)).numpy()
+        count = count_accepted(accepted_C.numpy(), np.full(len(rows), NUM_CANDIDATES))
         ends = begin + count
         is_rejected = count < NUM_CANDIDATES
         last = tokens[rows, ends - 1]
