@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Replicas of one run on a Slurm cluster:
 #
-#   sbatch slurm/run.sh CONFIG [--option value ...]                one replica on one node
-#   sbatch --array=0-15 slurm/run.sh CONFIG                        sixteen jobs of one replica each
-#   sbatch --nodes=4 slurm/run.sh CONFIG                           one replica on each of four nodes
-#   REPLICAS=2 GPUS_PER_REPLICA=3 sbatch --gpus-per-node=6 slurm/run.sh CONFIG    two on one node
+#   sbatch slurm/run.sh CONFIG [--option value ...]                two replicas on a node of 8 GPUs
+#   sbatch --array=0-15 slurm/run.sh CONFIG                        sixteen jobs of two replicas each
+#   sbatch --nodes=4 slurm/run.sh CONFIG                           two replicas on each of four nodes
+#   REPLICAS=1 GPUS_PER_REPLICA=5 sbatch --gpus-per-node=5 slurm/run.sh CONFIG    one, whose draft has a GPU
 #
 # CONFIG and the options are those of jobs/generate.py; options given to sbatch win over the lines below.
 # Submit it from the repository's folder, which all nodes must see. Install there first (bash jobs/install.sh), or
@@ -17,9 +17,9 @@
 #SBATCH --nodes=1
 # accelerate starts the ranks, and srun below a launcher for each replica.
 #SBATCH --ntasks-per-node=1
-# REPLICAS times GPUS_PER_REPLICA, as jobs/configs/llama-70b.yaml needs for one.
-#SBATCH --gpus-per-node=5
-#SBATCH --cpus-per-task=40
+# REPLICAS times GPUS_PER_REPLICA. As jobs/configs/llama-70b.yaml has it, a replica takes four.
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=32
 #SBATCH --time=24:00:00
 # Two minutes before the time limit the replicas are asked to stop and the job is requeued. The same happens
 # when it is preempted or loses its node. It resumes where it stopped: finished rows are kept.
@@ -29,8 +29,8 @@
 #SBATCH --output=slurm-%x-%j.log
 
 # Settings, from the environment of sbatch:
-REPLICAS="${REPLICAS:-1}"                  # on each node
-GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-5}"  # ranks, each on a GPU of its own: tp_size and one for the draft
+REPLICAS="${REPLICAS:-2}"                  # on each node
+GPUS_PER_REPLICA="${GPUS_PER_REPLICA:-4}"  # ranks, each on a GPU of its own: tp_size, and one for a draft of its own
 ACCELERATE_CONFIG="${ACCELERATE_CONFIG:-jobs/accelerate/gpu8.yaml}"
 MAX_RESTARTS="${MAX_RESTARTS:-3}"          # a job that fails is requeued at most this many times
 

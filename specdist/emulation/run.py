@@ -28,12 +28,12 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
 from specdist.engine.sequence import StopRules
 from specdist.job.costs import plan_ahead
-from specdist.planning.advise import OWN_GPU
 from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
 from specdist.planning.hardware import find_gpu
 from specdist.planning.job import open_model
 from specdist.planning.roofline import PROPOSAL_S, Placement, roofline_costs
 from specdist.planning.simulate import (
+    OWN_GPU,
     PREFILL_CHUNK_TOKENS,
     Mode,
     ReplicaCosts,

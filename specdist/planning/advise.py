@@ -1,18 +1,21 @@
-"""The best plan of every mode (ranks, batch size and draft length), and the one to recommend."""
+"""The best plan of every mode (ranks, batch size, draft length, targets per draft), and the one to take."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 from specdist.models.sizes import ModelSize
 from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
-from specdist.planning.hardware import Gpu
+from specdist.planning.filling import Shape, Site, shapes
+from specdist.planning.hardware import NETWORK_LATENCY_S
 from specdist.planning.memory import Fit, fit
 from specdist.planning.roofline import Placement, roofline_costs
 from specdist.planning.simulate import (
     MODES,
+    OWN_GPU,
     PREFILL_CHUNK_TOKENS,
     Mode,
     Prediction,
@@ -25,7 +28,6 @@ MAX_DRAFT_TOKENS = 16
 # A smaller speed-up is within the error of the model, so the simpler plan is chosen.
 WORTHWHILE = 1.05
 S_PER_HOUR = 3600
-OWN_GPU: tuple[Mode, ...] = ("in turns", "ahead", "branches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,29 +51,18 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
-    """The hardware. A replica does not cross nodes."""
-
-    gpu: Gpu
-    gpus_per_node: int
-    num_nodes: int
-    max_num_seqs: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """One mode with its settings, and the prediction for them.
 
     Attributes:
-        num_gpus: of one replica; ``num_replicas`` run side by side.
-        most_rows: sequences that memory has room for; ``settings.num_rows`` are used.
+        num_replicas: side by side.
+        most_rows: sequences that memory has room for; ``settings.num_rows`` are used, by every target.
+        prediction: of one target.
         tokens_per_s: of all replicas; ``tokens_per_s_per_gpu`` counts the GPUs that they use.
-        is_runnable: by ``jobs/generate.py``, which holds both models in one process on one GPU only.
     """
 
     settings: Settings
-    tp_size: int
-    num_gpus: int
+    shape: Shape
     num_replicas: int
     most_rows: int
     fit: Fit
@@ -80,25 +71,25 @@ class Plan:
     output_tokens: int
 
     @property
+    def tp_size(self) -> int:
+        return self.shape.tp_size
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica, which has as many processes."""
+        return self.shape.num_gpus
+
+    @property
     def tokens_per_s(self) -> float:
-        return self.prediction.tokens_per_s * self.num_replicas
+        return self.prediction.tokens_per_s * self.shape.num_targets * self.num_replicas
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        return self.prediction.tokens_per_s / self.num_gpus
+        return self.prediction.tokens_per_s * self.shape.num_targets / self.num_gpus
 
     @property
     def hours(self) -> float:
         return self.num_prompts * self.output_tokens / self.tokens_per_s / S_PER_HOUR
-
-    @property
-    def is_runnable(self) -> bool:
-        return self.settings.mode != "colocated" or self.tp_size == 1
-
-    @property
-    def num_processes(self) -> int:
-        """Processes to launch for one replica."""
-        return 1 if self.settings.mode == "colocated" else self.num_gpus
 
 
 class Planner:
@@ -110,48 +101,59 @@ class Planner:
         self._site = site
         self._work = work
         self._costs = cache(self._measure)
+        self._fits = cache(self._measure_fit)
 
     def best_plans(self) -> list[Plan]:
         """For each mode that fits, in the order of :data:`MODES`, the plan with the most tokens per second on
-        the whole site; for colocation also the best runnable one."""
+        the whole site; of drafts with a GPU of their own, one for each number of targets that share one."""
         found: list[Plan] = []
         for mode in MODES:
-            plans = list(self._plans(mode))
-            runnable = [plan for plan in plans if plan.is_runnable]
-            for choice in (runnable, plans):
-                best = max(choice, key=lambda plan: plan.tokens_per_s, default=None)
-                if best is not None and best not in found:
-                    found.append(best)
-        return found
+            best: dict[bool, Plan] = {}
+            for plan in self._plans(mode):
+                is_shared = plan.shape.num_targets > 1
+                if is_shared not in best or plan.tokens_per_s > best[is_shared].tokens_per_s:
+                    best[is_shared] = plan
+            found += best.values()
+        return sorted(found, key=lambda plan: plan.shape.num_targets > 1)
 
     def most_per_gpu(self, mode: Mode, num_rows: int, *, num_idle: int = 0) -> float | None:
-        """The most tokens per second per GPU used of replicas with so many sequences at a time, or as many of
-        them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing to do."""
+        """The most tokens per second per GPU used of replicas with so many sequences of a target at a time,
+        or as many of them as fit; None if none fits. ``num_idle``: further GPUs of each, which have nothing
+        to do."""
+        # Where it does not pay, a draft on rank 0 drafts nothing, but has its memory there.
+        lengths = [0] if mode == "target only" else range(int(mode in OWN_GPU), MAX_DRAFT_TOKENS + 1)
         found = [
-            prediction.tokens_per_s / (tp_size + (mode in OWN_GPU) + num_idle)
-            for tp_size in self._tp_sizes(mode)
-            for length in ([0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1))
-            for most in [min(num_rows, self._fit(mode, tp_size, length).most_rows)]
+            prediction.tokens_per_s * shape.num_targets / (shape.num_gpus + num_idle)
+            for shape in self._shapes(mode)
+            for length in lengths
+            for most in [min(num_rows, self._fit(mode, shape, length).most_rows)]
             if most > 0
-            for prediction in [self._predict(mode, tp_size, most, length)]
+            for prediction in [self._predict(mode, shape, most, length)]
         ]
         return max(found, default=None)
 
     def fits(self) -> list[tuple[Mode, int, Fit]]:
         """The memory of every mode and number of ranks, whether it fits or not."""
         return [
-            (mode, tp_size, self._fit(mode, tp_size, 1))
+            (mode, shape.tp_size, self._fit(mode, shape, 1))
             for mode in MODES
             if mode not in ("in turns", "branches")
-            for tp_size in self._tp_sizes(mode)
+            for shape in self._shapes(mode)
+            if shape.num_targets == 1
         ]
 
-    def _tp_sizes(self, mode: Mode) -> list[int]:
+    def _shapes(self, mode: Mode) -> list[Shape]:
         if mode != "target only" and self._draft is None:
             return []
-        return self._target.tp_sizes(self._site.gpus_per_node - (mode in OWN_GPU))
+        most = self._site.gpus_per_node - (mode in OWN_GPU)
+        return [
+            shape for tp_size in self._target.tp_sizes(most) for shape in shapes(self._site, mode, tp_size)
+        ]
 
-    def _fit(self, mode: Mode, tp_size: int, num_draft_tokens: int) -> Fit:
+    def _fit(self, mode: Mode, shape: Shape, num_draft_tokens: int) -> Fit:
+        return self._fits(mode, shape.tp_size, shape.targets_per_draft, num_draft_tokens)
+
+    def _measure_fit(self, mode: Mode, tp_size: int, targets_per_draft: int, num_draft_tokens: int) -> Fit:
         return fit(
             self._target,
             self._draft,
@@ -161,49 +163,55 @@ class Planner:
             row_tokens=self._work.row_tokens,
             num_draft_tokens=num_draft_tokens,
             num_branches=self._settings(mode, 1, num_draft_tokens).num_branches,
+            targets_per_draft=targets_per_draft,
         )
 
     def _plans(self, mode: Mode) -> Iterator[Plan]:
         lengths = [0] if mode == "target only" else range(1, MAX_DRAFT_TOKENS + 1)
-        for tp_size in self._tp_sizes(mode):
-            num_gpus = tp_size + (mode in OWN_GPU)
-            num_replicas = self._site.gpus_per_node // num_gpus * self._site.num_nodes
-            for length in lengths:
-                room = self._fit(mode, tp_size, length)
-                most = min(room.most_rows, -(-self._work.num_prompts // num_replicas))
+        for shape in self._shapes(mode):
+            # Fewer prompts than targets leave some without work.
+            num_replicas = min(shape.num_replicas, self._work.num_prompts // shape.num_targets)
+            for length in lengths if num_replicas else ():
+                room = self._fit(mode, shape, length)
+                num_targets = shape.num_targets * num_replicas
+                most = min(room.most_rows, -(-self._work.num_prompts // num_targets))
                 for num_rows in _batch_sizes(min(most, self._site.max_num_seqs or most)):
-                    settings = self._settings(mode, num_rows, length)
                     yield Plan(
-                        settings=settings,
-                        tp_size=tp_size,
-                        num_gpus=num_gpus,
-                        # Fewer prompts than replicas leave some without work.
-                        num_replicas=min(num_replicas, self._work.num_prompts),
+                        settings=self._settings(mode, num_rows, length, shape.targets_per_draft),
+                        shape=shape,
+                        num_replicas=num_replicas,
                         most_rows=room.most_rows,
                         fit=room,
-                        prediction=self._predict(mode, tp_size, num_rows, length),
+                        prediction=self._predict(mode, shape, num_rows, length),
                         num_prompts=self._work.num_prompts,
                         output_tokens=self._work.output_tokens,
                     )
 
-    def _predict(self, mode: Mode, tp_size: int, num_rows: int, num_draft_tokens: int) -> Prediction:
+    def _predict(self, mode: Mode, shape: Shape, num_rows: int, num_draft_tokens: int) -> Prediction:
+        costs = self._costs(shape.tp_size, num_rows, shape.targets_per_draft)
+        if shape.num_nodes > 1:
+            proposal_s = costs.proposal_s + 2 * NETWORK_LATENCY_S
+            costs = dataclasses.replace(costs, proposal_s=proposal_s)
         return predict(
-            self._costs(tp_size, num_rows),
-            self._settings(mode, num_rows, num_draft_tokens),
+            costs,
+            self._settings(mode, num_rows, num_draft_tokens, shape.targets_per_draft),
             prompt_tokens=self._work.prompt_tokens,
             output_tokens=self._work.output_tokens,
         )
 
-    def _settings(self, mode: Mode, num_rows: int, num_draft_tokens: int) -> Settings:
+    def _settings(
+        self, mode: Mode, num_rows: int, num_draft_tokens: int, targets_per_draft: int = 1
+    ) -> Settings:
         return Settings(
             mode=mode,
             num_rows=num_rows,
             num_draft_tokens=num_draft_tokens,
             acceptance=self._work.acceptance,
             caught=self._work.caught,
+            targets_per_draft=targets_per_draft,
         )
 
-    def _measure(self, tp_size: int, num_rows: int) -> ReplicaCosts:
+    def _measure(self, tp_size: int, num_rows: int, targets_per_draft: int) -> ReplicaCosts:
         target, draft = (
             None
             if model is None
@@ -217,13 +225,14 @@ class Planner:
             for model, ranks, counts in ((self._target, tp_size, TARGET_PASS), (self._draft, 1, DRAFT_PASS))
         )
         assert target is not None
-        draft_rows = num_rows * (1 + self._settings("branches", num_rows, 1).num_branches)
+        branches = self._settings("branches", num_rows, 1, targets_per_draft)
+        most_together = num_rows * targets_per_draft
         return roofline_costs(
             target,
             draft,
             num_rows=num_rows,
             most_tokens=num_rows * (MAX_DRAFT_TOKENS + 1) + PREFILL_CHUNK_TOKENS,
-            most_draft_rows=max(2 * num_rows, draft_rows),
+            most_draft_rows=most_together * max(2, 1 + branches.num_branches),
         )
 
 
@@ -238,10 +247,10 @@ def _batch_sizes(most: int) -> Iterator[int]:
 
 
 def recommend(plans: Sequence[Plan]) -> Plan | None:
-    """The runnable plan with the most tokens per second; a later mode, which is less simple, must be clearly
-    faster. None if no plan is runnable."""
+    """The plan with the most tokens per second; a later mode, which is less simple, must be clearly faster.
+    None without any plan."""
     chosen: Plan | None = None
     for plan in plans:
-        if plan.is_runnable and (chosen is None or plan.tokens_per_s > WORTHWHILE * chosen.tokens_per_s):
+        if chosen is None or plan.tokens_per_s > WORTHWHILE * chosen.tokens_per_s:
             chosen = plan
     return chosen

@@ -40,6 +40,10 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
             # How much it drafts, and when, is left to the run, which measures and learns.
             "draft": config.draft,
         }
+    if settings.mode == "colocated":
+        options["draft_placement"] = "shared"
+    if plan.shape.num_targets > 1:
+        options |= {"num_targets": plan.shape.num_targets, "num_drafts": plan.shape.num_drafts}
     options |= {
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
@@ -88,12 +92,14 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     settings, found = plan.settings, plan.prediction
     return {
         "mode": settings.mode,
-        "is_runnable": plan.is_runnable,
         "tp_size": plan.tp_size,
+        "num_targets": plan.shape.num_targets,
+        "num_drafts": plan.shape.num_drafts,
+        "num_nodes": plan.shape.num_nodes,
         "num_gpus": plan.num_gpus,
         "num_replicas": plan.num_replicas,
         "num_prompts": plan.num_prompts,
-        "num_processes": plan.num_processes,
+        "num_processes": plan.num_gpus,
         "num_rows": settings.num_rows,
         "most_rows": plan.most_rows,
         "num_draft_tokens": settings.num_draft_tokens,

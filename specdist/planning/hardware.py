@@ -24,6 +24,8 @@ NVLINK_LATENCY_S = 15 * US
 PCIE_LATENCY_S = 30 * US
 # Messages of a few megabytes; those of hundreds come nearer to the peak. Assumed.
 LINK_EFFICIENCY = 0.7
+# A message from a process on one node to one on another and what wakes its receiver. Assumed.
+NETWORK_LATENCY_S = 50 * US
 HERE = "here"
 
 

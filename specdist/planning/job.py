@@ -17,7 +17,7 @@ from specdist.data.files import write_atomically
 from specdist.job.topology import local_device
 from specdist.models.checkpoint import Checkpoint, check_family
 from specdist.models.sizes import ModelSize, model_size
-from specdist.planning.advise import Planner, Site, Work, recommend
+from specdist.planning.advise import Planner, Work, recommend
 from specdist.planning.documents import (
     fit_document,
     longest_row,
@@ -27,6 +27,7 @@ from specdist.planning.documents import (
     run_yaml,
     shapes_note,
 )
+from specdist.planning.filling import Site
 from specdist.planning.hardware import GB, GIB, HERE, TERA, Gpu, find_gpu
 from specdist.planning.launch import launch_of
 from specdist.planning.measuring import measure_here
@@ -75,6 +76,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         if config.gpu == HERE
         else find_gpu(config.gpu, dtype)
     )
+    assert config.gpus_per_node is not None and config.nodes is not None
     site = Site(
         gpu=gpu,
         gpus_per_node=config.gpus_per_node,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specdist.planning.advise import Plan, Site
+from specdist.planning.advise import Plan
+from specdist.planning.filling import Site
 
 GPU_LAUNCH, CPU_LAUNCH = "jobs/accelerate/gpu8.yaml", "jobs/accelerate/cpu.yaml"
 PROMPTS, OUTPUT = "PROMPTS", "OUTPUT"
@@ -61,12 +62,12 @@ def launch_of(
     else:
         job += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     job += ["--prompts", prompts or PROMPTS, "--output", output or OUTPUT]
-    if plan.num_processes == 1:
+    if plan.num_gpus == 1:
         words = ["python", *job]
     else:
         config_file = CPU_LAUNCH if on_cpu else GPU_LAUNCH
         words = ["accelerate", "launch", "--config_file", config_file]
-        words += ["--num_processes", str(plan.num_processes), *job]
+        words += ["--num_processes", str(plan.num_gpus), *job]
     commands = []
     for replica in range(per_node):
         first = replica * plan.num_gpus

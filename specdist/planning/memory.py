@@ -59,16 +59,18 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """Lengths and drafting of every row."""
+    """Lengths and drafting of every row, and the number of targets whose rows are on this GPU."""
 
     row_tokens: int
     num_draft_tokens: int
     num_branches: int = 0
     works_ahead: bool = False
+    num_targets: int = 1
 
     def limits(self, num_rows: int) -> BatchLimits:
-        """The limits of a job with this many running sequences."""
+        """The limits of a job with this many running sequences of every target."""
         block_tokens = self.num_draft_tokens + 1
+        num_rows *= self.num_targets
         return BatchLimits(
             scheduling=SchedulerSettings(
                 max_num_seqs=num_rows,
@@ -94,8 +96,10 @@ def fit(
     row_tokens: int,
     num_draft_tokens: int = 0,
     num_branches: int = 0,
+    targets_per_draft: int = 1,
 ) -> Fit:
-    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it."""
+    """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it; the draft
+    holds those of all its targets."""
     drafts = draft is not None and mode != "target only"
     work = _Work(row_tokens=row_tokens, num_draft_tokens=num_draft_tokens if drafts else 0)
     of_target = int(tp_size > 1)
@@ -109,6 +113,7 @@ def fit(
         num_draft_tokens=num_draft_tokens,
         num_branches=num_branches,
         works_ahead=mode in ("ahead", "branches"),
+        num_targets=targets_per_draft,
     )
     return Fit(
         target=_share(gpu, work, of_target + 1, target=target, tp_size=tp_size),

@@ -11,6 +11,7 @@ from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
 
+GPUS_PER_NODE = 8
 # Draft lengths of the runs by which --validate calibrates the engine's overhead.
 CALIBRATION_LENGTHS = (1, 4)
 
@@ -30,8 +31,11 @@ class PlanConfig(TrustOptions):
 
     # Hardware
     gpu: str = option(HERE, help=f"{HERE} = measure this machine's device, or one of {', '.join(GPUS)}")
-    gpus_per_node: int = option(1, help="GPUs of a node; a replica does not cross nodes")
-    nodes: int = option(1, help="nodes")
+    gpus_per_node: int | None = option(
+        None, help=f"GPUs of a node (default: --num_gpus, at most {GPUS_PER_NODE}); a target is on one node"
+    )
+    nodes: int | None = option(None, help="nodes (default: as many as --num_gpus takes)")
+    num_gpus: int | None = option(None, help="GPUs of all nodes, to be filled (default: those of --nodes, 1)")
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", help=f"device that --gpu {HERE} and --validate run on"
     )
@@ -69,8 +73,12 @@ class PlanConfig(TrustOptions):
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
-        for name in ("gpus_per_node", "nodes", "prompt_tokens", "output_tokens", "num_prompts", "repeats"):
+        for name in ("prompt_tokens", "output_tokens", "num_prompts", "repeats"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
+        for name in ("gpus_per_node", "nodes", "num_gpus"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value >= 1, "must be at least 1")
+        self._check_gpus()
         for name in ("batch_sizes", "draft_lengths"):
             values = getattr(self, name)
             _require(name, values, values is None or min(values, default=0) >= 1, "must be at least 1")
@@ -114,6 +122,19 @@ class PlanConfig(TrustOptions):
                 "--acceptance is missing: give the share of drafted tokens that you expect the target to "
                 "accept (0.6 to 0.8 for a draft of the target's family), or the --trace of a run, or leave "
                 "out --draft"
+            )
+
+    def _check_gpus(self) -> None:
+        total = self.num_gpus
+        if total is not None and self.gpus_per_node is None:
+            self.gpus_per_node = min(total, GPUS_PER_NODE) if self.nodes is None else -(-total // self.nodes)
+        self.gpus_per_node = self.gpus_per_node or 1
+        if self.nodes is None:
+            self.nodes = 1 if total is None else -(-total // self.gpus_per_node)
+        if total is not None and total != self.nodes * self.gpus_per_node:
+            raise UserError(
+                f"--num_gpus {total} is not a number of whole nodes: {self.nodes} of --gpus_per_node "
+                f"{self.gpus_per_node} have {self.nodes * self.gpus_per_node}; leave one of them out"
             )
 
     def _check_rate(self, name: str, value: float | str | None) -> None:

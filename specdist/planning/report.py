@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from specdist.models.sizes import ModelSize
-from specdist.planning.advise import WORTHWHILE, Plan, Site, Work
+from specdist.planning.advise import WORTHWHILE, Plan, Work
+from specdist.planning.filling import Site
 from specdist.planning.hardware import GIB
 from specdist.planning.memory import Fit
 from specdist.planning.simulate import Mode
@@ -15,7 +16,7 @@ from specdist.utils.table import Table, decimals
 
 NAMES: dict[Mode, str] = {
     "target only": "target only",
-    "colocated": "colocated speculation",
+    "colocated": "draft on rank 0",
     "in turns": "draft GPU, in turns",
     "ahead": "draft GPU, ahead",
     "branches": "draft GPU, branches",
@@ -68,10 +69,12 @@ def memory_table(fits: Sequence[tuple[Mode, int, Fit]], work: Work) -> str:
 
 def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
     """One line per plan; the recommended one is marked."""
-    rows = [
+    several = any(plan.shape.num_targets > 1 for plan in plans)
+    rows: list[dict[str, str | int | None]] = [
         {
-            "": "=>" if plan is chosen else "" if plan.is_runnable else "(*)",
+            "": "=>" if plan is chosen else "",
             "mode": NAMES[plan.settings.mode],
+            **(_groups(plan) if several else {}),
             "tp": plan.tp_size,
             "GPUs": plan.num_gpus,
             "replicas": plan.num_replicas,
@@ -88,10 +91,11 @@ def plan_table(plans: Sequence[Plan], chosen: Plan | None) -> str:
         for plan in plans
         for found in [plan.prediction]
     ]
-    notes = "" if all(plan.is_runnable for plan in plans) else (
-        "\n(*) not runnable: jobs/generate.py holds both models in one process on one GPU only"
-    )  # fmt: skip
-    return Table.of(rows, num_names=2).console() + notes
+    return Table.of(rows, num_names=2).console()
+
+
+def _groups(plan: Plan) -> dict[str, int | None]:
+    return {"targets": plan.shape.num_targets, "drafts": plan.shape.num_drafts or None}
 
 
 def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -> str:
@@ -103,7 +107,7 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
         "beyond that, its time grows with the number of tokens"
     )
     plain = next((plan for plan in plans if plan.settings.mode == "target only"), None)
-    others = [plan for plan in plans if plan.settings.mode != "target only" and plan.is_runnable]
+    others = [plan for plan in plans if plan.settings.mode != "target only"]
     if plain is not None and chosen is plain:
         if not others:
             return f"Target only: there is no draft, or none fits. {limit}."
@@ -129,8 +133,7 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
             f" It takes {chosen.settings.num_branches} branches per sequence that catch "
             f"{chosen.settings.caught:.0%} of the misses, an assumption (--caught)."
         )
-    better = [plan for plan in plans if plan.tokens_per_s_per_gpu > WORTHWHILE * chosen.tokens_per_s_per_gpu
-              and plan.is_runnable]  # fmt: skip
+    better = [plan for plan in plans if plan.tokens_per_s_per_gpu > WORTHWHILE * chosen.tokens_per_s_per_gpu]
     if better:
         most = max(better, key=lambda plan: plan.tokens_per_s_per_gpu)
         text += (
@@ -144,7 +147,10 @@ def reason(plans: Sequence[Plan], chosen: Plan, target: ModelSize, site: Site) -
 def _setting(plan: Plan) -> str:
     length = plan.settings.num_draft_tokens
     drafts = f" and {length} draft tokens" if length else ""
-    return f"tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
+    shape = plan.shape
+    targets = f"{shape.num_targets} targets and {shape.num_drafts} draft{'s' * (shape.num_drafts > 1)}, "
+    shared = targets if shape.num_targets > 1 else ""
+    return f"{shared}tp_size {plan.tp_size}, {plan.settings.num_rows} sequences{drafts}"
 
 
 def _gib(num_bytes: int, digits: int = 1) -> str:

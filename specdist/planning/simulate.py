@@ -6,8 +6,11 @@ and the end of a job see :mod:`specdist.planning.events`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from specdist.policies.costs import CostModel, Curve
 from specdist.stats.regression import NS_PER_S
@@ -19,6 +22,7 @@ PREFILL_CHUNK_TOKENS = 2048
 Mode = Literal["target only", "colocated", "in turns", "ahead", "branches", "auto"]
 # Those that are the same in every round.
 MODES: tuple[Mode, ...] = ("target only", "colocated", "in turns", "ahead", "branches")
+OWN_GPU: tuple[Mode, ...] = ("in turns", "ahead", "branches")
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,16 @@ class ReplicaCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a replica runs: ``num_rows`` running sequences, ``num_draft_tokens`` candidates per round, and the
-    share of misses ``caught`` by branches in a mode that has them."""
+    """How a target runs: ``num_rows`` running sequences, ``num_draft_tokens`` candidates per round, and the
+    share of misses ``caught`` by branches in a mode that has them. ``targets_per_draft`` equal ones share one
+    draft."""
 
     mode: Mode
     num_rows: int
     num_draft_tokens: int
     acceptance: float
     caught: float = 0.0
+    targets_per_draft: int = 1
 
     @property
     def is_ahead(self) -> bool:
@@ -65,12 +71,13 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """A replica in its steady state.
+    """A target with its draft in their steady state.
 
     Attributes:
         tokens_per_round: new tokens of one sequence.
         tokens_per_pass: run by the target for all sequences, without prompts.
-        target_share, draft_share: shares of the time in which each works, with prompts; ahead they overlap.
+        target_share, draft_share: shares of the time in which each works, with prompts; they overlap where
+            the draft works ahead, or for other targets.
         prefill_share: share of the time for prompts on the target.
     """
 
@@ -85,11 +92,12 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Round:
-    """Tokens of the target's pass, new tokens per sequence, and the draft's time, without prompts."""
+    """Tokens of the target's pass, and new tokens per sequence, without prompts; and the seconds of the draft
+    for so many sequences."""
 
     num_target_tokens: float
     tokens_per_row: float
-    draft_s: float
+    draft_s: Callable[[int], float]
 
 
 def predict(
@@ -97,15 +105,25 @@ def predict(
 ) -> Prediction:
     """The steady state; of decoding alone without ``prompt_tokens``."""
     plan = _round(costs.passes, settings)
-    num_prompts = settings.num_rows * plan.tokens_per_row / output_tokens
-    decode_s = _seconds(costs.passes.target, plan.num_target_tokens)
+    num_rows, num_targets = settings.num_rows, settings.targets_per_draft
+    num_prompts = num_rows * plan.tokens_per_row / output_tokens
+    target_s = _seconds(costs.passes.target, plan.num_target_tokens)
     prefill_s, draft_prefill_s = _prefill(costs, settings, plan, prompt_tokens, num_prompts)
-    target_s, draft_s = decode_s + prefill_s, plan.draft_s + draft_prefill_s
-    round_s = costs.round_s + (max(target_s, draft_s) if settings.is_ahead else target_s + draft_s)
+    target_s += prefill_s
+    away_s, draft_s = costs.round_s + target_s, 0.0
     if settings.mode != "target only":
-        round_s += costs.proposal_s
+        away_s += costs.proposal_s
+    round_s = away_s
+    if settings.mode != "target only":
+        round_s, draft_s = _shared_round(
+            away_s,
+            num_targets,
+            lambda count: plan.draft_s(count * num_rows) + count * draft_prefill_s,
+            is_ahead=settings.is_ahead,
+            unshared_s=away_s - target_s,
+        )
     return Prediction(
-        tokens_per_s=settings.num_rows * plan.tokens_per_row / round_s,
+        tokens_per_s=num_rows * plan.tokens_per_row / round_s,
         tokens_per_round=plan.tokens_per_row,
         tokens_per_pass=plan.num_target_tokens,
         round_s=round_s,
@@ -115,22 +133,59 @@ def predict(
     )
 
 
+def _shared_round(
+    away_s: float,
+    num_targets: int,
+    burst_s: Callable[[int], float],
+    *,
+    is_ahead: bool,
+    unshared_s: float,
+) -> tuple[float, float]:
+    """Seconds of a round of equal targets that share a draft, and of the draft's work in it.
+
+    Those that wait when a burst is over make up the next one. So the targets fall into groups whose bursts
+    follow one another. A group that is back before the burst ahead of its own begins joins that one; then
+    there are fewer bursts.
+
+    Args:
+        away_s: from a reply to the next request.
+        burst_s: of a burst for so many targets. A draft that works ahead replies before it, else after it.
+        unshared_s: the part of ``away_s`` that a burst ahead for a single target adds to.
+    """
+    for num_bursts in range(num_targets, 0, -1):
+        parts = [len(part) for part in np.array_split(np.arange(num_targets), num_bursts)]
+        bursts_s = [burst_s(part) for part in parts]
+        own_s = 0.0 if is_ahead else max(bursts_s)
+        work_s = sum(bursts_s)
+        if work_s - min(bursts_s) < away_s + own_s or num_bursts == 1:
+            break
+    # A single target asks again only when its reply has been used.
+    busy_s = work_s + (unshared_s if num_targets == 1 else 0.0)
+    return max(away_s + own_s, busy_s), work_s
+
+
 def _round(passes: CostModel, settings: Settings) -> _Round:
     num_rows, length, acceptance = settings.num_rows, settings.num_draft_tokens, settings.acceptance
     if settings.mode == "target only" or not length:
-        return _Round(num_rows, 1.0, 0.0)
+        return _Round(num_rows, 1.0, lambda _: 0.0)
     if settings.is_ahead:
         caught = settings.caught_share
         ready = ready_share(acceptance, length, caught)
-        draft_rows = num_rows * (1 + settings.num_branches)
-        # The first step drafts the possible next token; the branches join in the others.
-        draft_s = _seconds(passes.draft, num_rows) + length * _seconds(passes.draft, draft_rows)
         tokens = tokens_per_pass_ahead(acceptance, length, caught)
-        return _Round(num_rows * (1 + ready * length), tokens, draft_s)
-    # If the whole block was accepted, the draft must still run its last token.
-    first = num_rows * (1 + acceptance**length)
-    draft_s = _seconds(passes.draft, first) + (length - 1) * _seconds(passes.draft, num_rows)
-    return _Round(num_rows * (1 + length), tokens_per_call(acceptance, length), draft_s)
+        # The first step drafts the possible next token; the branches join in the others.
+        first, others, num_others = 1.0, 1.0 + settings.num_branches, length
+        num_target_tokens = num_rows * (1 + ready * length)
+    else:
+        tokens = tokens_per_call(acceptance, length)
+        # If the whole block was accepted, the draft must still run its last token.
+        first, others, num_others = 1 + acceptance**length, 1.0, length - 1
+        num_target_tokens = num_rows * (1 + length)
+
+    def draft_s(num_rows: int) -> float:
+        later_s = num_others * _seconds(passes.draft, num_rows * others)
+        return _seconds(passes.draft, num_rows * first) + later_s
+
+    return _Round(num_target_tokens, tokens, draft_s)
 
 
 def _prefill(

@@ -1,7 +1,7 @@
-"""Where a GPU for the draft is worth it: tokens per second per GPU used, beside plain decoding.
+"""Where a draft is worth it: tokens per second per GPU used, beside plain decoding.
 
-With ``--overlap auto`` a replica with a GPU for the draft is as fast as one without it, or faster, but
-takes one GPU more.
+On the target's rank 0 a draft takes memory. With a GPU of its own and ``--overlap auto`` a replica is as fast
+as one without a draft, or faster, but takes one GPU more.
 """
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from specdist.models.sizes import ModelSize
-from specdist.planning.advise import OWN_GPU, WORTHWHILE, Planner, Site, Work
+from specdist.planning.advise import WORTHWHILE, Planner, Work
+from specdist.planning.filling import Site
 from specdist.planning.hardware import GPUS, Gpu
+from specdist.planning.simulate import OWN_GPU
 from specdist.utils.table import Table
 
 BATCH_SIZES = (1, 8, 32, 64, 128, 256)
+Placement = Literal["shared", "own"]
+NAMES: dict[Placement, str] = {"shared": "on rank 0", "own": "its own GPU"}
 
 
 @dataclass(frozen=True)
 class Worth:
-    """``ratios``: by batch size, tokens per second per GPU with a GPU for the draft over those without; None
-    where either does not fit."""
+    """``ratios``: by batch size, tokens per second per GPU with a draft that is placed so over those without;
+    None where either does not fit."""
 
     gpu: str
+    placement: Placement
     ratios: dict[int, float | None]
 
     @property
@@ -37,11 +43,13 @@ def worth_per_gpu(
     target: ModelSize, draft: ModelSize, site: Site, work: Work, *, compares: bool = False
 ) -> list[Worth]:
     """For the site's GPU; ``compares``: then for the table's others that have the type of the numbers."""
-    return [
-        Worth(gpu.name, {size: _ratio(Planner(target, draft, dataclasses.replace(site, gpu=gpu), work), size)
-                         for size in BATCH_SIZES})
-        for gpu in (_gpus(site.gpu) if compares else [site.gpu])
-    ]  # fmt: skip
+    found = []
+    for gpu in _gpus(site.gpu) if compares else [site.gpu]:
+        planner = Planner(target, draft, dataclasses.replace(site, gpu=gpu), work)
+        for placement in NAMES:
+            ratios = {size: _ratio(planner, placement, size) for size in BATCH_SIZES}
+            found.append(Worth(gpu.name, placement, ratios))
+    return found
 
 
 def _gpus(first: Gpu) -> Iterator[Gpu]:
@@ -51,20 +59,24 @@ def _gpus(first: Gpu) -> Iterator[Gpu]:
             yield gpu
 
 
-def _ratio(planner: Planner, num_rows: int) -> float | None:
+def _ratio(planner: Planner, placement: Placement, num_rows: int) -> float | None:
     plain = planner.most_per_gpu("target only", num_rows)
-    # A draft that does not pay is not asked, but its GPU is there.
-    idle = planner.most_per_gpu("target only", num_rows, num_idle=1)
-    drafting = [planner.most_per_gpu(mode, num_rows) for mode in OWN_GPU]
-    most = max((found for found in (idle, *drafting) if found is not None), default=None)
+    if placement == "shared":
+        drafting = [planner.most_per_gpu("colocated", num_rows)]
+    else:
+        # A draft that does not pay is not asked, but its GPU is there.
+        idle = planner.most_per_gpu("target only", num_rows, num_idle=1)
+        drafting = [idle, *(planner.most_per_gpu(mode, num_rows) for mode in OWN_GPU)]
+    most = max((found for found in drafting if found is not None), default=None)
     return None if plain is None or most is None else most / plain
 
 
 def worth_table(found: list[Worth]) -> str:
-    """One line per GPU."""
+    """One line per GPU and placement."""
     rows = [
         {
             "GPU": item.gpu,
+            "draft": NAMES[item.placement],
             **{
                 f"batch {size}": None if ratio is None else f"{ratio:.2f}"
                 for size, ratio in item.ratios.items()
@@ -74,6 +86,6 @@ def worth_table(found: list[Worth]) -> str:
         for item in found
     ]
     return (
-        "Tokens/s per GPU used, with a GPU for the draft over plain decoding without it, by batch size:\n"
-        f"{Table.of(rows, num_names=1).console()}"
+        "Tokens/s per GPU used, with a draft over plain decoding without one, by batch size:\n"
+        f"{Table.of(rows, num_names=2).console()}"
     )

@@ -1,10 +1,11 @@
-"""Faults in what the host does while a device is at work, and in the emulation that shows it."""
+"""Faults in what the host does while a device is at work, and in the emulation and the planner that show it."""
 
 from tests.mutants.mutant import Mutant
 
 MEANWHILE = "tests/engine/test_meanwhile.py"
 DEVICE = "tests/emulation/test_device.py"
 MARKOV = "tests/emulation/test_markov.py"
+SIMULATED, ADVICE = "tests/planning/test_simulate.py", "tests/planning/test_advise.py"
 
 HOST_FAULTS = (
     Mutant(
@@ -70,5 +71,26 @@ HOST_FAULTS = (
         old="topology.has_draft_rank and topology.rank in",
         new="topology.uses_draft and topology.rank in",
         tests=("tests/job/test_allocation.py",),
+    ),
+    Mutant(
+        name="planned-targets-of-a-draft-never-wait",
+        file="planning/simulate.py",
+        old="        if work_s - min(bursts_s) < away_s + own_s or num_bursts == 1:\n",
+        new="        if num_bursts == 1:\n",
+        tests=(SIMULATED,),
+    ),
+    Mutant(
+        name="planned-draft-holds-the-rows-of-one-target",
+        file="planning/memory.py",
+        old="        num_rows *= self.num_targets\n",
+        new="",
+        tests=(ADVICE,),
+    ),
+    Mutant(
+        name="planned-draft-on-rank-0-takes-no-memory",
+        file="planning/memory.py",
+        old="        both = _share(gpu, work, of_target, target=target, tp_size=tp_size, draft=draft)\n",
+        new="        both = _share(gpu, work, of_target, target=target, tp_size=tp_size)\n",
+        tests=(ADVICE,),
     ),
 )

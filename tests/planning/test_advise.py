@@ -10,7 +10,9 @@ import torch
 from specdist.job.allocation import PAGE_SIZE
 from specdist.models.memory import RESERVED_FRACTION
 from specdist.models.sizes import ModelSize, model_size
-from specdist.planning.advise import Plan, Planner, Site, Work, recommend
+from specdist.planning import filling
+from specdist.planning.advise import Plan, Planner, Work, recommend
+from specdist.planning.filling import Shape, Site, shapes
 from specdist.planning.hardware import GPUS
 from specdist.planning.memory import fit
 from specdist.planning.report import reason
@@ -84,9 +86,9 @@ def test_few_rows_speculate_and_many_do_not() -> None:
     few, many = (best_plans(work(num_prompts=count), gpus=5) for count in (8, 100_000))
     chosen, plain = recommend(few), recommend(many)
     assert chosen is not None and plain is not None
-    assert chosen.settings.mode == "branches" and chosen.num_processes == 5
+    assert chosen.settings.mode == "branches" and chosen.num_gpus == 5
     assert chosen.tokens_per_s > 2 * few[0].tokens_per_s
-    assert plain.settings.mode == "target only" and plain.num_processes == 4
+    assert plain.settings.mode == "target only" and plain.num_gpus == 4
     site = Site(gpu=GPU, gpus_per_node=5, num_nodes=1)
     assert "times the tokens/s of plain decoding" in reason(few, chosen, LARGE, site)
     assert "Do not speculate" in reason(many, plain, LARGE, site)
@@ -97,12 +99,67 @@ def test_a_draft_that_is_never_right_is_not_used() -> None:
     assert chosen is not None and chosen.settings.mode == "target only"
 
 
-def test_what_cannot_be_run_is_shown_and_not_recommended() -> None:
-    plans = best_plans(work(num_prompts=8), gpus=4)
-    colocated = [plan for plan in plans if plan.settings.mode == "colocated"]
-    assert [plan.tp_size for plan in colocated] == [4] and not colocated[0].is_runnable
-    chosen = recommend(plans)
-    assert chosen is not None and chosen.is_runnable and chosen.tp_size < 4
+def test_the_draft_shares_rank_0_where_a_gpu_of_its_own_would_leave_others_idle() -> None:
+    """8 GPUs are two targets of four, or one with a draft and three GPUs without work."""
+    found = {plan.settings.mode: plan for plan in best_plans(work(num_prompts=64), gpus=8)}
+    shared, own = found["colocated"], found["branches"]
+    assert recommend(list(found.values())) is shared
+    assert (shared.tp_size, shared.num_gpus, shared.num_replicas) == (4, 4, 2)
+    assert shared.num_gpus * shared.num_replicas == 8 > own.num_gpus * own.num_replicas
+
+
+def test_a_draft_on_rank_0_takes_its_memory_there() -> None:
+    alone, both, own = (
+        fit(LARGE, SMALL, GPU, mode, tp_size=4, row_tokens=1000, num_draft_tokens=4)
+        for mode in ("target only", "colocated", "ahead")
+    )
+    assert both.draft is None and alone.draft is None and own.draft is not None
+    assert both.target.weight_bytes == alone.target.weight_bytes + SMALL.weight_bytes(1)
+    per_row = both.target.cache_bytes_per_row - alone.target.cache_bytes_per_row
+    assert per_row == 63 * PAGE_SIZE * SMALL.cache_bytes_per_token(1)
+    assert own.most_rows > both.most_rows > 0.7 * alone.most_rows
+
+
+@pytest.mark.parametrize(
+    ("size_of_node", "num_nodes", "tp_size", "expected"),
+    [
+        # Two drafts use all GPUs; one for three targets leaves one without work.
+        (8, 1, 2, {(3, 2, 1), (3, 1, 1)}),
+        (8, 1, 1, {(5, 3, 1), (6, 2, 1), (6, 1, 1), (7, 1, 1)}),
+        # No node has room for a draft beside two targets, but three targets leave four GPUs of two nodes.
+        (8, 2, 4, {(3, 2, 2), (3, 1, 2)}),
+        (9, 1, 4, {(2, 1, 1)}),
+        (8, 1, 8, set()),
+    ],
+)
+def test_targets_that_share_drafts_fill_the_gpus(
+    size_of_node: int,
+    num_nodes: int,
+    tp_size: int,
+    expected: set[tuple[int, int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Targets, drafts and nodes of a replica."""
+    monkeypatch.setattr(filling, "HAS_SEVERAL_TARGETS", True)
+    site = Site(gpu=GPU, gpus_per_node=size_of_node, num_nodes=num_nodes)
+    found = [shape for shape in shapes(site, "ahead", tp_size) if shape.num_targets > 1]
+    assert {(shape.num_targets, shape.num_drafts, shape.num_nodes) for shape in found} == expected
+    for shape in found:
+        assert shape.num_gpus <= size_of_node * shape.num_nodes
+        assert shape.num_replicas * shape.num_nodes <= num_nodes
+    monkeypatch.setattr(filling, "HAS_SEVERAL_TARGETS", False)
+    assert all(shape.num_targets == 1 for shape in shapes(site, "ahead", tp_size))
+
+
+def test_a_draft_holds_the_rows_of_all_its_targets() -> None:
+    one, three = (
+        fit(LARGE, SMALL, GPU, "branches", tp_size=4, row_tokens=1000, num_draft_tokens=4, num_branches=3,
+            targets_per_draft=targets)
+        for targets in (1, 3)
+    )  # fmt: skip
+    assert one.target == three.target and one.draft is not None and three.draft is not None
+    assert three.draft.most_rows == pytest.approx(one.draft.most_rows / 3, rel=0.05)
+    assert Shape(tp_size=2, num_targets=7, num_drafts=2).targets_per_draft == 4
 
 
 def test_small_models_are_replicated_over_gpus_and_nodes() -> None:

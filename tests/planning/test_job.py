@@ -35,13 +35,15 @@ def test_the_job_ends_with_its_document(tmp_path: Path) -> None:
     document = json.loads(done.stdout.splitlines()[-1])
     recommended = document["recommended"]
     assert recommended["mode"] == "branches"
-    assert "=>   draft GPU, branches" in done.stdout
+    assert "=>  draft GPU, branches" in done.stdout
     assert f"--num_processes {recommended['num_processes']} jobs/generate.py" in done.stdout
     # The main job accepts what it wrote.
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.tp_size == recommended["tp_size"] == 4
     assert (config.policy, config.overlap, config.num_branches) == ("goodput", "auto", None)
-    [worth] = document["draft_gpu"]
+    shared, worth = document["draft_gpu"]
+    assert (shared["placement"], worth["placement"]) == ("shared", "own")
+    assert shared["ratios"]["8"] > worth["ratios"]["8"] and shared["ratios"]["256"] > 0.9
     assert worth["gpu"] == "h100-sxm" and worth["ratios"]["1"] > 2 > 1 > worth["ratios"]["256"]
     assert 1 < worth["worth_up_to"] < 256 and f"up to {worth['worth_up_to']}" in done.stdout
     assert config.num_world_ranks == recommended["num_processes"]
@@ -88,6 +90,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         ([*PAIR, "--trace", "no/such"], "--trace no/such is not a trace"),
         ([*PAIR, "--trace", "run", "--validate"], "--trace run has no effect with --validate"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
+        (["--target", "7b", "--num_gpus", "12"], "--num_gpus 12 is not a number of whole nodes: 2 of .* 8"),
         (["--target", "no/folder"], "--target no/folder has no readable configuration"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
         (["--target", "7b", "--validate"], "give --draft too"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from specdist.planning.events import RowLengths, run_job
@@ -19,6 +22,7 @@ COSTS = ReplicaCosts(
     proposal_s=0.2e-3,
 )
 ROWS = 8
+NUM_ROUNDS = 3000
 
 
 def settings(mode: Mode, *, num_rows: int = ROWS, length: int = 5, caught: float = 0.5) -> Settings:
@@ -63,6 +67,35 @@ def test_each_mode_costs_what_it_does() -> None:
     alone = decoding("ahead", num_rows=1, length=30)
     assert alone.round_s == pytest.approx(31.7e-3)
     assert alone.target_share == pytest.approx(20 / 31.7)
+
+
+@pytest.mark.parametrize("mode", ["in turns", "ahead"])
+@pytest.mark.parametrize("num_targets", [2, 3, 5])
+@pytest.mark.parametrize("length", [4, 10, 20])
+def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
+    mode: Mode, num_targets: int, length: int
+) -> None:
+    """A draft that serves in one burst whoever waits when the last burst is over, one event after another."""
+    found = predict(COSTS, dataclasses.replace(settings(mode, length=length), targets_per_draft=num_targets))
+    alone = decoding(mode, length=length)
+    away_s = COSTS.round_s + COSTS.proposal_s + alone.target_share * alone.round_s
+
+    def burst_s(count: int) -> float:
+        together = decoding(mode, num_rows=count * ROWS, length=length)
+        return together.draft_share * together.round_s
+
+    coins = np.random.default_rng(0)
+    asks_at = coins.random(num_targets) * away_s
+    is_free_at, num_rounds = 0.0, 0
+    while num_rounds < NUM_ROUNDS:
+        begin = max(is_free_at, asks_at.min())
+        served = asks_at <= begin
+        is_free_at = begin + burst_s(int(served.sum()))
+        # Ahead it answers before it drafts.
+        answered = begin if mode == "ahead" else is_free_at
+        asks_at[served] = answered + away_s * (0.95 + 0.1 * coins.random(int(served.sum())))
+        num_rounds += int(served.sum())
+    assert found.round_s == pytest.approx(is_free_at * num_targets / num_rounds, rel=0.05)
 
 
 def test_branches_that_catch_nothing_are_drafting_ahead() -> None:

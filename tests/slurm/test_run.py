@@ -28,6 +28,7 @@ TIMEOUT_S = 600.0
 NUM_ROWS, NUM_SHARDS = 160, 16
 SETTINGS = {
     "SPECDIST_PYTHON": sys.executable,
+    "REPLICAS": "1",
     "GPUS_PER_REPLICA": "1",
     "ACCELERATE_CONFIG": "jobs/accelerate/cpu.yaml",
     "OMP_NUM_THREADS": "1",
