@@ -82,15 +82,18 @@ class Assembly:
         clock: Timeline | None = None,
         *,
         ahead: DraftAhead | None = None,
+        num_groups: int = 1,
     ) -> DraftWorker:
-        """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's."""
+        """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
+        ``num_groups``: target groups that share it, each with the assembly's slots."""
         return DraftWorker(
             runner,
             policy,
             settings=self.settings,
             vocab_size=self.vocab_size,
             stop_token_ids=self.stop_rules.token_ids,
-            num_slots=self.scheduling.num_slots,
+            num_slots=num_groups * self.scheduling.num_slots,
+            num_groups=num_groups,
             max_seq_len=self.scheduling.max_seq_len,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,

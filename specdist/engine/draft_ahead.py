@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
-from specdist.engine.draft_loop import DraftBatch, DraftLoop, DraftState, places_from
+from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_scores import NOWHERE
+from specdist.engine.draft_state import DraftState
 from specdist.engine.proposals import DRAW, ProposalRequest
 from specdist.engine.reports import AheadReport, TracedDrafts
 from specdist.models.flat import FlatBatch
@@ -30,6 +31,7 @@ from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.rejection_sampler import acceptance_probabilities, verify_candidates
 from specdist.sampling.uploads import upload
 from specdist.theory.rounds import RoundChooser, RoundShape
+from specdist.utils.ranges import places_from
 
 
 @dataclass(frozen=True, kw_only=True)

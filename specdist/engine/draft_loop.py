@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft_features import UNKNOWN, HeadReader, Places, TokenFeatures, policy_features
-from specdist.engine.draft_scores import StepScores
+from specdist.engine.draft_features import UNKNOWN, HeadReader, Places, policy_features
+from specdist.engine.draft_state import DraftState
 from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, fetch, indices_of
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
@@ -34,59 +34,10 @@ from specdist.models.runner import ModelRunner
 from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundContext, needs_last_estimate
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
-from specdist.sampling.random import Purpose, RandomKeys
+from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
-from specdist.utils.ranges import arange_segments
 
 logger = logging.getLogger(__name__)
-
-
-class DraftState:
-    """What the draft keeps of every sequence: on the host, except the scores."""
-
-    def __init__(
-        self, *, num_slots: int, num_branches: int, max_length: int, vocab_size: int, device: torch.device
-    ) -> None:
-        """``num_branches``: per slot."""
-        # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
-        self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
-        self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
-        # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
-        # drafted is dropped; only then is a position drafted again.
-        num_draft_slots = num_slots * (1 + num_branches)
-        self.num_computed, self.stream_keys, self.num_misses = np.zeros((3, num_draft_slots), np.int64)
-        # By draft slot and position: committed and drafted tokens, and the probabilities, features and scores
-        # with which the draft drew them. Memory that is never written costs nothing.
-        self.token_ids = np.zeros((num_draft_slots, max_length), np.int64)
-        self.probabilities = np.zeros((num_draft_slots, max_length))
-        self.features = TokenFeatures(num_draft_slots, max_length)
-        self.scores = StepScores(num_draft_slots, max_length, vocab_size, device)
-
-    def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
-        """Tokens that the draft did not draw: context, next tokens, and the first tokens of branches."""
-        self.token_ids[places] = token_ids_T
-        self.features.forget(places)
-
-    def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
-        """The tokens before each position that the cache lacks, and the index of each slot's last one.
-
-        The last token of a context that was run without logits is run once more.
-        """
-        begins_A = np.minimum(self.num_computed[draft_slots_A], positions_A - 1)
-        slots_T, positions_T = places_from(draft_slots_A, begins_A, positions_A - begins_A)
-        batch = FlatBatch(self.token_ids[slots_T, positions_T], slots_T, positions_T)
-        return batch, np.cumsum(positions_A - begins_A) - 1
-
-    def random_keys(self, slots_W: np.ndarray, positions_W: np.ndarray) -> RandomKeys:
-        """Of the random numbers that decide the tokens at these positions."""
-        return RandomKeys(self.stream_keys[slots_W], positions_W, self.num_misses[slots_W])
-
-
-def places_from(
-    slots_R: np.ndarray, begins_R: np.ndarray, lengths_R: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Slot and position of each of ``lengths`` tokens from ``begins`` on: an index into the state."""
-    return np.repeat(slots_R, lengths_R), np.repeat(begins_R, lengths_R) + arange_segments(lengths_R)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,10 @@ import numpy as np
 
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import AheadDrafter, DraftAhead, FirstAhead
-from specdist.engine.draft_loop import DraftBatch, DraftLoop, DraftState, places_from
+from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_scores import NOWHERE
+from specdist.engine.draft_state import DraftState
 from specdist.engine.histories import Histories
 from specdist.engine.out_of_memory import DraftUndo
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
@@ -34,6 +35,7 @@ from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.rejection_sampler import sample_next_tokens
 from specdist.theory.rounds import RoundChooser
+from specdist.utils.ranges import places_from
 
 
 class DraftWorker:
@@ -48,6 +50,7 @@ class DraftWorker:
         vocab_size: int,
         stop_token_ids: Collection[int],
         num_slots: int,
+        num_groups: int = 1,
         max_seq_len: int,
         ahead: DraftAhead | None = None,
         chooser: RoundChooser | None = None,
@@ -56,6 +59,7 @@ class DraftWorker:
     ) -> None:
         """With branches, the runner must have been allocated with slots for them.
 
+        ``num_groups``: target groups, each with an equal part of the slots.
         ``chooser`` chooses every round's work, at most that of ``ahead``.
         ``clock``: by default one on which all time outside this model's work is idle.
         """
@@ -64,13 +68,14 @@ class DraftWorker:
         ahead = ahead or DraftAhead()
         self._draft_state = DraftState(
             num_slots=num_slots,
+            num_groups=num_groups,
             num_branches=ahead.num_branches,
             max_length=max_seq_len + policy.max_draft_tokens + ahead.num_tokens + 1,
             vocab_size=vocab_size,
             device=runner.device,
         )
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
-        self._histories = Histories(policy, num_slots)
+        self._histories = Histories(policy, num_slots, num_groups)
         # On a device the policy is asked after several steps; on a host that would cost steps.
         new_draft_loop = DraftRuns if runner.is_asynchronous else DraftLoop
         self._draft_loop = new_draft_loop(
@@ -109,7 +114,7 @@ class DraftWorker:
         first_R = state.num_committed[slots_R]
         wanted_now = self._ahead.wanted_now(request)
         if wanted_now:
-            self._forget_scores(slots_R)
+            self._forget_scores(request)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         round = RoundContext(
@@ -184,15 +189,16 @@ class DraftWorker:
         state.put_undrafted((slots_R[sampled], positions_R[sampled]), next_token_ids_R[sampled])
         return first
 
-    def _forget_scores(self, slots_R: np.ndarray) -> None:
+    def _forget_scores(self, request: ProposalRequest) -> None:
         """Of all tokens but those that are still to be verified."""
-        state = self._draft_state
+        state, slots_R = self._draft_state, request.slots_R
         num_left_R = state.num_candidates[slots_R] + state.num_ahead[slots_R]
-        state.scores.forget_but(places_from(slots_R, state.num_committed[slots_R], num_left_R))
+        places = places_from(slots_R, state.num_committed[slots_R], num_left_R)
+        state.scores.forget_but(places, request.groups)
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
         """After the reply, while the target runs its pass: run that pass's contexts, then draft ahead."""
-        self._forget_scores(request.slots_R)
+        self._forget_scores(request)
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
@@ -226,6 +232,12 @@ class DraftWorker:
             # Positions ascend within a slot, so the last write is the largest.
             state.num_computed[context.slots_T] = context.positions_T + 1
             state.num_committed[context.slots_T] = context.positions_T + 1
+
+    def begin_group(self, group: int) -> None:
+        """Forget all that is known of a target group's sequences."""
+        self._draft_state.begin_group(group)
+        self._histories.begin_group(group)
+        self._ahead.drop_branches(self._draft_state.slots_of(group))
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""

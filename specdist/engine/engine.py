@@ -107,6 +107,7 @@ class Engine:
                     yield from self._round(plan, finished)
             except (RuntimeError, MemoryError) as error:
                 # No error of a round takes what had been finished before it.
+                self._finished = self._memory_guard.still_ended(error, self._finished)
                 yield from self._completions()
                 out_of_memory = self._memory_guard.reason(error)
             if out_of_memory is not None:
@@ -114,7 +115,6 @@ class Engine:
                 if too_long is not None:
                     self._finish(too_long, "error", finished)
             self._finished += self._nonfinite_guard.filter(finished, is_end=is_end)
-            self._later += [partial(self._stats_recorder.record_completion, each) for each in finished]
             self._due, self._later = self._due + self._later, []
         yield from self._completions()
 
@@ -124,6 +124,7 @@ class Engine:
             count()
         finished, self._finished, self._due = self._finished, [], []
         for sequence in finished:
+            self._stats_recorder.record_completion(sequence)
             sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
             yield sequence.completion()
 

@@ -68,6 +68,7 @@ class ProposalRequest:
         suspended_slots: of sequences that were preempted; a slot may have a new sequence already.
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
             draft runs too, after its reply.
+        groups: whose sequences they are, where a draft serves several target groups.
     """
 
     page_updates: PageUpdates
@@ -82,6 +83,7 @@ class ProposalRequest:
     missed: FlatBatch = NOTHING_MISSED
     # A tensor, sent separately.
     next_distributions_W: Distributions | None = not_sent()
+    groups: tuple[int, ...] = not_sent((0,))
     sequences: list[Sequence] = not_sent(())
 
 

@@ -57,7 +57,7 @@ class Scheduler:
         self.settings = settings
         self._pages = pages
         self._requests = requests
-        self._waiting: deque[Sequence] = deque()
+        self.waiting: deque[Sequence] = deque()
         self._free_slots = list(range(settings.num_slots - 1, -1, -1))
         self._num_admitted = 0
         self.running: list[Sequence] = []
@@ -97,8 +97,8 @@ class Scheduler:
 
     def look_ahead(self) -> None:
         """Ask for the next request, so that the next free slot need not wait for it."""
-        if not self._waiting and (request := next(self._requests, None)) is not None:
-            self._waiting.append(self._new_sequence(request))
+        if not self.waiting and (request := next(self._requests, None)) is not None:
+            self.waiting.append(self._new_sequence(request))
 
     def finish(self, sequence: Sequence) -> None:
         """Free the slot and pages of a sequence that has ended."""
@@ -141,7 +141,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.rewind()
-        self._waiting.appendleft(sequence)
+        self.waiting.appendleft(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
         self._pages.close(sequence.slot)
@@ -153,9 +153,9 @@ class Scheduler:
         if not self._free_slots:
             return None
         self.look_ahead()
-        if not self._waiting:
+        if not self.waiting:
             return None
-        sequence, slot = self._waiting[0], self._free_slots[-1]
+        sequence, slot = self.waiting[0], self._free_slots[-1]
         num_shared = self._pages.open(slot, sequence.token_ids)
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
         spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
@@ -165,7 +165,7 @@ class Scheduler:
             self._pages.close(slot)
             return None
         self._free_slots.pop()
-        self.running.append(self._waiting.popleft())
+        self.running.append(self.waiting.popleft())
         sequence.admit(slot, num_shared)
         return sequence
 

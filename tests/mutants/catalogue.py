@@ -2,6 +2,7 @@
 
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
+from tests.mutants.group_faults import GROUP_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
@@ -14,6 +15,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
     *ENGINE_FAULTS,
     *DATA_FAULTS,
+    *GROUP_FAULTS,
     *HOST_FAULTS,
     *KERNEL_FAULTS,
     *LAYER_FAULTS,

@@ -59,7 +59,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="draft-never-runs-what-cache-lacks",
-        file="engine/draft_loop.py",
+        file="engine/draft_state.py",
         old="begins_A = np.minimum(self.num_computed[draft_slots_A], positions_A - 1)",
         new="begins_A = positions_A - 1",
         tests=(

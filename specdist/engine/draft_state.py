@@ -1,0 +1,69 @@
+"""What the draft keeps of every sequence, on the host, except the scores that it drew from.
+
+Draft slots are the sequences' slots, and after them those of branches (:mod:`specdist.engine.branches`).
+
+A draft slots, T tokens, W positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specdist.engine.draft_features import TokenFeatures
+from specdist.engine.draft_scores import StepScores
+from specdist.models.flat import FlatBatch
+from specdist.sampling.random import RandomKeys
+from specdist.utils.ranges import places_from
+
+
+class DraftState:
+    """State by slot."""
+
+    def __init__(
+        self, *, num_slots: int, num_groups: int, num_branches: int, max_length: int, vocab_size: int,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        """``num_branches``: per slot. Each target group has an equal part of the slots."""
+        # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
+        self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
+        self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
+        # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
+        # drafted is dropped; only then is a position drafted again.
+        num_draft_slots, self._num_slots = num_slots * (1 + num_branches), num_slots // num_groups
+        of_slots = np.arange(num_slots) // self._num_slots
+        groups = np.r_[of_slots, np.repeat(of_slots, num_branches)]
+        self.num_computed, self.stream_keys, self.num_misses = np.zeros((3, num_draft_slots), np.int64)
+        # By draft slot and position: committed and drafted tokens, and the probabilities, features and scores
+        # with which the draft drew them. Memory that is never written costs nothing.
+        self.token_ids = np.zeros((num_draft_slots, max_length), np.int64)
+        self.probabilities = np.zeros((num_draft_slots, max_length))
+        self.features = TokenFeatures(num_draft_slots, max_length)
+        self.scores = StepScores(groups, max_length, vocab_size, device)
+
+    def slots_of(self, group: int) -> np.ndarray:
+        return np.arange(group * self._num_slots, (group + 1) * self._num_slots)
+
+    def begin_group(self, group: int) -> None:
+        """A target group's slots are empty."""
+        self.num_candidates[self.slots_of(group)] = self.num_ahead[self.slots_of(group)] = 0
+        self.scores.forget_but((np.zeros(0, np.int64), np.zeros(0, np.int64)), [group])
+
+    def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
+        """Tokens that the draft did not draw: context, next tokens, and the first tokens of branches."""
+        self.token_ids[places] = token_ids_T
+        self.features.forget(places)
+
+    def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
+        """The tokens before each position that the cache lacks, and the index of each slot's last one.
+
+        The last token of a context that was run without logits is run once more.
+        """
+        begins_A = np.minimum(self.num_computed[draft_slots_A], positions_A - 1)
+        slots_T, positions_T = places_from(draft_slots_A, begins_A, positions_A - begins_A)
+        batch = FlatBatch(self.token_ids[slots_T, positions_T], slots_T, positions_T)
+        return batch, np.cumsum(positions_A - begins_A) - 1
+
+    def random_keys(self, slots_W: np.ndarray, positions_W: np.ndarray) -> RandomKeys:
+        """Of the random numbers that decide the tokens at these positions."""
+        return RandomKeys(self.stream_keys[slots_W], positions_W, self.num_misses[slots_W])

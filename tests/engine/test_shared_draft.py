@@ -1,0 +1,166 @@
+"""Several target groups share a draft: the tokens of each are those that it has with a draft of its own, and
+follow the target's distribution, also where the link to the draft breaks again and again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.engine.draft_scores import StepScores
+from specdist.engine.faults import DraftChanged
+from specdist.engine.interfaces import Proposer
+from specdist.engine.no_draft import NoDraft
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.timeline import Timeline
+from specdist.policies import GammaTune
+from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import RoundShape
+from tests.engine.groups import SharedReplicas
+from tests.engine.harness import Harness, requests_for
+from tests.engine.markov import markov_pair
+from tests.engine.sampled import ALARM, COUPLED, PLAIN, PROMPTS, markov_replica, p_values
+from tests.engine.test_greedy import MODES
+
+TARGET, DRAFT = markov_pair()
+AHEAD: list[dict[str, Any]] = [{}, {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}]
+GREEDY = SamplingSettings(temperature=0.0)
+RULES = {"greedy": GREEDY, "gumbel": COUPLED, "rejection": PLAIN}
+every_mode = pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
+every_rule = pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
+# Preemption and shared prefixes happen; several waves of sequences.
+SMALL: dict[str, Any] = {"max_num_seqs": 12, "num_pages": 36}
+ENDING: dict[str, Any] = {"max_num_seqs": 12, "num_pages": 70, "eos": [5]}
+REQUESTS = requests_for(PROMPTS, 16)
+
+
+class ThreeGroups(SharedReplicas):
+    num_groups = 3
+
+
+class BreakingLinks(SharedReplicas):
+    broken_share, unanswered_share = 0.2, 0.7
+
+
+class BreakingLinksThatAreWaitedFor(BreakingLinks):
+    decodes_alone = False
+
+
+class LosesItsDraft(Harness):
+    """After two rounds, for good."""
+
+    def proposer(self) -> Proposer:
+        return LostDraft(super().proposer(), num_rounds=2 + (self.ahead.num_tokens > 0))
+
+
+class LostDraft:
+    def __init__(self, draft: Proposer, num_rounds: int) -> None:
+        self._draft: Proposer = draft
+        self._num_rounds = num_rounds
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        self._num_rounds -= 1
+        if self._num_rounds == -1:
+            self._draft = NoDraft()
+            raise DraftChanged("lost by the test", starts_over=False)
+        return self._draft.propose(request, clock)
+
+    def close(self) -> None:
+        self._draft.close()
+
+
+def tokens(replica: Harness) -> list[list[int]]:
+    return [completion.token_ids for completion in replica.generate(REQUESTS)]
+
+
+@every_rule
+@every_mode
+def test_tokens_do_not_depend_on_who_else_is_served(
+    ahead: dict[str, int], settings: SamplingSettings
+) -> None:
+    policy = GammaTune(max_draft_tokens=6)
+    expected = tokens(markov_replica(settings, policy=policy, **SMALL, **ahead))
+    replica = markov_replica(settings, kind=ThreeGroups, policy=policy, **SMALL, **ahead)
+    assert isinstance(replica, SharedReplicas)
+    assert tokens(replica) == expected
+    assert replica.server.bursts[3] > 10
+    # A draft that works ahead is given room before.
+    assert ahead or replica.total.num_preemptions > 0
+
+
+@pytest.mark.parametrize("kind", [SharedReplicas, BreakingLinks])
+@every_mode
+def test_a_draft_that_is_the_target_is_accepted_always(
+    ahead: dict[str, int], kind: type[SharedReplicas]
+) -> None:
+    """Detects a group whose slots or pages another one writes to, and a draft that is back and lacks what it
+    missed."""
+    replica = markov_replica(PLAIN, kind=kind, pair=(TARGET, TARGET), **ENDING, **ahead)
+    tokens(replica)
+    assert isinstance(replica, SharedReplicas)
+    stats = replica.total
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert stats.num_misses == 0
+
+
+def test_a_group_that_is_late_keeps_the_scores_of_its_candidates() -> None:
+    """A burst for others drops what they need no longer, and nothing of a group that is not served in it."""
+    scores = StepScores(np.array([0, 0, 1, 1]), 8, 3, torch.device("cpu"))
+    slots, positions = np.array([0, 1, 2, 3]), np.array([4, 4, 4, 4])
+    first, second = torch.rand(4, 3), torch.rand(2, 3)
+    scores.keep(slots, positions, first)
+    scores.keep(slots[:2], positions[:2] + 1, second)
+    nothing = np.zeros(0, np.int64)
+    scores.forget_but((nothing, nothing), [0])
+    assert scores.at(slots[2:], positions[2:]).equal(first[2:])
+    with pytest.raises(KeyError):
+        scores.at(slots[:1], positions[:1] + 1)
+    scores.forget_but((slots[3:], positions[3:]), [1])
+    assert scores.at(slots[3:], positions[3:]).equal(first[3:])
+    scores.forget_but((nothing, nothing), [1])
+    with pytest.raises(KeyError):
+        scores.at(slots[3:], positions[3:])
+
+
+@every_mode
+def test_greedy_and_coupled_tokens_are_the_same_where_links_break(ahead: dict[str, int]) -> None:
+    for settings in (GREEDY, COUPLED):
+        expected = tokens(markov_replica(settings, **ENDING, **ahead))
+        assert tokens(markov_replica(settings, kind=BreakingLinks, **ENDING, **ahead)) == expected
+
+
+@every_mode
+def test_sampled_tokens_are_the_same_where_a_group_waits_for_its_draft(ahead: dict[str, int]) -> None:
+    """Under rejection, in a run whose seed fixes its tokens."""
+    options: dict[str, Any] = {"policy": GammaTune(max_draft_tokens=6)} | ENDING | ahead
+    expected = tokens(markov_replica(PLAIN, **options))
+    assert tokens(markov_replica(PLAIN, kind=BreakingLinksThatAreWaitedFor, **options)) == expected
+
+
+def test_links_that_break_do_not_bias_the_output() -> None:
+    replica = markov_replica(PLAIN, kind=BreakingLinks, max_num_seqs=150, eos=[5], **AHEAD[2])
+    found = p_values(replica, TARGET, eos=[5])
+    assert min(found) > ALARM, found
+
+
+@every_mode
+def test_of_a_block_that_is_lost_nothing_is_kept_not_even_an_end(ahead: dict[str, int]) -> None:
+    """All sequences lose their draft when it is to resolve their first blocks."""
+    pair = markov_pair(difference=0.5)
+    replica = markov_replica(
+        PLAIN, kind=LosesItsDraft, pair=pair, num_draft_tokens=8, max_num_seqs=3000, num_pages=40_000,
+        max_num_batched_tokens=40_000, eos=[5], **ahead,
+    )  # fmt: skip
+    found = p_values(replica, pair[0], eos=[5])
+    assert min(found) > ALARM, found
+    assert replica.stats_recorder.close_shard(0).num_accepted_tokens > 1000
+
+
+def test_rounds_alone_are_told_to_a_shared_draft_too() -> None:
+    shapes = [RoundShape(drafts_now=True), RoundShape(num_rounds_alone=2)]
+    options: dict[str, Any] = {"num_ahead_tokens": 1, "shapes": shapes} | SMALL
+    expected = tokens(markov_replica(COUPLED, **options))
+    assert tokens(markov_replica(COUPLED, kind=SharedReplicas, **options)) == expected

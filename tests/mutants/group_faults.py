@@ -1,0 +1,83 @@
+"""Faults where several target groups share a draft."""
+
+from tests.mutants.mutant import Mutant
+
+SHARED = "tests/engine/test_shared_draft.py::"
+WHO_ELSE = SHARED + "test_tokens_do_not_depend_on_who_else_is_served"
+SAME_MODEL = SHARED + "test_a_draft_that_is_the_target_is_accepted_always"
+BIAS = SHARED + "test_links_that_break_do_not_bias_the_output"
+LOST_BLOCK = SHARED + "test_of_a_block_that_is_lost_nothing_is_kept_not_even_an_end"
+WAITED_FOR = SHARED + "test_sampled_tokens_are_the_same_where_a_group_waits_for_its_draft"
+
+GROUP_FAULTS = (
+    Mutant(
+        name="groups-use-the-same-slots",
+        file="engine/grouping.py",
+        old="first_slot, first_page = group * self.num_slots, group * self.num_pages",
+        new="first_slot, first_page = 0, group * self.num_pages",
+        tests=(WHO_ELSE,),
+    ),
+    Mutant(
+        name="groups-use-the-same-pages",
+        file="engine/grouping.py",
+        old="first_slot, first_page = group * self.num_slots, group * self.num_pages",
+        new="first_slot, first_page = group * self.num_slots, 0",
+        tests=(SAME_MODEL,),
+    ),
+    Mutant(
+        name="reply-to-groups-split-at-the-wrong-candidate",
+        file="engine/grouping.py",
+        old="own, of_own = slice(begin, end), slice(candidates_before[begin], candidates_before[end])",
+        new="own, of_own = slice(begin, end), slice(begin, begin + candidates_before[end] - candidates_before[begin])",
+        tests=(WHO_ELSE,),
+    ),
+    Mutant(
+        name="distributions-of-groups-in-another-order",
+        file="engine/grouping.py",
+        old="Dense(torch.cat(dense)) if dense",
+        new="Dense(torch.cat(dense[::-1])) if dense",
+        tests=(BIAS,),
+    ),
+    Mutant(
+        name="random-keys-of-another-group",
+        file="engine/grouping.py",
+        old="getattr(request.opened, field.name) for request in requests])",
+        new='getattr(request.opened, field.name) for request in (requests[::-1] if field.name == "stream_keys" else requests)])',
+        tests=(WHO_ELSE,),
+    ),
+    Mutant(
+        name="scores-of-groups-that-are-not-served-forgotten",
+        file="engine/draft_scores.py",
+        old="holders.difference_update(groups)",
+        new="holders.clear()",
+        tests=(SHARED + "test_a_group_that_is_late_keeps_the_scores_of_its_candidates",),
+    ),
+    Mutant(
+        name="history-of-a-row-taken-from-another-group",
+        file="engine/histories.py",
+        old="groups_R = slots_R // self._num_slots",
+        new="groups_R = slots_R * 0",
+        tests=("tests/engine/test_histories.py",),
+    ),
+    Mutant(
+        name="end-brought-by-a-lost-block-kept",
+        file="engine/out_of_memory.py",
+        old="void = [sequence for sequence in ended if sequence.has_ended_in_block]",
+        new="void: list[Sequence] = []",
+        tests=(LOST_BLOCK,),
+    ),
+    Mutant(
+        name="sequence-that-depends-on-lost-draft-goes-on",
+        file="engine/out_of_memory.py",
+        old="        if change.starts_over:\n",
+        new="        if False:\n",
+        tests=(WAITED_FOR,),
+    ),
+    Mutant(
+        name="draft-that-is-back-knows-nothing-of-the-prefixes",
+        file="engine/shared_draft.py",
+        old="            if self._is_alone:\n",
+        new="            if False:\n",
+        tests=(SAME_MODEL,),
+    ),
+)
