@@ -371,7 +371,7 @@ ENGINE_FAULTS = (
     Mutant(
         name="row-gives-way-loses-policys-history",
         file="engine/histories.py",
-        old="self._lines_SH[slot] = self._suspended.pop(key, self._initial_H)",
+        old="self._lines_SH[slot] = self._suspended.pop(name, self._initial_H)",
         new="self._lines_SH[slot] = self._initial_H",
         tests=(HISTORIES,),
     ),
