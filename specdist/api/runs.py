@@ -28,6 +28,7 @@ from specdist.data.publishing import ShardRecord
 from specdist.data.reading import damaged, open_shard
 from specdist.data.rows import results_table
 from specdist.job.report import run_figures, totals_document
+from specdist.job.totals import total_of
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     import datasets
 
 logger = logging.getLogger(__name__)
+
+# Linux allows a process 65,530 maps by default (vm.max_map_count), and others need some.
+MAX_MAPPED_SHARDS = 50_000
 
 
 def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = False) -> Run:
@@ -134,6 +138,12 @@ class Run:
                 "resume it; python jobs/status.py shows its progress, and load_run(..., include_parts=True) "
                 "reads the rows of unfinished shards"
             )
+        if len(self.finished_shards) > MAX_MAPPED_SHARDS:
+            raise UserError(
+                f"{self.path} has {len(self.finished_shards)} finished shards, more than a process can map "
+                f"into memory ({MAX_MAPPED_SHARDS}): write them into one file with "
+                f"python jobs/merge.py {self.path} --output rows.arrow, and read that"
+            )
         tables = {
             shard: open_shard(self._folder.paths(shard), verify=False) for shard in self.finished_shards
         }
@@ -158,10 +168,7 @@ class Run:
     @cached_property
     def stats(self) -> Stats:
         """The sum of all finished shards' statistics."""
-        total = Stats()
-        for stats in self.shards.values():
-            total.add(stats)
-        return total
+        return total_of(self._folder, self.finished_shards).stats
 
     @cached_property
     def shards(self) -> Mapping[int, Stats]:

@@ -40,7 +40,9 @@ class CollectPlan:
 
     @property
     def pending_shards(self) -> list[int]:
-        return [shard for shard in range(self.shards.num_shards) if not self.folder.is_complete(shard)]
+        """The shards without a completion record."""
+        recorded = self.folder.recorded_shards()
+        return [shard for shard in range(self.shards.num_shards) if shard not in recorded]
 
     def release(self) -> None:
         self.responses.membership.leave()

@@ -24,7 +24,7 @@ WAITING_SUFFIX = ".waiting"
 # A claim's file is read again after so many looks at the heartbeat of its holder.
 MAX_LOOKS = 8
 SHARD_PREFIX = "shard-"
-CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5})?)\.(\d{5,})")
+CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5,})?)\.(\d{5,})")
 
 
 @dataclass(frozen=True)

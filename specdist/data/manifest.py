@@ -14,8 +14,8 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 FORMAT_VERSION = 1
-# File names have five digits, so that their order is that of the shards.
-MAX_SHARDS = 10**5
+# The numbers of folders have five digits, so that their order is that of the shards.
+MAX_SHARDS = 10**7
 ABSENT = "(absent)"
 
 

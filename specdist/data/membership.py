@@ -13,11 +13,13 @@ from pathlib import Path
 
 from specdist.data.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
 from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
-from specdist.data.heartbeat import BEAT_SUFFIX, Heartbeat, Watch
+from specdist.data.heartbeat import BEAT_SUFFIX, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
 from specdist.utils.errors import UserError
 
 CLAIMS_FOLDER = "claims"
 SETUP = "setup"
+# Holds the name of the replica that last completed in the run's folder what crashes had left undone.
+TIDIER = "tidier"
 POLLS_PER_SILENCE = 20
 MAX_POLL_S = 0.5
 # Replicas that wait for each other look less often the more there are and the more each has to read, but
@@ -27,6 +29,8 @@ S_PER_LISTED_FILE = 0.35e-3
 MAX_SILENCE_SHARE = 0.25
 # A replica that leaves looks at the heartbeats of so many others.
 MAX_TIDIED = 16
+# A heartbeat that is older than so many beats may be that of a replica that is gone.
+BEATS_MISSED = 2
 
 
 def replica_name() -> str:
@@ -53,6 +57,7 @@ class Membership:
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
         self._is_waiting = False
+        self._tidier_path = self._folder / TIDIER
         self._was_named = name is not None
         self.replica = name or replica_name()
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
@@ -84,6 +89,8 @@ class Membership:
         self.heartbeat.stop()
         with contextlib.suppress(OSError):
             self.show_waiting(False)
+            if self._tidier_path.exists() and self._tidier_path.read_text() == self.replica:
+                self._tidier_path.unlink()
             self.tidy()
             self._forget_setup()
 
@@ -150,6 +157,7 @@ class Membership:
         if self.others():
             self.claims.release(claim)
         else:
+            self._tidier_path.unlink(missing_ok=True)
             self.claims.remove_up_to(claim)
 
     def others(self) -> list[str]:
@@ -166,6 +174,23 @@ class Membership:
                 beat = self.watch.beat(name)
                 return str(beat.process) if beat else name
         return None
+
+    def another_has_tidied(self) -> bool:
+        """Whether another replica completed what crashes had left undone, and is at work; if not, this one is
+        to do it, and says so. To be asked within :meth:`setup`.
+
+        Ages are told by the file server's clock: this replica's heartbeat is new.
+        """
+        try:
+            name = self._tidier_path.read_text()
+            times = (beat_path(self._folder, replica).stat().st_mtime for replica in (self.replica, name))
+            is_new = next(times) - next(times) < BEATS_MISSED * self.silent_after_s / BEATS_PER_SILENCE
+            if name != self.replica and is_new and self.watch.is_at_work(name) is not False:
+                return True
+        except OSError:
+            pass
+        self._tidier_path.write_text(self.replica)
+        return False
 
     def tidy(self) -> None:
         """Remove half-made claims, and the heartbeats of processes that have ended. Of many replicas, it
@@ -189,4 +214,5 @@ def is_membership_file(name: str) -> bool:
     return (
         name.endswith((BEAT_SUFFIX, WAITING_SUFFIX, TEMPORARY_SUFFIX))
         or CLAIM_FILE.fullmatch(name) is not None
+        or name == TIDIER
     )

@@ -6,7 +6,7 @@ import base64
 import datetime
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +25,7 @@ from specdist.data.run_folder import RunFolder
 from specdist.utils.errors import UserError
 
 SUFFIXES = (".arrow", ".parquet", ".jsonl", ".csv")
+MAX_OPEN_SHARDS, ROWS_PER_PIECE = 1000, 2**16
 
 
 def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
@@ -41,19 +42,55 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     missing = folder.missing_shards()
     if missing:
         raise UserError(folder.missing_message(missing))
-    tables = [_verified(folder, plan, num_samples, shard) for shard in range(plan.num_shards)]
-    for shard, table in enumerate(tables):
-        if not table.schema.equals(tables[0].schema):
-            raise UserError(f"{folder.data_path(shard)} does not have the columns of {folder.data_path(0)}")
-    # The file format allows one dictionary per column.
-    merged = pa.concat_tables(tables).unify_dictionaries()
+    tables = _tables(folder, plan, num_samples)
+    schema = open_shard(folder.paths(0), verify=False).schema
+    if any(_has_dictionary(field.type) for field in schema):
+        # The file format allows one dictionary per column, so that all have to be known.
+        tables = iter([pa.concat_tables(tables).unify_dictionaries()])
+    num_rows = 0
+
+    def counted() -> Iterator[pa.Table]:
+        nonlocal num_rows
+        for table in _in_pieces(tables):
+            num_rows += table.num_rows
+            yield table
+
     try:
-        write_atomically(output, lambda file: _write(file, merged, output.suffix))
+        write_atomically(output, lambda file: _write(file, schema, counted(), output.suffix))
     except (pa.ArrowException, TypeError) as error:
         raise UserError(
             f"--output {output} cannot hold these columns ({error}): use .arrow or .parquet"
         ) from error
-    return int(merged.num_rows)
+    return num_rows
+
+
+def _tables(folder: RunFolder, plan: ShardPlan, num_samples: int) -> Iterator[pa.Table]:
+    """The rows of each shard, in order. Raises :class:`UserError` for damage, and for other columns."""
+    first = None
+    for shard in range(plan.num_shards):
+        table = _verified(folder, plan, num_samples, shard)
+        first = first or table.schema
+        if not table.schema.equals(first):
+            raise UserError(f"{folder.data_path(shard)} does not have the columns of {folder.data_path(0)}")
+        yield table
+
+
+def _in_pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Together: a piece of a file for each shard would make it slow to read. Few are open at a time, since a
+    process can map only so many files."""
+    piece: list[pa.Table] = []
+    for table in tables:
+        piece.append(table)
+        if len(piece) == MAX_OPEN_SHARDS or sum(part.num_rows for part in piece) >= ROWS_PER_PIECE:
+            yield pa.concat_tables(piece)
+            piece = []
+    if piece:
+        yield pa.concat_tables(piece)
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    children = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, children))
 
 
 def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) -> pa.Table:
@@ -75,33 +112,42 @@ def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) 
     return table
 
 
-def _write(file: BinaryIO, table: pa.Table, suffix: str) -> None:
+def _write(file: BinaryIO, schema: pa.Schema, pieces: Iterator[pa.Table], suffix: str) -> None:
     if suffix == ".parquet":
-        pa.parquet.write_table(table, file)
+        with pa.parquet.ParquetWriter(file, schema) as writer:
+            for piece in pieces:
+                writer.write_table(piece)
     elif suffix == ".jsonl":
-        _write_jsonl(file, table)
+        _write_jsonl(file, pieces)
     elif suffix == ".csv":
-        _write_csv(file, table)
+        _write_csv(file, schema, pieces)
     else:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=ROWS_PER_BATCH)
+        options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+        with pa.ipc.new_file(file, schema, options=options) as writer:
+            for piece in pieces:
+                writer.write_table(piece, max_chunksize=ROWS_PER_BATCH)
 
 
-def _write_jsonl(file: BinaryIO, table: pa.Table) -> None:
+def _write_jsonl(file: BinaryIO, pieces: Iterator[pa.Table]) -> None:
     """An object per line. Values without a JSON type become text (times as ISO 8601, bytes as base64), and
     numbers that are not finite become null."""
-    for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
+    for batch in _batches(pieces):
         file.writelines(f"{_json(row)}\n".encode() for row in batch.to_pylist())
 
 
-def _write_csv(file: BinaryIO, table: pa.Table) -> None:
+def _write_csv(file: BinaryIO, columns: pa.Schema, pieces: Iterator[pa.Table]) -> None:
     """A header and a record per row. Lists and structures are written as JSON, bytes as base64; empty text is
     quoted, null is not."""
-    schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in table.schema])
+    schema = pa.schema([pa.field(field.name, _csv_type(field.type)) for field in columns])
     with pa.csv.CSVWriter(file, schema) as writer:
-        for batch in table.to_batches(max_chunksize=ROWS_PER_BATCH):
-            columns = [_csv_column(batch.column(name), schema.field(name).type) for name in schema.names]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+        for batch in _batches(pieces):
+            written = [_csv_column(batch.column(name), schema.field(name).type) for name in schema.names]
+            writer.write_batch(pa.record_batch(written, schema=schema))
+
+
+def _batches(pieces: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+    for piece in pieces:
+        yield from piece.to_batches(max_chunksize=ROWS_PER_BATCH)
 
 
 def _json(value: Any) -> str:

@@ -59,6 +59,11 @@ class ShardPaths:
     def all(self) -> tuple[Path, ...]:
         return self.data, self.stats, self.trace, self.record
 
+    @property
+    def needed(self) -> tuple[Path, ...]:
+        """The files that a complete shard has."""
+        return self.data, self.stats, self.record
+
     def is_complete(self) -> bool:
         """Whether there is a completion record, statistics, and data of the recorded size."""
         record = ShardRecord.read(self.record)

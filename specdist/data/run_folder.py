@@ -8,36 +8,30 @@ again from its part logs. :mod:`specdist.data.publishing` does so, also if sever
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.claims import CLAIM_FILE
+from specdist.data.claims import CLAIM_FILE, SHARD_PREFIX
 from specdist.data.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
-    names_in,
     unique_tag,
     unsealed,
     write_atomically,
     writing,
 )
+from specdist.data.layout import SHARD_FOLDERS, RunLayout
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog, read_rows
-from specdist.data.publishing import Attempt, ShardPaths
+from specdist.data.publishing import Attempt
 from specdist.data.rows import RowResult
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
-
-SHARD_FOLDERS = ("shards", "stats", "parts")
-SHARD_FILE = re.compile(
-    r"shard-(\d{5})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
-)
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +40,8 @@ logger = logging.getLogger(__name__)
 CARD_MARK = "<!-- Written by specdist. --overwrite deletes this file while it has this line. -->"
 
 
-class RunFolder:
+class RunFolder(RunLayout):
     """A run's files. :meth:`open` creates or resumes a run; ``RunFolder(path)`` changes nothing by itself."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
     @staticmethod
     def open(
@@ -59,13 +50,17 @@ class RunFolder:
         config_yaml: str,
         overwrite: bool,
         find_another: Callable[[], str | None] | None = None,
+        *,
+        is_tidied: bool = False,
     ) -> RunFolder:
         """Create the folder, or resume its run if that has the same manifest.
 
         With ``overwrite`` the run's files are deleted first, and no others (``logs/`` stays). A resumed run
         keeps its manifest and the ``info`` in it, and gets the new ``config.yaml``. Raises :class:`UserError`
         if the folder holds another run or other files, if it cannot be written, or if the run is to be
-        replaced while ``find_another`` finds a replica at work on it.
+        replaced while ``find_another`` finds a replica at work on it. Opening completes what a crash has left
+        undone, for which the files of all shards are listed, unless a replica at work has done so lately:
+        ``is_tidied``.
 
         Replicas must not open a folder at the same time: see :meth:`specdist.data.Membership.setup`.
         """
@@ -73,15 +68,11 @@ class RunFolder:
         try:
             folder._claim(manifest, overwrite, find_another)
             write_atomically(folder.config_path, lambda file: file.write(config_yaml.encode()))
-            folder._tidy()
+            if not is_tidied:
+                folder._tidy()
         except OSError as error:
             raise UserError(f"--output {path} cannot be written: {error}") from error
         return folder
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest in force. Raises :class:`UserError` if it is missing or damaged."""
-        return Manifest.read(self.manifest_path)
 
     def plan(self) -> tuple[ShardPlan, int]:
         """The run's shards, and completions per row. Raises :class:`UserError` as :attr:`manifest` does."""
@@ -99,49 +90,6 @@ class RunFolder:
         with writing(self.manifest_path):
             replace(manifest, info={**manifest.info, name: value}).write(self.manifest_path)
 
-    @property
-    def manifest_path(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def card_path(self) -> Path:
-        """The card of a complete run: see :mod:`specdist.job.card`."""
-        return self.path / "README.md"
-
-    @property
-    def logs_path(self) -> Path:
-        return self.path / "logs"
-
-    def data_path(self, shard: int) -> Path:
-        return self.path / "shards" / f"shard-{shard:05d}.arrow"
-
-    def record_path(self, shard: int) -> Path:
-        return self.path / "shards" / f"shard-{shard:05d}.json"
-
-    def stats_path(self, shard: int) -> Path:
-        return self.path / "stats" / f"shard-{shard:05d}.json"
-
-    def trace_path(self, shard: int) -> Path:
-        """Exists in runs with ``--trace``."""
-        return self.path / "stats" / f"shard-{shard:05d}.trace.arrow"
-
-    def parts_path(self, shard: int, generation: int = 0) -> Path:
-        """The log of the holder of this claim of the shard; generation 0 is that of a run without claims."""
-        middle = f".{generation:05d}" if generation else ""
-        return self.path / "parts" / f"shard-{shard:05d}{middle}.jsonl"
-
-    def paths(self, shard: int) -> ShardPaths:
-        return ShardPaths(
-            data=self.data_path(shard),
-            stats=self.stats_path(shard),
-            trace=self.trace_path(shard),
-            record=self.record_path(shard),
-        )
-
     def is_complete(self, shard: int) -> bool:
         """Whether the shard has a completion record, statistics, and data of the recorded size."""
         return self.paths(shard).is_complete()
@@ -149,6 +97,7 @@ class RunFolder:
     def parts(self, shard: int, generation: int = 0, rows: range | None = None) -> PartLog:
         """The log of the shard's finished rows, open for appending, with the rows of earlier generations;
         close it before :meth:`finish_shard`."""
+        self.make_folders(shard)
         numbers = [number for number in self.log_generations(shard) if number < generation]
         earlier = [self.parts_path(shard, number) for number in numbers]
         return PartLog(self.parts_path(shard, generation), earlier=earlier, rows=rows)
@@ -157,21 +106,30 @@ class RunFolder:
         """The finished rows in the shard's part logs, which replicas may be writing."""
         return read_rows(self.parts_path(shard, number) for number in self.log_generations(shard))
 
-    def recorded_shards(self) -> set[int]:
-        """The shards that have a completion record, by one listing: its data is not looked at."""
-        matches = (SHARD_FILE.fullmatch(name) for name in names_in(self.record_path(0).parent))
-        return {int(match[1]) for match in matches if match and match[0].endswith(".json")}
+    def recorded_shards(self, among: Iterable[int] | None = None) -> set[int]:
+        """The shards that have a completion record, by listings: their data is not looked at. Groups that
+        have a total are not listed, nor, with ``among``, those that have none of these shards."""
+        groups = self.groups() if among is None else sorted({self.group_of(shard) for shard in among})
+        totalled = self.totalled_groups()
+        num_shards = self.plan()[0].num_shards if totalled else 0
+        found = set[int]()
+        for group in groups:
+            if group in totalled:
+                found.update(self.shards_of(group, num_shards))
+            else:
+                files = self.files("shards", group)
+                found.update(int(match[1]) for path, match in files if path.suffix == ".json")
+        return found
 
     def begun_shards(self) -> list[int]:
         """The shards that have part logs, ascending."""
-        matches = [SHARD_FILE.fullmatch(path.name) for path in self.path.glob("parts/shard-*.jsonl")]
-        return sorted({int(match[1]) for match in matches if match})
+        files = (file for group in self.groups() for file in self.files("parts", group))
+        return sorted({int(match[1]) for path, match in files if path.suffix == ".jsonl"})
 
     def log_generations(self, shard: int) -> list[int]:
         """The generations of the shard's part logs, ascending."""
-        paths = self.path.glob(f"parts/shard-{shard:05d}*.jsonl")
-        matches = [SHARD_FILE.fullmatch(path.name) for path in paths]
-        return sorted(int(match[2] or 0) for match in matches if match)
+        files = self.files("parts", self.group_of(shard), shard)
+        return sorted(int(match[2] or 0) for path, match in files if path.suffix == ".jsonl")
 
     def finish_shard(
         self,
@@ -189,6 +147,7 @@ class RunFolder:
         :class:`UserError` if the disk fails; then existing files are unchanged.
         """
         with writing(self.data_path(shard)):
+            self.make_folders(shard)
             attempt = Attempt(self.paths(shard), unique_tag())
             is_written = attempt.write(table, stats, trace)
             # Asked after writing: a replica that deletes this run deletes these files too, or is noticed.
@@ -219,16 +178,16 @@ class RunFolder:
 
     def shard_stats(self) -> list[dict[str, Any]]:
         """The statistics of all complete shards, in order."""
-        return [self.read_stats(shard) for shard in self._complete_shards()]
+        return [self.read_stats(shard) for shard in self.complete_shards()]
 
     def trace_paths(self) -> list[Path]:
         """The traces of all complete shards that have one, in order."""
-        paths = [self.trace_path(shard) for shard in self._complete_shards()]
+        paths = [self.trace_path(shard) for shard in self.complete_shards()]
         return [path for path in paths if path.is_file()]
 
-    def _complete_shards(self) -> list[int]:
-        shards = sorted({shard for _, shard in self._shard_files()})
-        return [shard for shard in shards if self.is_complete(shard)]
+    def complete_shards(self) -> list[int]:
+        """Ascending; those whose data has not the recorded size are not among them."""
+        return [shard for shard in sorted(self.recorded_shards()) if self.is_complete(shard)]
 
     def read_stats(self, shard: int) -> dict[str, Any]:
         """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
@@ -257,10 +216,12 @@ class RunFolder:
 
     def sweep(self, shard: int) -> None:
         """Remove a complete shard's part logs and the attempts of other replicas."""
-        for path in self._files_of(shard):
-            if path.suffix == TEMPORARY_SUFFIX or path.parent.name == "parts":
-                path.unlink(missing_ok=True)
-        fsync_folder(self.path / "parts")
+        group = self.group_of(shard)
+        for kind in SHARD_FOLDERS:
+            for path, _ in self.files(kind, group, shard):
+                if path.suffix == TEMPORARY_SUFFIX or kind == "parts":
+                    path.unlink(missing_ok=True)
+        fsync_folder(self.parts_path(shard).parent)
 
     def _claim(
         self, manifest: Manifest, overwrite: bool, find_another: Callable[[], str | None] | None
@@ -271,7 +232,7 @@ class RunFolder:
         if has_run:
             old = self.manifest
             # A run that failed before its first row, perhaps for the size of its cache, may be replaced.
-            has_no_rows = not self._shard_files()
+            has_no_rows = not any(self._files_of(group) for group in self.groups())
             is_other = old.fingerprint != manifest.fingerprint
             is_replaced = overwrite or (has_no_rows and is_other)
             other = find_another() if is_replaced and find_another is not None else None
@@ -294,6 +255,7 @@ class RunFolder:
         if has_run and overwrite:
             self._delete_run_files()
             manifest.write(self.manifest_path)
+        self._set_layout(self.manifest)
         fsync_folder(self.path)
 
     def _check_empty(self) -> None:
@@ -312,34 +274,30 @@ class RunFolder:
         is_torn = entry.suffix == TEMPORARY_SUFFIX and entry.name.startswith(self.manifest_path.name)
         return entry.name == self.logs_path.name or is_torn
 
-    def _files_of(self, shard: int) -> list[Path]:
-        return [
-            path for name in SHARD_FOLDERS for path in sorted((self.path / name).glob(f"shard-{shard:05d}.*"))
-            if SHARD_FILE.fullmatch(path.name)
+    def _files_of(self, group: str) -> list[tuple[Path, int]]:
+        """All files of a group's shards, temporary ones too, with the shard's number; records come first."""
+        found = [
+            (path, int(match[1])) for kind in SHARD_FOLDERS for path, match in self.files(kind, group)
         ]  # fmt: skip
-
-    def _shard_files(self) -> list[tuple[Path, int]]:
-        """All files of shards, temporary ones too, with the shard's number; records come first."""
-        return [
-            (path, int(match[1]))
-            for pattern in ("shards/*.json*", "shards/*.arrow*", "stats/*", "parts/*")
-            for path in sorted(self.path.glob(pattern))
-            if (match := SHARD_FILE.fullmatch(path.name))
-        ]
+        return sorted(found, key=lambda file: file[0] != self.record_path(file[1]))
 
     def _delete_run_files(self) -> None:
         """Delete results, durably before the new manifest atomically replaces the old one."""
-        for path, _ in [*self._shard_files(), *self._claim_files()]:
+        groups = self.groups()
+        paths = [self.total_path(group) for group in self.totalled_groups()]
+        paths += [path for group in groups for path, _ in self._files_of(group)]
+        for path in [*paths, *(path for path, _ in self._claim_files())]:
             path.unlink(missing_ok=True)
         if self.card_path.is_file() and CARD_MARK.encode() in self.card_path.read_bytes():
             self.card_path.unlink()
-        for name in SHARD_FOLDERS:
-            fsync_folder(self.path / name)
+        for folder in {self.path / kind / group for kind in SHARD_FOLDERS for group in {"", *groups}}:
+            if folder.is_dir():
+                fsync_folder(folder)
 
     def _claim_files(self) -> list[tuple[Path, int]]:
         """All claims of shards, with the shard's number, ascending."""
         return [
-            (path, int(match[1][-5:]))
+            (path, int(match[1].removeprefix(SHARD_PREFIX)))
             for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/shard-*"))
             if (match := CLAIM_FILE.fullmatch(path.name))
         ]
@@ -352,7 +310,28 @@ class RunFolder:
         for path in (self.manifest_path, self.config_path, self.card_path):
             for temporary in self.path.glob(f"{path.name}*{TEMPORARY_SUFFIX}"):
                 temporary.unlink(missing_ok=True)
-        files = self._shard_files()
+        totalled = self.totalled_groups()
+        for group in self.groups():
+            files = self._files_of(group)
+            if group in totalled and self._is_whole(group, files):
+                continue
+            if group in totalled:
+                self.total_path(group).unlink(missing_ok=True)
+                totalled.remove(group)
+            self._tidy_group(files)
+        if totalled:
+            for path, shard in self._claim_files():
+                if self.group_of(shard) in totalled:
+                    path.unlink(missing_ok=True)
+
+    def _is_whole(self, group: str, files: Sequence[tuple[Path, int]]) -> bool:
+        """Whether each shard of a group has data, statistics and a record, and nothing else."""
+        shards = self.shards_of(group, self.plan()[0].num_shards)
+        needed = {path for shard in shards for path in self.paths(shard).needed}
+        found = {path for path, _ in files}
+        return needed <= found and found <= needed | {self.trace_path(shard) for shard in shards}
+
+    def _tidy_group(self, files: Sequence[tuple[Path, int]]) -> None:
         # Read after the files: claims outlive them, and end when the shard is complete.
         claims = self._claim_files()
         claimed = {shard for _, shard in claims}

@@ -147,7 +147,7 @@ class ShardQueue:
         now = self._membership.clock()
         if not are_none_claimed and now < self._next_listing_at:
             return False
-        recorded = self._folder.recorded_shards()
+        recorded = self._folder.recorded_shards(self._open)
         self._next_listing_at = now + len(recorded) / RECORDS_PER_S
         for shard in self._open_elsewhere():
             if shard in recorded:

@@ -16,6 +16,7 @@ import yaml
 
 from specdist.data import Manifest, RunFolder
 from specdist.data.files import write_atomically
+from specdist.data.layout import data_pattern, trace_pattern
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import CARD_MARK
 from specdist.data.schema import column_fields, fields_table
@@ -66,7 +67,7 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
     title = _title(info)
     num_rows = int(run["num_rows"]) * int(run["num_samples"])
     sections = [
-        f"---\n{_front_matter(title, num_rows, is_traced=bool(run.get('trace')))}---",
+        f"---\n{_front_matter(title, num_rows, manifest.info, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",
         _made(run, total, num_rows),
         EXACT if info["exact"] else LOSSY if run["policy"] == "sprinter" else UNCHECKED,
@@ -109,12 +110,12 @@ def _title(info: Mapping[str, Any]) -> str:
     return " ".join(title.split())
 
 
-def _front_matter(title: str, num_rows: int, *, is_traced: bool) -> str:
+def _front_matter(title: str, num_rows: int, info: Mapping[str, Any], *, is_traced: bool) -> str:
     configs: list[dict[str, Any]] = [
-        {"config_name": "default", "default": True, "data_files": [_files("shards/shard-*.arrow")]}
+        {"config_name": "default", "default": True, "data_files": [_files(data_pattern(info))]}
     ]
     if is_traced:
-        configs.append({"config_name": "trace", "data_files": [_files("stats/shard-*.trace.arrow")]})
+        configs.append({"config_name": "trace", "data_files": [_files(trace_pattern(info))]})
     values = {
         "pretty_name": title,
         "task_categories": ["text-generation"],

@@ -14,6 +14,7 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.data.layout import layout_info
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
@@ -62,7 +63,9 @@ class RunPlan:
 
     @property
     def pending_shards(self) -> list[int]:
-        return [shard for shard in range(self.shards.num_shards) if not self.folder.is_complete(shard)]
+        """The shards without a completion record."""
+        recorded = self.folder.recorded_shards()
+        return [shard for shard in range(self.shards.num_shards) if shard not in recorded]
 
 
 def plan_models(config: GenerateConfig) -> ModelPlan:
@@ -192,7 +195,9 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
 
 def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, topology: Topology) -> Manifest:
     """The fingerprint, which decides a run's rows, and further information on the run."""
-    return Manifest(fingerprint=_fingerprint(config, models, prompts), info=_info(config, models, topology))
+    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
+    info = {**_info(config, models, topology), **layout_info(shards.num_shards)}
+    return Manifest(fingerprint=_fingerprint(config, models, prompts), info=info)
 
 
 def open_joined(
@@ -209,7 +214,12 @@ def open_joined(
                     "ended, or end it"
                 )
             folder = RunFolder.open(
-                membership.output, manifest, config_yaml, overwrite, membership.find_another
+                membership.output,
+                manifest,
+                config_yaml,
+                overwrite,
+                membership.find_another,
+                is_tidied=membership.another_has_tidied(),
             )
             membership.tidy()
     except UserError:

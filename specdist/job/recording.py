@@ -22,6 +22,7 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress, Scalars
 from specdist.job.tokens import PromptEncoder
+from specdist.job.totals import write_total
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
 
@@ -207,6 +208,7 @@ class Recorder:
             shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
         ):
             self._queue.finished(claimed)
+            write_total(self._plan.folder, shard, self._plan.shards.num_shards)
             if self._scalars is not None:
                 self._scalars.shard_finished(self._progress.counts, shard, stats)
         else:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from specdist.data import RunFolder
 from specdist.data.reading import read_columns, spread_out
+from specdist.job.totals import total_of
 from specdist.policies.costs import CostModel
 from specdist.stats.shard import Stats
 from specdist.theory.predictions import Comparison, Predictions, TokenFlops, operations_of, predictions_of
@@ -76,10 +77,7 @@ def run_figures(folder: RunFolder, total: Stats) -> RunFigures:
 
 def total_stats(folder: RunFolder) -> Stats:
     """The statistics of all complete shards. Raises :class:`UserError` for damaged ones."""
-    total = Stats()
-    for shard in folder.shard_stats():
-        total.add(Stats.from_json(shard))
-    return total
+    return total_of(folder, folder.complete_shards()).stats
 
 
 def is_often_cut(num_cut: int, num_completions: int) -> bool:

@@ -14,7 +14,8 @@ from specdist.data import RunFolder
 from specdist.data.claims import Claims, claims_of_shards
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
-from specdist.data.reading import open_shard
+from specdist.data.reading import read_columns
+from specdist.job.totals import Total, total_of
 from specdist.utils.errors import UserError
 
 # For replicas that have left no heartbeat.
@@ -97,7 +98,8 @@ class StatusReader:
         self._claims_folder = output / CLAIMS_FOLDER
         self._watch = Watch(self._claims_folder, silent_after_s=SILENT_AFTER_S)
         self._claims = Claims(self._claims_folder, "", self._watch)
-        self._done: dict[int, tuple[int, int]] = {}
+        self._done = set[int]()
+        self._total = Total()
         self._errors: Counter[str] = Counter()
 
     def read(self) -> RunStatus:
@@ -111,10 +113,13 @@ class StatusReader:
         failed: list[HeldShard] = []
         errors = Counter[str]()
         num_rows = num_tokens = num_waiting = 0
+        # Before the completion records: a shard that is finished meanwhile counts as finished.
+        begun = set(self._folder.begun_shards())
+        self._see_done(plan.num_shards)
         for shard in range(plan.num_shards):
-            if shard in self._done or self._see_done(shard):
+            if shard in self._done:
                 continue
-            rows = self._folder.part_rows(shard)
+            rows = self._folder.part_rows(shard) if shard in begun else []
             num_rows += len(rows)
             num_tokens += sum(row.num_completion_tokens for row in rows)
             errors.update(error_kind(row.error) for row in rows if row.error is not None)
@@ -125,7 +130,7 @@ class StatusReader:
             held = HeldShard(shard, holding.replica, holding.since, len(rows))
             (failed if self._is_gone(holding.replica) else running).append(held)
         beats = list(self._beats())
-        num_rows += sum(rows for rows, _ in self._done.values())
+        num_rows += self._total.num_rows
         num_expected = plan.num_rows * num_samples
         rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
         return RunStatus(
@@ -136,21 +141,22 @@ class StatusReader:
             num_waiting=num_waiting,
             num_expected_rows=num_expected,
             num_rows=num_rows,
-            num_tokens=num_tokens + sum(tokens for _, tokens in self._done.values()),
+            num_tokens=num_tokens + self._total.stats.num_completion_tokens,
             num_replicas=len(beats),
             tokens_per_s=sum(beat.num_tokens / beat.elapsed_s for beat in beats) if beats else None,
             left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
             errors=dict((self._errors + errors).most_common()),
         )
 
-    def _see_done(self, shard: int) -> bool:
-        if not self._folder.is_complete(shard):
-            return False
-        table = open_shard(self._folder.paths(shard), verify=False)
-        num_tokens = sum(table["num_completion_tokens"].to_pylist())
-        self._done[shard] = table.num_rows, num_tokens
-        self._errors.update(error_kind(error) for error in table["error"].drop_null().to_pylist())
-        return True
+    def _see_done(self, num_shards: int) -> None:
+        recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)
+        new = {shard for shard in recorded - self._done if self._folder.is_complete(shard)}
+        found = total_of(self._folder, new)
+        for shard in found.error_shards:
+            table = read_columns(self._folder.data_path(shard), ["error"])
+            self._errors.update(error_kind(error) for error in table["error"].drop_null().to_pylist())
+        self._total.add(found)
+        self._done |= new
 
     def _beats(self) -> Iterable[Beat]:
         for path in self._claims_folder.glob("*.beat"):

@@ -26,9 +26,9 @@ def test_a_shard_outside_of_the_plan_is_refused():
 
 
 def test_too_many_shards_are_refused_with_the_rows_per_shard_that_fit():
-    with pytest.raises(UserError, match=r"--rows_per_shard 1 splits 250001 rows.*raise it to 3 or more"):
-        ShardPlan(250_001, 1)
-    assert ShardPlan(250_001, 3).num_shards == 83_334
+    with pytest.raises(UserError, match=r"--rows_per_shard 1 splits 25000001 rows.*raise it to 3 or more"):
+        ShardPlan(25_000_001, 1)
+    assert ShardPlan(25_000_001, 3).num_shards == 8_333_334
 
 
 def test_a_manifest_survives_its_file(tmp_path):

@@ -1,0 +1,165 @@
+"""Where the files of a run lie.
+
+A run of many shards has their files in numbered folders, so that none holds more than a few thousand; which
+shards share a folder is in the manifest's ``info``. Sorted by path, the shards' data is in input order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdist.data.files import fsync_folder, names_in
+from specdist.data.manifest import Manifest
+from specdist.data.publishing import ShardPaths
+
+SHARD_FOLDERS = ("shards", "stats", "parts")
+SHARD_FILE = re.compile(
+    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
+)
+NUMBERED_FOLDER = re.compile(r"\d{5,}")
+TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
+# In the manifest's ``info``, if the shards lie in numbered folders.
+SHARDS_PER_FOLDER = "shards_per_folder"
+# Up to so many lie in one folder, without a number.
+MAX_SHARDS_PER_FOLDER = 1000
+
+
+def layout_info(num_shards: int) -> dict[str, int]:
+    """What the manifest's ``info`` says about the layout of a new run."""
+    return {SHARDS_PER_FOLDER: MAX_SHARDS_PER_FOLDER} if num_shards > MAX_SHARDS_PER_FOLDER else {}
+
+
+def data_pattern(info: Mapping[str, Any]) -> str:
+    """A glob pattern of all shards' data in a run with this ``info``, relative to its folder."""
+    return "shards/*/shard-*.arrow" if SHARDS_PER_FOLDER in info else "shards/shard-*.arrow"
+
+
+def trace_pattern(info: Mapping[str, Any]) -> str:
+    """The same of the shards' traces."""
+    return data_pattern(info).replace("shards/", "stats/", 1).replace(".arrow", ".trace.arrow")
+
+
+class RunLayout:
+    """The names of a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shards_per_folder: int | None = None
+        self._is_layout_known = False
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest in force. Raises :class:`UserError` if it is missing or damaged."""
+        return Manifest.read(self.manifest_path)
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def card_path(self) -> Path:
+        """The card of a complete run: see :mod:`specdist.job.card`."""
+        return self.path / "README.md"
+
+    @property
+    def logs_path(self) -> Path:
+        return self.path / "logs"
+
+    def data_path(self, shard: int) -> Path:
+        return self._place("shards", shard) / f"shard-{shard:05d}.arrow"
+
+    def record_path(self, shard: int) -> Path:
+        return self._place("shards", shard) / f"shard-{shard:05d}.json"
+
+    def stats_path(self, shard: int) -> Path:
+        return self._place("stats", shard) / f"shard-{shard:05d}.json"
+
+    def trace_path(self, shard: int) -> Path:
+        """Exists in runs with ``--trace``."""
+        return self._place("stats", shard) / f"shard-{shard:05d}.trace.arrow"
+
+    def parts_path(self, shard: int, generation: int = 0) -> Path:
+        """The log of the holder of this claim of the shard; generation 0 is that of a run without claims."""
+        middle = f".{generation:05d}" if generation else ""
+        return self._place("parts", shard) / f"shard-{shard:05d}{middle}.jsonl"
+
+    def paths(self, shard: int) -> ShardPaths:
+        return ShardPaths(
+            data=self.data_path(shard),
+            stats=self.stats_path(shard),
+            trace=self.trace_path(shard),
+            record=self.record_path(shard),
+        )
+
+    @property
+    def shards_per_folder(self) -> int | None:
+        """None if all shards lie in one folder. Raises :class:`UserError` as :attr:`manifest` does."""
+        if not self._is_layout_known and self.manifest_path.exists():
+            self._set_layout(self.manifest)
+        return self._shards_per_folder
+
+    def _set_layout(self, manifest: Manifest) -> None:
+        self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
+        self._is_layout_known = True
+
+    def group_of(self, shard: int) -> str:
+        """The name of the numbered folder of a shard; empty if there are no such folders."""
+        size = self.shards_per_folder
+        return "" if size is None else f"{shard // size:05d}"
+
+    def shards_of(self, group: str, num_shards: int) -> range:
+        """The shards of a group, in a run of so many."""
+        size = self.shards_per_folder
+        return range(num_shards) if size is None else range(num_shards)[int(group) * size :][:size]
+
+    def groups(self) -> list[str]:
+        """The groups of shards that have a folder, in order."""
+        if self.shards_per_folder is None:
+            return [""]
+        names = {name for kind in SHARD_FOLDERS for name in _names_in(self.path / kind)}
+        return sorted(filter(NUMBERED_FOLDER.fullmatch, names))
+
+    def total_path(self, group: str) -> Path:
+        """The summed statistics of a group's shards, once all are complete."""
+        return self.path / "stats" / f"total-{group}.json"
+
+    def totalled_groups(self) -> set[str]:
+        """The groups that have a total, by one listing."""
+        if self.shards_per_folder is None:
+            return set()
+        return {match[1] for name in _names_in(self.path / "stats") if (match := TOTAL_FILE.fullmatch(name))}
+
+    def make_folders(self, shard: int) -> None:
+        """The numbered folders of a shard, durably. Raises OSError."""
+        for kind in SHARD_FOLDERS:
+            folder = self._place(kind, shard)
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                fsync_folder(folder.parent)
+
+    def files(self, kind: str, group: str, shard: int | None = None) -> list[tuple[Path, re.Match[str]]]:
+        """The files of a group's shards, or of one of them, in one of :data:`SHARD_FOLDERS`, temporary ones
+        too, sorted by name; by one listing."""
+        folder = self.path / kind / group
+        start = "shard-" if shard is None else f"shard-{shard:05d}."
+        names = [name for name in _names_in(folder) if name.startswith(start)]
+        found = map(SHARD_FILE.fullmatch, sorted(names))
+        return [(folder / match[0], match) for match in found if match]
+
+    def _place(self, kind: str, shard: int) -> Path:
+        return self.path / kind / self.group_of(shard)
+
+
+def _names_in(folder: Path) -> list[str]:
+    """None without the folder."""
+    try:
+        return names_in(folder)
+    except FileNotFoundError:
+        return []
