@@ -9,6 +9,7 @@ PUBLISHING = "tests/data/test_publishing.py"
 PARTS = "tests/data/test_parts.py"
 CLAIMS = "tests/data/test_claims.py"
 TRACING = "tests/engine/test_tracing.py::test_tracing_changes_nothing_and_agrees_with_the_statistics[none-greedy-fixed]"
+LAYOUT = "tests/data/test_layout.py"
 RUN_FOLDER = "tests/data/test_run_folder.py"
 
 ROOFLINE = "tests/planning/test_roofline.py"
@@ -301,5 +302,26 @@ DATA_FAULTS = (
         old="in_order = sorted(found, key=lambda claim: claim.generation)",
         new="in_order = sorted(found, key=lambda claim: -claim.generation)",
         tests=(CLAIMS,),
+    ),
+    Mutant(
+        name="total-outlives-a-deleted-shard",
+        file="data/run_folder.py",
+        old="if group in totalled and self._is_whole(group, files):",
+        new="if group in totalled:",
+        tests=(LAYOUT,),
+    ),
+    Mutant(
+        name="total-of-one-shard-too-few",
+        file="job/totals.py",
+        old="if recorded.issuperset(shards):",
+        new="if recorded.issuperset(shards[:-1]):",
+        tests=(LAYOUT,),
+    ),
+    Mutant(
+        name="claims-of-long-numbers-are-not-seen",
+        file="data/claims.py",
+        old=r"(?:-\d{5,})?",
+        new=r"(?:-\d{5})?",
+        tests=(LAYOUT,),
     ),
 )

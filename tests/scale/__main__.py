@@ -1,12 +1,14 @@
 """Counts the file operations of many replicas on one run folder.
 
     python -m tests.scale --replicas 1000 --shards 10000
+    python -m tests.scale --reading --shards 100000
 
 The replicas are simulated (simulation.py): the project's own claims, heartbeats and publishing, on a virtual
 clock; with ``--processes`` they are real ones, in real time, and those that vanish are killed. The last line
 on stdout is a JSON document with ``metadata_ops_per_replica_s`` and ``reads_per_replica_s`` in the first
 minute (``start``), until the first replica waits (``middle``), and from then on (``tail``). All files lie in
-memory where the machine has a place for that, and nothing is made durable.
+memory where the machine has a place for that, and nothing is made durable. With ``--reading`` the seconds are
+measured that the readers of a finished run take.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import json
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from tests.scale.processes import run_processes
+from tests.scale.reading import seconds_to_read, write_run
 from tests.scale.simulation import Outcome, Scenario, Simulation, operations
 
 MEMORY = Path("/dev/shm")
@@ -31,6 +35,7 @@ def main() -> None:
     parser.add_argument("--shard_seconds", type=float, default=60.0, help="that a shard takes on average")
     parser.add_argument("--vanishing", type=float, default=0.02, help="share of the replicas that vanish")
     parser.add_argument("--processes", action="store_true", help="real replicas, in real time")
+    parser.add_argument("--reading", action="store_true", help="measure the readers of a finished run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to which the result is added")
     parser.add_argument("--name", default="after", help="of the code, in that file")
@@ -40,6 +45,11 @@ def main() -> None:
         tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder,
         mock.patch("os.fsync", lambda descriptor: None),
     ):
+        if options.reading:
+            result = {"kind": "readers", "shards": options.shards}
+            result["seconds"] = seconds_to_read(write_run(Path(folder) / "run", options.shards))
+            _add(result, options.output)
+            return
         outcome = run(Path(folder), options)
     assert sorted(outcome.published_by) == list(range(options.shards))
     kind = "real" if options.processes else "simulated"
@@ -56,10 +66,14 @@ def main() -> None:
         "vanishing": options.vanishing,
         **operations(outcome),
     }
-    if options.output is not None:
-        document = json.loads(options.output.read_text()) if options.output.exists() else {"results": []}
+    _add(result, options.output)
+
+
+def _add(result: dict[str, Any], output: Path | None) -> None:
+    if output is not None:
+        document = json.loads(output.read_text()) if output.exists() else {"results": []}
         document["results"].append(result)
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(result))
 
 

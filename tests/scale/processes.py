@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specdist.data import Membership, RunFolder, ShardQueue
 from tests.scale.counting import CountingFiles
-from tests.scale.simulation import MANIFEST, MIDDLE, PHASES, START, START_S, TABLE, TAIL, Outcome
+from tests.scale.simulation import MIDDLE, PHASES, START, START_S, TABLE, TAIL, Outcome, manifest_of
 
 SILENT_AFTER_S = 60.0
 
@@ -70,11 +70,13 @@ def _work(run: Path, results: Path, number: int, num_shards: int, shard_s: float
 
     enter(START)
     with files.patched():
+        manifest = manifest_of(num_shards)
         membership = Membership(run, silent_after_s=SILENT_AFTER_S)
         membership.join()
         with membership.setup():
-            folder = RunFolder.open(run, MANIFEST, "", overwrite=False)
-        queue = ShardQueue(folder, membership, MANIFEST, num_shards)
+            is_tidied = membership.another_has_tidied()
+            folder = RunFolder.open(run, manifest, "", overwrite=False, is_tidied=is_tidied)
+        queue = ShardQueue(folder, membership, manifest, num_shards)
         while not queue.is_done:
             if phase == START and time.monotonic() - started > START_S:
                 enter(MIDDLE)

@@ -16,13 +16,22 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.data import Manifest, Membership, RunFolder, ShardQueue
+from specdist.data.layout import layout_info
 from specdist.data.shard_queue import ClaimedShard
+from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
 
-MANIFEST = Manifest(fingerprint={"seed": 1})
 TABLE = pa.table({"row_id": [0]})
 START_S = 60.0
 START, MIDDLE, TAIL = PHASES = ("start", "middle", "tail")
+
+
+def manifest_of(num_shards: int) -> Manifest:
+    """Of a run with a row in each shard."""
+    return Manifest(
+        fingerprint={"num_rows": num_shards, "rows_per_shard": 1, "num_samples": 1},
+        info=layout_info(num_shards),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +158,12 @@ class Replica:
                 self._membership.poll_s(view.num_files, num_replicas=view.num_replicas), self._set_up
             )
             return
-        RunFolder.open(self._simulation.folder, MANIFEST, "", overwrite=False)
+        num_shards = self._simulation.scenario.num_shards
+        manifest = manifest_of(num_shards)
+        is_tidied = self._membership.another_has_tidied()
+        RunFolder.open(self._simulation.folder, manifest, "", overwrite=False, is_tidied=is_tidied)
         claims.release(claim)
-        self._queue = ShardQueue(
-            self._folder, self._membership, MANIFEST, self._simulation.scenario.num_shards
-        )
+        self._queue = ShardQueue(self._folder, self._membership, manifest, num_shards)
         self._work()
 
     def _work(self) -> None:
@@ -186,6 +196,7 @@ class Replica:
             assert claimed.shard not in outcome.published_by
             outcome.published_by[claimed.shard] = self._name
             queue.finished(claimed)
+            write_total(self._folder, claimed.shard, self._simulation.scenario.num_shards)
         else:
             queue.lost(claimed)
         self._work()
