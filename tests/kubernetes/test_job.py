@@ -63,7 +63,7 @@ def action(job: dict[str, Any], code: int) -> str:
     [
         (2, "FailJob"),
         (EXIT_STOPPED, "Ignore"),
-        (128 + signal.SIGTERM, "Ignore"),
+        (143, "Ignore"),
         (1, "Count"),
         (137, "Count"),
     ],
@@ -90,8 +90,9 @@ def pod(job: dict[str, Any], tmp_path: Path) -> Iterator[list[str]]:
     """The command of a pod, with this machine's paths, one rank and small models."""
     pair = build_pair(tmp_path / "pair")
     options = {
-        "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu", "temperature": 0,
-        "max_new_tokens": 200, "rows_per_shard": 6, "max_num_seqs": 1, "policy": "fixed", "overlap": "none",
+        "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
+        "temperature": 0, "max_new_tokens": 200, "rows_per_shard": 6, "max_num_seqs": 1,
+        "policy": "fixed", "overlap": "none",
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({name: str(value) for name, value in options.items()}))
     places = {
