@@ -53,6 +53,8 @@ class EmulatedRunner:
 
     device = torch.device("cpu")
     is_asynchronous = True
+    # Every step has its time.
+    runs = None
     has_head = head_uses_features = head_reads_drawing_state = False
 
     def __init__(

@@ -109,14 +109,18 @@ class HeadReader:
             features_3A: of these tokens, which the step before has drawn; in the first pass of a draft loop,
                 an earlier loop has kept them.
         """
-        if is_first and self._runner.head_uses_features:
-            (inputs_3A,) = upload(
-                self._runner.device, self._features.head_inputs_at(places).astype(np.float64)
-            )
-            features_3A = inputs_3A.float()
-        return self._runner.forward_with_estimates(
-            batch, logits_index, features_3A if self._runner.head_uses_features else None
-        )
+        features_3A = self.inputs(places, features_3A, is_first=is_first)
+        return self._runner.forward_with_estimates(batch, logits_index, features_3A)
+
+    def inputs(self, places: Places, features_3A: Tensor | None, *, is_first: bool) -> Tensor | None:
+        """What the head reads beside hidden states, on the device; the arguments are those of
+        :meth:`forward`."""
+        if not self._runner.head_uses_features:
+            return None
+        if is_first:
+            (kept_3A,) = upload(self._runner.device, self._features.head_inputs_at(places).astype(np.float64))
+            return kept_3A.float()
+        return features_3A
 
     def known(self, estimates_A: Tensor, places: Places, *, is_first: bool) -> Tensor | None:
         """The estimates, on the host, where they are asked for; a token that was not drafted has none. Those

@@ -32,8 +32,8 @@ from specdist.engine.reports import PassCounts
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
 from specdist.policies import DraftSequences, HeadPolicy, LengthPolicy, RoundContext, needs_last_estimate
-from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
+from specdist.sampling.draft_draws import DraftDraws
 from specdist.sampling.random import Purpose
 from specdist.sampling.uploads import upload
 
@@ -78,17 +78,20 @@ class DraftLoop:
         keeps_scores: bool,
         is_traced: bool = False,
     ) -> None:
+        runner.reuses_logits = False  # they may be kept
         self._runner = runner
         self._policy = policy
         self._draft_state = draft_state
         self._histories = histories
-        self._settings = settings
-        self._vocab_size = vocab_size
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
-        self._keeps_scores = keeps_scores or settings.is_random
         keeps_estimates = policy.uses_features or is_traced
-        self._keeps_features = keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state
+        self._draws = DraftDraws(
+            settings=settings,
+            vocab_size=vocab_size,
+            keeps_scores=keeps_scores or settings.is_random,
+            keeps_features=keeps_estimates or runner.head_uses_features or runner.head_reads_drawing_state,
+        )
         self._decides_after_pass = needs_last_estimate(policy) and not runner.head_reads_drawing_state
         self._head: HeadReader | None = None
         if runner.has_head:
@@ -195,10 +198,9 @@ class DraftLoop:
             batch, index_A = FlatBatch(last.drawn_A, *places), np.arange(len(draft_slots_A))
         self.pass_counts.count(len(batch), len(index_A))
         if self._head is None:
-            return self._runner.forward(batch, index_A)[:, : self._vocab_size], None
+            return self._runner.forward(batch, index_A), None
         known_A = None if last is None else last.features_3A
-        logits_AV, estimates_A = self._head.forward(batch, index_A, places, known_A, is_first=last is None)
-        return logits_AV[:, : self._vocab_size], estimates_A
+        return self._head.forward(batch, index_A, places, known_A, is_first=last is None)
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         return self._draft_state.catch_up(draft_slots_A, positions_A)
@@ -212,22 +214,16 @@ class DraftLoop:
     ) -> Step:
         """One draw each."""
         stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[places[0]])
-        distributions_A, scores_AV, undecided = draft_distributions(
-            logits_AV, self._settings, stream_keys_A, torch.from_numpy(places[1])
-        )
-        # Where the logits are not finite, any id will do for the next pass: the block is cut before it.
-        drawn_A = distributions_A.draw(uniforms_A).clamp(min=0)
-        if self._keeps_scores:
-            self._draft_state.scores.keep(*places, scores_AV)
-        features_3A = None
-        if self._keeps_features:
-            features_3A = draft_features(logits_AV, undecided, drawn_A, self._settings)
+        drawn = self._draws.draw(logits_AV, stream_keys_A, torch.from_numpy(places[1]), uniforms_A)
+        if self._draws.keeps_scores:
+            self._draft_state.scores.keep(*places, drawn.scores_NV)
+        if self._draws.keeps_features:
             self._draft_state.features.keep_estimates(places, UNKNOWN)
-        return Step(active_A, drawn_A, distributions_A.probabilities_of(drawn_A), features_3A)
+        return Step(active_A, *drawn[:3])
 
     def _uniforms(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
         """[D, R]: all random numbers of the loop."""
-        if not self._settings.is_random or not num_steps:
+        if not self._draws.settings.is_random or not num_steps:
             return None
         positions_DR = tails_R + np.arange(num_steps)[:, None]
         keys = self._draft_state.random_keys(draft_slots_R, positions_DR)

@@ -5,6 +5,9 @@ of it. The policy is asked after the run, for one step after the other, as if ea
 run has drawn beyond the end of a sequence's block is dropped unseen: no decision depends on it, so the block
 is the one that :class:`DraftLoop` drafts. Sequences that have stopped are left out of the next run.
 
+The steps of a run are replayed as one, where :mod:`specdist.models.static_runs` has recorded runs of their
+number or of parts of it; else they are given to the device one by one.
+
 Next tokens that are drawn by chance stay on the device, too, until the first run is over. A sequence that
 ends with its next token has taken part in that run for nothing.
 
@@ -20,16 +23,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.engine.draft_features import Places
+from specdist.engine.draft_features import UNKNOWN, Places
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
-from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, columns_of, steps_of, tokens_of
+from specdist.engine.draft_steps import (
+    DrawnTokens,
+    GivenSteps,
+    Step,
+    columns_of,
+    indices_of,
+    taking_part,
+    tokens_of,
+)
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
+from specdist.models.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.policies import BatchPolicy, HeadPolicy, LengthPolicy
 from specdist.sampling.uploads import upload
 
 # Steps of a run: a sequence that has stopped takes part until its end.
-SHORTEST_RUN, LONGEST_RUN = 2, 8
+SHORTEST_RUN = RECORDED_LENGTHS[0]
 # What a drafting still counts after each further one.
 MEMORY = 0.9
 
@@ -51,7 +63,9 @@ class RunLengths:
         """Of a drafting that has had ``num_steps`` and goes on."""
         longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
         num_likely = int((longer_D >= longer_D[:1] / 2).sum())
-        return min(max(SHORTEST_RUN, num_steps, num_likely), LONGEST_RUN)
+        wanted = max(SHORTEST_RUN, num_steps, num_likely)
+        # The nearest number that is recorded.
+        return min(RECORDED_LENGTHS, key=lambda length: (abs(length - wanted), -length))
 
     @property
     def expects_any(self) -> bool:
@@ -87,7 +101,6 @@ class _Drafting:
     batch: DraftBatch
     looks: bool
     num_wanted_R: np.ndarray
-    uniforms_DR: Tensor | None
     num_computed_R: np.ndarray
     num_drafted_R: np.ndarray
     goes_on_R: np.ndarray
@@ -136,12 +149,10 @@ class DraftRuns(DraftLoop):
 
     def _begin(self, draft_batch: DraftBatch) -> _Drafting:
         draft_slots_R, num_wanted_R = draft_batch.draft_slots_R, self._num_wanted(draft_batch)
-        num_steps = int(num_wanted_R.max(initial=0))
         return _Drafting(
             batch=draft_batch,
             looks=draft_batch.uses_policy and self._looks,
             num_wanted_R=num_wanted_R,
-            uniforms_DR=self._uniforms(draft_slots_R, draft_batch.tails_R, num_steps),
             num_computed_R=self._draft_state.num_computed[draft_slots_R],
             num_drafted_R=np.zeros_like(num_wanted_R),
             goes_on_R=num_wanted_R > 0,
@@ -161,35 +172,93 @@ class DraftRuns(DraftLoop):
             num_steps = int(drafting.num_wanted_R[drafting.goes_on_R].max()) - drafting.num_steps
             if drafting.looks:
                 num_steps = min(num_steps, lengths.next(drafting.num_steps))
-            steps = [step for _ in range(num_steps) if (step := self._run_step(drafting)) is not None]
-            first_depth, columns = drafting.num_steps - num_steps, self._receive(drafting, steps)
+            given = self._give(drafting, num_steps)
+            arrived = self._receive(drafting, given)
             if not is_asked:
                 # A policy that decides for the whole batch had to know which sequences have ended.
                 self._ask(drafting, 0)
                 is_asked = True
-            if not drafting.looks and self._head is None:
-                self._take_all(drafting, tokens_of(steps, columns.numpy(), first_depth=first_depth))
-                return
-            for depth, step in enumerate(steps_of(steps, columns), first_depth):
-                self._take(drafting, depth, step)
+            takes_all = not drafting.looks and self._head is None
+            for each, numbers in zip(given, arrived, strict=True):
+                if takes_all:
+                    self._take_all(drafting, each.tokens(numbers))
+                    continue
+                for depth, step in enumerate(each.steps(numbers), each.first_depth):
+                    self._take(drafting, depth, step)
             drafting.goes_on_R &= drafting.looks
         if drafting.looks and drafting.num_wanted_R.any():
             lengths.observe(drafting.num_needed)
 
-    def _run_step(self, drafting: _Drafting) -> Step | None:
-        """Give the device a step; None if all sequences have stopped."""
-        batch, depth = drafting.batch, drafting.num_steps
-        drafting.num_steps += 1
-        self._narrow(drafting, (drafting.goes_on_R & (drafting.num_wanted_R > depth))[drafting.active_A])
-        if batch.uses_policy and not drafting.looks and depth and len(drafting.active_A):
-            self._narrow(drafting, self._wants_more(batch, drafting.active_A, depth, None))
-        active_A = drafting.active_A
-        if not len(active_A):
+    def _give(self, drafting: _Drafting, num_steps: int) -> list[GivenSteps]:
+        """Give the device so many steps, but for those in which all sequences have stopped."""
+        batch, first, active_A = drafting.batch, drafting.num_steps, drafting.active_A
+        drafting.num_steps += num_steps
+        actives: list[np.ndarray] = []
+        for depth in range(first, first + num_steps):
+            active_A = active_A[(drafting.goes_on_R & (drafting.num_wanted_R > depth))[active_A]]
+            if batch.uses_policy and not drafting.looks and depth and len(active_A):
+                active_A = active_A[self._wants_more(batch, active_A, depth, None)]
+            if not len(active_A):
+                break
+            actives.append(active_A)
+        given: list[GivenSteps] = []
+        while actives:
+            if len(actives[0]) < len(drafting.active_A):
+                self._narrow(drafting, np.isin(drafting.active_A, actives[0], assume_unique=True))
+            length = 1 if self._runner.runs is None else self._recorded_length(len(actives))
+            run = self._run(drafting, first, actives[:length]) if length > 1 else None
+            if run is None:
+                run = GivenSteps.of(self._step(drafting, first, actives[0]), first)
+            given.append(run)
+            first += len(run.actives)
+            del actives[: len(run.actives)]
+        return given
+
+    def _recorded_length(self, num_steps: int) -> int:
+        """The longest run of at most so many steps that is recorded, or 1."""
+        own = self._policy.max_draft_tokens
+        lengths = (*RECORDED_LENGTHS, own) if own < LONGEST_RUN else RECORDED_LENGTHS
+        return max((length for length in lengths if length <= num_steps), default=1)
+
+    def _run(self, drafting: _Drafting, depth: int, actives: list[np.ndarray]) -> GivenSteps | None:
+        """Replay steps, whose sequences are among those of the first; None if they cannot be recorded."""
+        state, batch, active_A = self._draft_state, drafting.batch, actives[0]
+        slots_A, positions_A = batch.draft_slots_R[active_A], batch.tails_R[active_A] + depth
+        last, places = drafting.newest, (slots_A, positions_A - 1)
+        first = self._catch_up(slots_A, positions_A)[0] if last is None else FlatBatch(last.drawn_A, *places)
+        features_3A = last and last.features_3A
+        if self._head is not None:
+            features_3A = self._head.inputs(places, features_3A, is_first=last is None)
+        takes_part_DA = taking_part(actives)
+        keys = state.random_keys(slots_A, positions_A)
+        assert self._runner.runs is not None
+        run = self._runner.runs.run(first, takes_part_DA.sum(axis=0), keys, self._draws, features_3A)
+        if run is None:
             return None
+        has_features, has_estimates = self._draws.keeps_features, self._head is not None
+        given = GivenSteps(run.columns_DCA, depth, actives, has_features, has_estimates)
+        for step, each_A in enumerate(actives):
+            self.pass_counts.count(len(each_A) if step else len(first), len(each_A))
+            each = batch.draft_slots_R[each_A], batch.tails_R[each_A] + depth + step
+            drafting.num_computed_R[each_A] = each[1]
+            if self._draws.keeps_scores:
+                scores_AV = run.scores[step]
+                if len(each_A) < len(active_A):
+                    scores_AV = scores_AV[indices_of(takes_part_DA[step], scores_AV.device)]
+                state.scores.keep(*each, scores_AV)
+            if self._draws.keeps_features:
+                state.features.keep_estimates(each, UNKNOWN)
+        drafting.newest = given.last
+        return given
+
+    def _step(self, drafting: _Drafting, depth: int, active_A: np.ndarray) -> Step:
+        """Give the device a step."""
+        batch = drafting.batch
         places = batch.draft_slots_R[active_A], batch.tails_R[active_A] + depth
         logits_AV, estimates_A = self._forward(*places, drafting.newest)
         drafting.num_computed_R[active_A] = places[1]
-        step = self._draw(logits_AV, active_A, places, at_depth(drafting.uniforms_DR, depth, active_A))
+        uniforms_1A = self._uniforms(*places, 1)
+        step = self._draw(logits_AV, active_A, places, None if uniforms_1A is None else uniforms_1A[0])
         drafting.newest = step = self._head.with_estimates(step, estimates_A) if self._head else step
         return step
 
@@ -259,15 +328,18 @@ class DraftRuns(DraftLoop):
         token_ids_T[index] = token_ids_W[lines].clamp(min=0)
         return FlatBatch(token_ids_T, batch.slots_T, batch.positions_T), index_A
 
-    def _receive(self, drafting: _Drafting, steps: list[Step]) -> Tensor:
-        """Wait for the steps' columns, and for the next tokens: some sequences have ended."""
+    def _receive(self, drafting: _Drafting, given: list[GivenSteps]) -> list[Tensor]:
+        """Wait for the steps' numbers, and for the next tokens: some sequences have ended."""
         unknown, self._unknown = self._unknown, None
-        if unknown is None:
-            return columns_of(steps).cpu()
-        columns = columns_of(steps) if steps else torch.zeros(0, device=unknown.token_ids_W.device)
-        numbers = torch.cat([columns.flatten(), unknown.token_ids_W.double()]).cpu()
-        ids_W = numbers[columns.numel() :].long().numpy()
-        self._draft_state.token_ids[unknown.places_W] = ids_W
-        is_over_R = np.isin(drafting.batch.draft_slots_R, unknown.places_W[0][self._is_last(ids_W)])
-        drafting.goes_on_R &= ~is_over_R
-        return numbers[: columns.numel()].view(columns.shape)
+        numbers = [each.numbers_DCA.flatten() for each in given]
+        numbers += [] if unknown is None else [unknown.token_ids_W.double()]
+        if not numbers:
+            return []
+        on_host = (torch.cat(numbers) if len(numbers) > 1 else numbers[0]).cpu()
+        parts = on_host.split([len(each) for each in numbers])
+        if unknown is not None:
+            ids_W = parts[-1].long().numpy()
+            self._draft_state.token_ids[unknown.places_W] = ids_W
+            is_over_R = np.isin(drafting.batch.draft_slots_R, unknown.places_W[0][self._is_last(ids_W)])
+            drafting.goes_on_R &= ~is_over_R
+        return list(parts[: len(given)])

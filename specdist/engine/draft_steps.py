@@ -88,15 +88,66 @@ def columns_of(steps: list[Step]) -> Tensor:
     return torch.stack(columns)
 
 
-def steps_of(steps: list[Step], columns: Tensor) -> list[Step]:
-    """The same steps, with their columns on the host."""
-    on_host = []
-    parts = columns.split([len(step.active_A) for step in steps], dim=-1) if steps else ()
-    for step, part in zip(steps, parts, strict=True):
-        features_3A = None if step.features_3A is None else part[2:5]
-        estimates_A = None if step.earlier_estimates_A is None else part[-1]
-        on_host.append(Step(step.active_A, part[0].long(), part[1], features_3A, estimates_A))
-    return on_host
+class GivenSteps(NamedTuple):
+    """Steps that the device has been given together.
+
+    Attributes:
+        numbers_DCA: on the device, float64: of each step the columns of :func:`columns_of`, for the sequences
+            of the first step.
+        actives: of each step the indices in the draft batch, which are among those of the step before.
+    """
+
+    numbers_DCA: Tensor
+    first_depth: int
+    actives: list[np.ndarray]
+    has_features: bool
+    has_estimates: bool
+
+    @staticmethod
+    def of(step: Step, depth: int) -> GivenSteps:
+        """A single one."""
+        has_features, has_estimates = step.features_3A is not None, step.earlier_estimates_A is not None
+        return GivenSteps(columns_of([step])[None], depth, [step.active_A], has_features, has_estimates)
+
+    @property
+    def last(self) -> Step:
+        """The last step, on the device, of all sequences of the first."""
+        return self._step(self.actives[0], self.numbers_DCA[-1])
+
+    def steps(self, numbers: Tensor) -> list[Step]:
+        """The steps, once their numbers are on the host."""
+        return [
+            self._step(self.actives[0], columns).select(keep_A)
+            for columns, keep_A in zip(
+                numbers.view(self.numbers_DCA.shape), taking_part(self.actives), strict=True
+            )
+        ]
+
+    def tokens(self, numbers: Tensor) -> DrawnTokens:
+        """The tokens of all steps, once their numbers are on the host."""
+        first_A = self.actives[0]
+        depths_T, lines_T = np.nonzero(taking_part(self.actives))
+        columns_TC = numbers.view(self.numbers_DCA.shape).numpy()[depths_T, :, lines_T]
+        return DrawnTokens(
+            index_T=first_A[lines_T],
+            depths_T=self.first_depth + depths_T,
+            token_ids_T=columns_TC[:, 0].astype(np.int64),
+            probabilities_T=columns_TC[:, 1],
+            features_3T=columns_TC[:, 2:5].T if self.has_features else None,
+        )
+
+    def _step(self, active_A: np.ndarray, columns: Tensor) -> Step:
+        features_3A = columns[2:5].float() if self.has_features else None
+        estimates_A = columns[-1] if self.has_estimates else None
+        return Step(active_A, columns[0].long(), columns[1], features_3A, estimates_A)
+
+
+def taking_part(actives: list[np.ndarray]) -> np.ndarray:
+    """bool [D, A]: which sequences of the first step take part in each, each being among those before."""
+    first_A = actives[0]
+    if len(actives[-1]) == len(first_A):
+        return np.ones((len(actives), len(first_A)), bool)
+    return np.stack([np.isin(first_A, active_A, assume_unique=True) for active_A in actives])
 
 
 def tokens_of(steps: list[Step], columns: np.ndarray, *, first_depth: int = 0) -> DrawnTokens:

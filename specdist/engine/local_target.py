@@ -74,6 +74,8 @@ class LocalTarget:
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         self._runner.update_pages(updates)
+        # What is asked of the logits of a pass is computed before the next one.
+        self._runner.reuses_logits = True
         logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
         return FullDistributions.of(logits_NV[:, : self._vocab_size], self._settings, verify_input)
 

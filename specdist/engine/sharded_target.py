@@ -77,6 +77,7 @@ def target_worker_loop(
 
 
 def _run(runner: ModelRunner, target_pass: TargetPass) -> Tensor:
-    """Logits [N, v] of this rank's part of the vocabulary."""
+    """Logits [N, v] of this rank's part of the vocabulary, until the next pass."""
+    runner.reuses_logits = True
     runner.update_pages(target_pass.page_updates)
     return runner.forward(target_pass.verify_input.batch, target_pass.verify_input.logits_indices_N)

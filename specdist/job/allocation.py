@@ -25,6 +25,7 @@ from specdist.models.memory import DeviceMemory, available_memory_bytes, device_
 from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import ModelSize, model_size
+from specdist.models.static_runs import LONGEST_RUN
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = 
         max_seq_len=batch.max_seq_len,
         num_kept=num_kept if is_random or limits.num_branch_slots else 0,
         num_drawn=batch.num_slots if is_random else 0,
+        num_run_steps=LONGEST_RUN,
         has_kernel=has_kernel,
     )
 

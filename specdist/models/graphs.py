@@ -19,6 +19,9 @@ MAX_GRAPHS = 128
 # Of the largest logit: the replay runs the same kernels, yet libraries may choose others while they record.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
+# Of a replay from the pass itself: the largest difference, and what is permitted.
+Difference = Callable[[Tensor, Tensor], tuple[float, float]]
+
 logger = logging.getLogger(__name__)
 
 
@@ -105,12 +108,22 @@ class CheckedGraphs:
         self._replays: dict[Hashable, Callable[[], Tensor]] = {}
         self._seen: set[Hashable] = set()
 
-    def run(self, key: Hashable, function: Callable[[], Tensor]) -> Tensor:
-        """The function's result [N, V], valid until the next run."""
+    @property
+    def is_full(self) -> bool:
+        """No other key will be recorded."""
+        return len(self._seen) >= self._max_graphs
+
+    def is_known(self, key: Hashable) -> bool:
+        return key in self._replays
+
+    def run(
+        self, key: Hashable, function: Callable[[], Tensor], difference: Difference | None = None
+    ) -> Tensor:
+        """The function's result [N, V], valid until the next run. ``difference``: by default of logits."""
         replay = self._replays.get(key)
         if replay is not None:
             return replay()
-        if key in self._seen or len(self._seen) >= self._max_graphs:
+        if key in self._seen or self.is_full:
             return function()
         self._seen.add(key)
         expected = function().clone()
@@ -118,11 +131,16 @@ class CheckedGraphs:
             for _ in range(NUM_WARMUPS + 1):
                 function()
         else:
-            self._record(self._capturer, key, function, expected)
+            self._record(self._capturer, key, function, expected, difference or difference_of_logits)
         return expected
 
     def _record(
-        self, capturer: Capturer, key: Hashable, function: Callable[[], Tensor], expected: Tensor
+        self,
+        capturer: Capturer,
+        key: Hashable,
+        function: Callable[[], Tensor],
+        expected: Tensor,
+        difference: Difference,
     ) -> None:
         try:
             replay = capturer.capture(function)
@@ -135,18 +153,25 @@ class CheckedGraphs:
             # The other ranks replay now: the failure was after the warm-up, in work of this rank alone.
             function()
             return
-        found = replay()
-        # Results that are not finite, as with a damaged weight, must be the same.
-        is_same = (found == expected) | (found.isnan() & expected.isnan())
-        error = float((found - expected).masked_fill_(is_same, 0.0).abs().max())
-        largest = max(1.0, float(expected.masked_fill(~expected.isfinite(), 0.0).abs().max()))
+        error, largest = difference(replay(), expected)
         # Not "error > tolerance": NaN is also wrong.
-        if error <= TOLERANCES[expected.dtype] * largest:
+        if error <= largest:
             self._replays[key] = replay
         else:
-            self._give_up(f"the replay of {key} differs from the pass itself by {error:.3g} of {largest:.3g}")
+            self._give_up(
+                f"the replay of {key} differs from the pass itself by {error:.3g}, more than {largest:.3g}"
+            )
 
     def _give_up(self, reason: str) -> None:
         self._capturer = None
         self._replays.clear()
         logger.warning("passes run without graphs from now on: %s", reason)
+
+
+def difference_of_logits(found: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The largest difference, and what is permitted. Results that are not finite, as with a damaged weight,
+    must be the same."""
+    is_same = (found == expected) | (found.isnan() & expected.isnan())
+    error = float((found - expected).masked_fill_(is_same, 0.0).abs().max())
+    largest = max(1.0, float(expected.masked_fill(~expected.isfinite(), 0.0).abs().max()))
+    return error, TOLERANCES[expected.dtype] * largest

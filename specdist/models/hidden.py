@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+# Estimates are at least so far from 0 and 1 where a logit is taken of them.
+LEAST_ESTIMATE = 1e-15
+
 
 class HiddenStateHead(nn.Module):
     """A trained head that a runner runs with its passes: from last hidden states [N, H] and, if it
@@ -33,6 +36,21 @@ class HiddenStateHead(nn.Module):
     def logits_of_draws(self, features_3N: Tensor) -> Tensor:
         """[N]: what the features of the drawn tokens add, for a head that reads the drawing state."""
         return torch.zeros(features_3N.shape[1], device=features_3N.device)
+
+    def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
+        """float64 [N] in [0, 1]: a pass's estimates, of a head that reads the drawing state, for the tokens
+        with these features that were then drawn."""
+        added_N = self.logits_of_draws(features_3N).double()
+        return (torch.logit(estimates_N, eps=LEAST_ESTIMATE) + added_N).sigmoid()
+
+    def estimates_of(self, outputs: Tensor, drawn_features_3N: Tensor | None) -> Tensor:
+        """float64 [N]: from a pass's outputs, as of :func:`with_head_logits`, the estimates of its tokens; or
+        of those drawn after it, if the head reads the drawing state."""
+        estimates_N = outputs[:, -1].double().sigmoid()
+        if not self.reads_drawing_state:
+            return estimates_N
+        assert drawn_features_3N is not None
+        return self.estimates_of_draws(estimates_N, drawn_features_3N)
 
 
 def with_head_logits(

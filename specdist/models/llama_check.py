@@ -19,11 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.key_value import KeyValueCache
-from specdist.models.attention import AttentionRules, LayerAttention, attend_segments
+from specdist.models.attention import AttentionRules, LayerAttention, LayerShapes, attend_segments
 from specdist.models.compiled import CompiledPass
 from specdist.models.flat import FlatBatch, causal_bias
 from specdist.models.llama import LlamaPass
-from specdist.utils.errors import first_line
+from specdist.utils.errors import UserError, first_line
 
 # Two texts of the same tokens would give the same logits at equal distances: the positions have gaps.
 NUM_TOKENS, POSITIONS_PER_TOKEN = 24, 7
@@ -57,6 +57,34 @@ class DenseAttention:
         )
         keys_1GTD, values_1GTD = (heads[None].transpose(1, 2) for heads in (keys_TGD, values_TGD))
         return attend_segments(queries_THD, keys_1GTD, values_1GTD, bias, rules)
+
+
+def choose_pass(
+    model: PreTrainedModel,
+    shapes: LayerShapes,
+    run_transformers: RunTokens,
+    may_compile: bool,
+    is_wanted: bool,
+) -> LlamaPass | CompiledPass | None:
+    """The fastest pass that gives transformers' logits; None if none does.
+
+    Raises :class:`UserError` then, if one ``is_wanted``.
+    """
+    family, rules = model.config.model_type, shapes.rules
+    if may_compile:
+        compiled, what = checked_compiled_pass(model, shapes.shapes, rules, run_transformers)
+        if compiled is not None:
+            logger.info("layers of %s by specdist, compiled: %s", family, what)
+            return compiled
+        logger.debug("layers of %s are not compiled: %s", family, what)
+    found, what = checked_pass(model, rules, run_transformers)
+    if found is None and is_wanted:
+        raise UserError(
+            f"--model_impl specdist: {model.name_or_path} ({family}) cannot run without "
+            f"transformers' layers ({what}): use --model_impl auto"
+        )
+    logger.info("layers of %s by %s: %s", family, "transformers" if found is None else "specdist", what)
+    return found
 
 
 def checked_pass(

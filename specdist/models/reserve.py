@@ -15,6 +15,7 @@ from specdist.models.graphs import MAX_GRAPHS
 from specdist.models.kernel import MAX_SPLIT_BYTES
 from specdist.models.sizes import ModelSize
 from specdist.models.static import MAX_TOKENS, bucket_of_tokens
+from specdist.models.static_runs import MAX_RUN_GRAPHS
 
 MIB = 2**20
 GIB = 2**30
@@ -34,6 +35,8 @@ COMMUNICATOR_BYTES = 512 * MIB
 # A recorded kernel's node with its arguments; number of kernels in a Llama layer, and outside of layers.
 GRAPH_NODE_BYTES = 1024
 KERNELS_PER_LAYER, OTHER_KERNELS = 16, 25
+# Of a recorded draw: most of them are the noise of gumbel, and features.
+DRAW_KERNELS = 90
 # Of the whole GPU: memory that the allocator cannot use because of fragmentation.
 FRAGMENTED_FRACTION = 0.03
 
@@ -66,6 +69,7 @@ class PassLimits:
         num_kept: vectors of float32 scores over the vocabulary that are kept between passes.
         num_drawn: sequences whose recovered or bonus token is sampled here.
         decides: this rank gets logits of the whole vocabulary, others only of their part.
+        num_run_steps: of the longest recorded run, of a draft.
         has_kernel: attention reads pages where they lie, without a mask.
     """
 
@@ -76,6 +80,7 @@ class PassLimits:
     num_kept: int = 0
     num_drawn: int = 0
     decides: bool = True
+    num_run_steps: int = 0
     has_kernel: bool = True
 
 
@@ -150,7 +155,7 @@ def reserve(
         attention=MAX_SPLIT_BYTES if limits.has_kernel else mask_bytes(model, limits, tp_size),
         logits=logit_bytes(model, limits, sampling, tp_size),
         kept_scores=limits.num_kept * model.vocab_size * FLOAT_BYTES,
-        graphs=_graph_bytes(model, limits, tp_size),
+        graphs=_graph_bytes(model, limits, sampling, tp_size),
         libraries=WORKSPACE_BYTES,
         nccl=num_communicators * COMMUNICATOR_BYTES,
         margin=int(FRAGMENTED_FRACTION * device_bytes),
@@ -206,11 +211,17 @@ def mask_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
     return limits.num_tokens * limits.max_seq_len * per_pair
 
 
-def _graph_bytes(model: ModelSize, limits: PassLimits, tp_size: int) -> int:
-    """Recorded passes share a pool, as large as the largest of them needs, and a buffer for results outside
-    of it. Every graph has its nodes."""
+def _graph_bytes(model: ModelSize, limits: PassLimits, sampling: Sampling, tp_size: int) -> int:
+    """Recorded passes and runs share a pool, as large as the largest of them needs, and buffers for results
+    outside of it: a run's scores, if they are kept, in one for all and in those that were too small for
+    others. Every graph has its nodes."""
     num_tokens = min(MAX_TOKENS, bucket_of_tokens(limits.num_tokens))
     num_logits = min(num_tokens, bucket_of_tokens(max(1, limits.num_logits)))
     logits = 2 * num_logits * -(-model.vocab_size // tp_size) * model.bytes_per_number
-    nodes = MAX_GRAPHS * (KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS) * GRAPH_NODE_BYTES
-    return activation_bytes(model, num_tokens, tp_size) + logits + MAX_SPLIT_BYTES + nodes
+    of_pass = KERNELS_PER_LAYER * len(model.layers) + OTHER_KERNELS
+    of_runs = MAX_RUN_GRAPHS * limits.num_run_steps * (of_pass + DRAW_KERNELS)
+    nodes = (MAX_GRAPHS * of_pass + of_runs) * GRAPH_NODE_BYTES
+    score_bytes = FLOAT_BYTES * (2 if sampling.next_distributions == "gumbel" else 1)
+    num_scores = 2 * limits.num_run_steps * num_logits if limits.num_kept else 0
+    run_scores = num_scores * model.vocab_size * score_bytes
+    return activation_bytes(model, num_tokens, tp_size) + logits + run_scores + MAX_SPLIT_BYTES + nodes

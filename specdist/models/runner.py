@@ -31,10 +31,11 @@ from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
 from specdist.models.linear import OneDnnLinears
 from specdist.models.llama import LlamaPass
-from specdist.models.llama_check import checked_compiled_pass, checked_pass
+from specdist.models.llama_check import choose_pass
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
 from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
+from specdist.models.static_runs import StaticRuns, num_run_inputs
 from specdist.utils.errors import UserError
 
 
@@ -70,8 +71,6 @@ class Acceleration:
         )
 
 
-# Estimates are at least so far from 0 and 1 where a logit is taken of them.
-LEAST_ESTIMATE = 1e-15
 NOT_ALLOCATED = "allocate() must be called first"
 
 logger = logging.getLogger(__name__)
@@ -81,7 +80,13 @@ class ModelRunner:
     """Runs a causal language model whose attention is ``specdist.models.attention``.
 
     The page table here is a copy: :class:`specdist.cache.pages.PageTable` owns the pages and sends updates.
+
+    Attributes:
+        reuses_logits: set by whoever asks for passes: those of one may be overwritten by the next.
+        runs: several draft steps in one; None where each is a pass by itself.
     """
+
+    reuses_logits = False
 
     def __init__(
         self,
@@ -110,8 +115,7 @@ class ModelRunner:
         self._linears = OneDnnLinears(model) if device.type == "cpu" else None
         self._fused = FusedLayers(model, device, self.dtype) if self._acceleration.is_fused else None
         self._shapes = LayerShapes()
-        self._pass: LlamaPass | None = None
-        self._compiled: CompiledPass | None = None
+        self._pass: LlamaPass | CompiledPass | None = None
         # A dry run of one token gives every layer's local shape, whatever the family and its sharding.
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._run(zero, zero, zero, self._shapes)
@@ -124,33 +128,18 @@ class ModelRunner:
                 f"{model.name_or_path} is of the family {model.config.model_type}, whose attention specdist "
                 f"does not implement ({reason}): choose a model of another family (Llama, Qwen, Gemma, ...)"
             )
-        self._choose_pass(model_impl)
+        # Where small steps are fused in transformers' layers, these need no replacement.
+        is_best = device.type == "cpu" and self._fused is None
+        if model_impl == "specdist" or (model_impl == "auto" and is_best):
+            may_compile, is_wanted = self._acceleration.is_compiled, model_impl == "specdist"
+            self._pass = choose_pass(model, self._shapes, self._run, may_compile, is_wanted)
+        self._compiled = self._pass if isinstance(self._pass, CompiledPass) else None
         self._cache: KeyValueCache | None = None
         self._table: BranchPageTable | None = None
         self._kernel: PagedKernel | None = None
         self._kernel_page_size = 0
         self._static: StaticPasses | None = None
-
-    def _choose_pass(self, model_impl: ModelImpl) -> None:
-        # Where small steps are fused in transformers' layers, these need no replacement.
-        is_best = self.device.type == "cpu" and self._fused is None
-        if model_impl == "transformers" or (model_impl == "auto" and not is_best):
-            return
-        family, rules = self.model.config.model_type, self._shapes.rules
-        if self._acceleration.is_compiled:
-            self._compiled, what = checked_compiled_pass(self.model, self._shapes.shapes, rules, self._run)
-            if self._compiled is not None:
-                logger.info("layers of %s by specdist, compiled: %s", family, what)
-                return
-            logger.debug("layers of %s are not compiled: %s", family, what)
-        found, what = checked_pass(self.model, rules, self._run)
-        if found is None and model_impl == "specdist":
-            raise UserError(
-                f"--model_impl specdist: {self.model.name_or_path} ({family}) cannot run without "
-                f"transformers' layers ({what}): use --model_impl auto"
-            )
-        logger.info("layers of %s by %s: %s", family, "transformers" if found is None else "specdist", what)
-        self._pass = found
+        self.runs: StaticRuns | None = None
 
     @property
     def is_asynchronous(self) -> bool:
@@ -208,8 +197,8 @@ class ModelRunner:
             max_branch_tokens=max_branch_tokens,
         )
         self._choose_kernel(page_size)
+        num_all_slots, table_width = self._table.pages.shape
         if acceleration.is_static:
-            num_all_slots, table_width = self._table.pages.shape
             self._static = StaticPasses(
                 self._run,
                 self._cache,
@@ -220,6 +209,10 @@ class ModelRunner:
                 device=self.device,
                 capturer=acceleration.capturer,
                 takes_features=self.head_uses_features,
+                num_more_inputs=num_run_inputs(num_all_slots),
+            )
+            self.runs = StaticRuns(
+                self._static, self._table.pages, acceleration.capturer, self.dtype, self._head, self._on_pass
             )
 
     def update_pages(self, updates: PageUpdates) -> None:
@@ -264,11 +257,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def estimates_of_draws(self, estimates_N: Tensor, features_3N: Tensor) -> Tensor:
-        """float64 [N] in [0, 1]: a pass's estimates, of a head that reads the drawing state, for the tokens
-        with these features that were then drawn."""
         assert self._head is not None
-        added_N = self._head.logits_of_draws(features_3N).double()
-        return (torch.logit(estimates_N, eps=LEAST_ESTIMATE) + added_N).sigmoid()
+        return self._head.estimates_of_draws(estimates_N, features_3N)
 
     def forward_with_estimates(
         self,
@@ -298,7 +288,9 @@ class ModelRunner:
         assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         asked_N = np.asarray(logits_index, np.int64)
         if self._static is not None:
-            logits = self._static.forward(batch, asked_N, self._table.pages, features_3N)
+            logits = self._static.forward(
+                batch, asked_N, self._table.pages, features_3N, is_copied=not self.reuses_logits
+            )
             if logits is not None:
                 if self._on_pass is not None:
                     self._on_pass()  # a replay runs no model
@@ -387,7 +379,7 @@ class ModelRunner:
     def _logits(
         self, token_ids_T: Tensor, positions_T: Tensor, logits_index_N: Tensor, attention: LayerAttention
     ) -> Tensor:
-        if self._pass is not None:
+        if isinstance(self._pass, LlamaPass):
             return self._pass(token_ids_T, positions_T, logits_index_N, attention)
         output = self.model(
             input_ids=token_ids_T[None],

@@ -111,8 +111,9 @@ def pack_inputs(
     *,
     page_size: int,
     scratch_page: int,
+    num_more_keys_S: np.ndarray | int = 0,
 ) -> None:
-    """Write the padded inputs of a pass into ``host``."""
+    """Write the padded inputs of a pass into ``host``; ``num_more_keys``: whose pages the table has, too."""
     ends = np.cumsum(bucket.part_lengths)
     token_ids, positions, cache_index, logits, used, starts, table = np.split(host[: ends[-1]], ends[:-1])
     num_tokens, num_segments = len(batch), len(segments.lengths_S)
@@ -135,7 +136,8 @@ def pack_inputs(
     starts[num_segments] = num_tokens
     table_SP = table[: bucket.num_segments * bucket.num_pages].reshape(bucket.num_segments, -1)
     table_SP.fill(scratch_page)
-    is_used_SP = np.arange(bucket.num_pages) * page_size < segments.num_keys_S[:, None]
+    num_keys_S = segments.num_keys_S + num_more_keys_S
+    is_used_SP = np.arange(bucket.num_pages) * page_size < num_keys_S[:, None]
     pages_SP = page_table[batch.slots_T[segments.starts_S], : bucket.num_pages]
     table_SP[:num_segments] = np.where(is_used_SP, pages_SP, scratch_page)
 
@@ -155,6 +157,7 @@ class StaticPasses:
         device: torch.device,
         capturer: Capturer | None,
         takes_features: bool = False,
+        num_more_inputs: int = 0,
     ) -> None:
         """
         Args:
@@ -162,18 +165,19 @@ class StaticPasses:
                 [N, V].
             capturer: None runs every pass unrecorded.
             takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
+            num_more_inputs: room for inputs besides those of a pass.
         """
-        self._run_model = run_model
-        self._cache = cache
-        self._kernel = kernel
-        self._scratch_page = scratch_page
-        self._table_width = table_width
-        self._device = device
+        self.run_model = run_model
+        self.cache = cache
+        self.kernel = kernel
+        self.scratch_page = scratch_page
+        self.table_width = table_width
+        self.device = device
         self._graphs = CheckedGraphs(capturer)
         largest = Bucket(MAX_TOKENS, _power_of_two(num_slots) + 1, table_width, MAX_TOKENS)
-        self._staging = InputStaging(sum(largest.part_lengths), device)
+        self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
         # They may be on the device already, so they are not among the staged inputs.
-        self._features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
+        self.features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None
 
     def forward(
         self,
@@ -181,53 +185,76 @@ class StaticPasses:
         logits_index: np.ndarray,
         page_table: np.ndarray,
         features_3N: Tensor | None = None,
+        *,
+        is_copied: bool = True,
     ) -> Tensor | None:
         """Logits [N, V] as of :meth:`specdist.models.runner.ModelRunner.forward`; None if no bucket fits."""
         segments = Segments.of(batch)
-        page_size = self._cache.page_size
-        bucket = choose_bucket(
-            segments, len(logits_index), page_size=page_size, table_width=self._table_width
-        )
+        bucket = self.choose_bucket(segments, len(logits_index))
         if bucket is None:
             return None
+        self.pack(bucket, batch, segments, logits_index, page_table)
+        self.send(bucket, batch, features_3N)
+        logits = self._graphs.run(bucket, lambda: self.compute(bucket))
+        # A replay of another pass may write to the same memory.
+        logits = logits[: len(logits_index)]
+        return logits.clone() if is_copied else logits
+
+    def choose_bucket(self, segments: Segments, num_logits: int) -> Bucket | None:
+        page_size = self.cache.page_size
+        return choose_bucket(segments, num_logits, page_size=page_size, table_width=self.table_width)
+
+    def pack(
+        self,
+        bucket: Bucket,
+        batch: FlatBatch,
+        segments: Segments,
+        logits_index: np.ndarray,
+        page_table: np.ndarray,
+        num_more_keys_S: np.ndarray | int = 0,
+    ) -> None:
+        """Write the inputs into the host's buffer."""
+        sizes = {"page_size": self.cache.page_size, "scratch_page": self.scratch_page}
+        host = self.staging.host()
         pack_inputs(
-            self._staging.host(),
-            bucket,
-            batch,
-            segments,
-            logits_index,
-            page_table,
-            page_size=page_size,
-            scratch_page=self._scratch_page,
+            host, bucket, batch, segments, logits_index, page_table, **sizes, num_more_keys_S=num_more_keys_S
         )
-        buffer = self._staging.send(sum(bucket.part_lengths))
+
+    def send(
+        self, bucket: Bucket, batch: FlatBatch, features_3N: Tensor | None, num_more_inputs: int = 0
+    ) -> None:
+        """Copy the inputs to the device, with so many more after those of a pass."""
+        buffer = self.staging.send(sum(bucket.part_lengths) + num_more_inputs)
         if isinstance(batch.token_ids_T, Tensor):
             buffer[: len(batch)] = batch.token_ids_T
-        if self._features_3N is not None and features_3N is not None:
-            self._features_3N[:, : len(logits_index)] = features_3N
-        logits = self._graphs.run(bucket, lambda: self._compute(bucket))
-        # A replay of another pass may write to the same memory.
-        return logits[: len(logits_index)].clone()
+        if self.features_3N is not None and features_3N is not None:
+            self.features_3N[:, : features_3N.shape[1]] = features_3N
+
+    def table_of(self, bucket: Bucket) -> Tensor:
+        """The pages of the segments [S, P] in the device's buffer."""
+        *_, table = self.staging.buffer[: sum(bucket.part_lengths)].split(bucket.part_lengths)
+        num_segments, num_pages = bucket.num_segments, bucket.num_pages
+        return table[: num_segments * num_pages].view(num_segments, num_pages)
 
     @torch.inference_mode()
-    def _compute(self, bucket: Bucket) -> Tensor:
+    def compute(self, bucket: Bucket) -> Tensor:
         """The pass over the buffer's contents. No shape depends on them."""
-        packed = self._staging.buffer[: sum(bucket.part_lengths)]
+        packed = self.staging.buffer[: sum(bucket.part_lengths)]
         num_tokens, num_segments, num_pages, num_logits = bucket
-        *_, used, starts, table = packed.split(bucket.part_lengths)
+        *_, used, starts, _ = packed.split(bucket.part_lengths)
         num_indices = sum(bucket.part_lengths[:4])
         token_ids, positions, cache_index, logits_index = (
             packed[:num_indices].long().split(bucket.part_lengths[:4])
         )
         segments = PagedSegments(
-            block_table_SP=table[: num_segments * num_pages].view(num_segments, num_pages),
+            block_table_SP=self.table_of(bucket),
             used_S=used[:num_segments],
             query_starts_S1=starts[: num_segments + 1],
             num_queries=num_tokens,
-            num_keys=num_pages * self._cache.page_size,
+            num_keys=num_pages * self.cache.page_size,
         )
-        attention = KernelAttention(self._cache, self._kernel, segments, cache_index[:num_tokens])
-        features_3N = None if self._features_3N is None else self._features_3N[:, :num_logits]
-        return self._run_model(
+        attention = KernelAttention(self.cache, self.kernel, segments, cache_index[:num_tokens])
+        features_3N = None if self.features_3N is None else self.features_3N[:, :num_logits]
+        return self.run_model(
             token_ids[:num_tokens], positions[:num_tokens], logits_index[:num_logits], attention, features_3N
         )

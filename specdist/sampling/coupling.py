@@ -31,7 +31,8 @@ def coupled_scores(distributions: Dense, stream_keys_N: Tensor, positions_N: Ten
     """log P + G [N, V]: the token with the largest score is drawn.
 
     Args:
-        stream_keys_N, positions_N: int64, on the host; the position is the drawn token's own.
+        stream_keys_N, positions_N: int64, on the host or on the distributions' device; the position is the
+            drawn token's own.
     """
     probabilities_NV = distributions.probabilities_NV
     ids = range(probabilities_NV.shape[1])
@@ -58,7 +59,7 @@ def waiting_times(stream_keys_N: Tensor, positions_N: Tensor, ids: range, device
 
 def _noise_words(stream_keys_N: Tensor, positions_N: Tensor, device: torch.device) -> Tensor:
     words_N = hash_words(stream_keys_N, positions_N, torch.zeros_like(positions_N), Purpose.COUPLE)
-    return upload(device, words_N)[0]
+    return words_N if words_N.device == device else upload(device, words_N)[0]
 
 
 def waiting_times_of(words_N: Tensor, ids: range) -> Tensor:

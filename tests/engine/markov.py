@@ -94,6 +94,7 @@ class MarkovRunner:
 
     device = CPU
     is_asynchronous = False
+    runs = None
 
     def __init__(self, model: MarkovModel, *, ids: range | None = None, has_head: bool = False) -> None:
         """``ids``: the slice of the vocabulary whose logits it gives, by default all."""

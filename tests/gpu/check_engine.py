@@ -95,10 +95,10 @@ def check_out_of_memory() -> None:
             ({"allocation": 40, "within": "models/runner.py"}, "at most 1 sequences and 16 tokens at a time"),
             ({"allocation": 3, "within": "sampling/"}, "at most 1 sequences and 16 tokens at a time"),
             (
-                {"allocation": 9, "within": "engine/draft_loop.py"},
+                {"allocation": 9, "within": "models/static_runs.py"},
                 "at most 1 sequences and 16 tokens at a time",
             ),
-            ({"capture": 2}, "without graphs from now on: Bucket"),
+            ({"capture": 2}, "without graphs from now on: "),
         )
     ):
         messages: list[str] = []

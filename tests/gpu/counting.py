@@ -141,6 +141,7 @@ def _steady_pass(
     """The last ``num_new`` tokens of every row, in a pass whose shape has been recorded before."""
     use_paged_attention(model)
     runner = ModelRunner(model, GPU)
+    runner.reuses_logits = num_new > 1  # as in the target, which verifies blocks
     num_pages = -(-num_keys // PAGE_SIZE)
     runner.allocate(
         num_pages=num_rows * num_pages, page_size=PAGE_SIZE, num_slots=num_rows,

@@ -26,7 +26,8 @@ def markdown() -> str:
         + "; ".join(f"{name}: {_families(counts)}" for name, counts in entries.items())
         + ".",
         "Synchronisations of a steady round, target + draft, by acceptance rule (4 sequences, at most 4 "
-        "draft tokens, both models in one process), and copies between host and device:",
+        "draft tokens, both models in one process); under rejection also copies between host and device, "
+        "and what the draft is launched: graphs and single kernels:",
         _table(_rounds(entries)),
         "Share of passes that are replays, by number of sequences (at most 20 draft tokens, short rows that "
         "come and go); at 32 sequences, graphs of both models, and how often a round's draft synchronises:",
@@ -81,6 +82,8 @@ def _rounds(entries: dict[str, Any]) -> Iterator[dict[str, str | int | None]]:
             row["copies, rejection"] = of_policy and decimals(
                 sum(of_policy[side]["copies"] for side in ("target", "draft")), 1
             )
+            for what, key in (("graphs", "replays"), ("kernels", "eager kernels")):
+                row[f"draft's {what}"] = of_policy and decimals(of_policy["draft"][key], 1)
             yield row
 
 

@@ -168,6 +168,7 @@ def test_the_terms_of_a_pass_grow_with_what_they_are_of() -> None:
         ({"num_drawn": 1000}, "logits"),
         ({"num_kept": 5}, "kept_scores"),
         ({"num_tokens": 512}, "graphs"),
+        ({"num_run_steps": 8}, "graphs"),
         ({"has_kernel": False, "max_seq_len": 2**18}, "attention"),
     ):
         other = reserve(size, dataclasses.replace(limits, **change), Sampling(), device_bytes=GIB)  # type: ignore[arg-type]

@@ -44,13 +44,13 @@ def paged_runner(plain: torch.nn.Module, acceleration: Acceleration) -> ModelRun
 def buckets(monkeypatch: pytest.MonkeyPatch) -> list[Bucket]:
     """The buckets of the static passes that ran."""
     ran: list[Bucket] = []
-    compute = StaticPasses._compute
+    compute = StaticPasses.compute
 
     def recording(self: StaticPasses, bucket: Bucket) -> torch.Tensor:
         ran.append(bucket)
         return compute(self, bucket)
 
-    monkeypatch.setattr(StaticPasses, "_compute", recording)
+    monkeypatch.setattr(StaticPasses, "compute", recording)
     return ran
 
 
@@ -102,7 +102,7 @@ def test_rows_in_parts_and_at_once_are_the_same() -> None:
     passes = rows.run(runner)
     first = next(passes)
     assert runner._static is not None
-    runner._static._kernel = SdpaKernel(max_gathered_keys=1)
+    runner._static.kernel = SdpaKernel(max_gathered_keys=1)
     for found, wanted in (first, *passes):
         torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=TOLERANCE)
 

@@ -447,7 +447,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="estimate-of-draw-without-its-features",
-        file="models/runner.py",
+        file="models/hidden.py",
         old="(torch.logit(estimates_N, eps=LEAST_ESTIMATE) + added_N).sigmoid()",
         new="torch.logit(estimates_N, eps=LEAST_ESTIMATE).sigmoid()",
         tests=(HEADS + "::test_an_estimate_from_the_drawing_state_comes_with_the_draw",),

@@ -8,6 +8,12 @@ NEIGHBOURS = f"{ATTENTION}::test_a_row_does_not_depend_on_its_neighbours"
 PADDING = f"{ATTENTION}::test_padding_gets_zeros"
 SAMPLING = "tests/kernels/test_sampling.py"
 STATIC = "tests/models/test_static.py"
+RUNS = "tests/models/test_static_runs.py::"
+RUN, NUMBERS = (
+    RUNS + "test_a_run_gives_what_single_steps_give",
+    RUNS + "test_random_numbers_of_a_run_are_the_hosts",
+)
+NUMBERS += "_to_the_last_bit"
 
 KERNEL_FAULTS = (
     Mutant(
@@ -93,5 +99,68 @@ KERNEL_FAULTS = (
         old="    starts[num_segments] = num_tokens\n",
         new="",
         tests=(STATIC,),
+    ),
+    Mutant(
+        name="all-steps-of-run-draw-with-same-number",
+        file="models/static_runs.py",
+        old="firsts_S + torch.arange(num_steps, device=firsts_S.device)[:, None]",
+        new="firsts_S + torch.zeros(num_steps, 1, dtype=torch.int64, device=firsts_S.device)",
+        tests=(NUMBERS, RUN),
+    ),
+    Mutant(
+        name="run-draws-without-misses",
+        file="models/static_runs.py",
+        old="keys.positions_N, keys.num_misses_N\n",
+        new="keys.positions_N, 0 * keys.num_misses_N\n",
+        tests=(NUMBERS, RUN),
+    ),
+    Mutant(
+        name="run-writes-after-end-of-sequences-steps",
+        file="models/static_runs.py",
+        old="np.nonzero(np.arange(1, num_steps)[:, None] < num_steps_A)",
+        new="np.nonzero(np.arange(1, num_steps)[:, None] < 0 * num_steps_A + num_steps)",
+        tests=(RUN,),
+    ),
+    Mutant(
+        name="later-steps-of-run-read-scratch-page",
+        file="models/static_runs.py",
+        old="self._page_table, num_steps_A - 1)",
+        new="self._page_table)",
+        tests=(RUN,),
+    ),
+    Mutant(
+        name="later-steps-of-run-miss-newest-key",
+        file="models/static_runs.py",
+        old="used[lines] = positions_T + 1",
+        new="used[lines] = positions_T",
+        tests=(RUN,),
+    ),
+    Mutant(
+        name="scores-of-run-overwritten-by-next",
+        file="models/static_runs.py",
+        old="scores_SV[:num_rows].clone()",
+        new="scores_SV[:num_rows]",
+        tests=(RUN,),
+    ),
+    Mutant(
+        name="draws-of-run-overwritten-by-next",
+        file="models/static_runs.py",
+        old="columns.view(num_steps, -1, bucket.num_logits).clone()",
+        new="columns.view(num_steps, -1, bucket.num_logits)",
+        tests=(RUN,),
+    ),
+    Mutant(
+        name="wrong-replay-of-run-passes-for-rounding",
+        file="models/static_runs.py",
+        old="    if is_equal_DS[0].float().mean() < LEAST_EQUAL_DRAWS:\n        return torch.inf, 0.0\n",
+        new="",
+        tests=(RUNS + "test_what_counts_as_the_same_run",),
+    ),
+    Mutant(
+        name="scores-of-run-kept-for-other-sequences",
+        file="engine/draft_runs.py",
+        old="indices_of(takes_part_DA[step], scores_AV.device)",
+        new="indices_of(takes_part_DA[step][::-1], scores_AV.device)",
+        tests=("tests/gpu/test_engine.py::test_every_family_gives_the_rows_of_a_cpu_under_all_rules",),
     ),
 )
