@@ -1,4 +1,5 @@
-"""Tests attention kernels on this device, with random pages, before they are used.
+"""Tests attention kernels on this device, with random pages, before they are used, and times those of other
+libraries.
 
 Whether a kernel supports a dtype, a head width, a page size or a window depends on the device and on versions
 of three libraries; its output is compared with plain attention in float32.
@@ -8,8 +9,11 @@ T flat tokens, S segments, L keys per segment, H heads, G key/value heads, D hea
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +23,7 @@ from torch import Tensor
 from specdist.models.attention import AttentionKind, AttentionRules
 from specdist.models.flat import FlatBatch
 from specdist.models.kernel import PagedKernel
+from specdist.models.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.segments import PagedSegments, ragged_segments
 from specdist.utils.errors import short_text
 from specdist.utils.ranges import arange_segments
@@ -33,7 +38,15 @@ PROBES = (
 # An output is an average of values of order 1, rounded to the dtype at the end and between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 SEED = 0
-# torch lists all its backends in the error when none fits.
+# Kernels of other libraries, which have to be faster than the project's by so much: a smaller difference
+# might turn out otherwise at the next start, and the last bits of all numbers with it.
+LIBRARIES = (FlashAttention3Kernel, FlashInferKernel)
+LEAST_GAIN = 1.1
+# What is timed: verification blocks of a batch, often enough for a clock.
+TIMED_SEGMENTS, NUM_TIMED, NUM_REPEATS = 16 * ((6, 1100),), 20, 3
+
+# Seconds that a device takes for what a function gives it.
+Timer = Callable[[Callable[[], object]], float]
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +58,93 @@ def choose_kernel(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    timer: Timer | None = None,
 ) -> PagedKernel | None:
-    """The first kernel that is correct for every kind of attention; logged with why others are not used."""
+    """The first kernel that is correct for every kind of attention; or one of another library that is, too,
+    and faster by ``timer``. Logged with why others are not used."""
+    common = {"page_size": page_size, "dtype": dtype, "device": device}
     reasons = []
+    libraries: list[PagedKernel] = []
     chosen: PagedKernel | None = None
     for kernel in candidates:
-        reason = probe_kernel(kernel, kinds, page_size=page_size, dtype=dtype, device=device)
-        if reason is None:
+        is_library = isinstance(kernel, LIBRARIES)
+        if chosen is not None and not is_library:
+            continue
+        reason = probe_kernel(kernel, kinds, is_compared_alone=is_library, **common)  # type: ignore[arg-type]
+        if reason is not None:
+            reasons.append(f"{kernel.name}: {reason}")
+        elif is_library:
+            libraries.append(kernel)
+        else:
             chosen = kernel
-            break
-        reasons.append(f"{kernel.name}: {reason}")
+    if chosen is not None and libraries:
+        timer = timer or (lambda function: seconds_of(function, device))
+        seconds = {
+            kernel: timer(timed_call(kernel, kinds[0], **common))  # type: ignore[arg-type]
+            for kernel in (chosen, *libraries)
+        }
+        fastest = min(libraries, key=seconds.__getitem__)
+        if seconds[chosen] >= LEAST_GAIN * seconds[fastest]:
+            chosen = fastest
+        reasons += [
+            f"{kernel.name}: takes {number / seconds[chosen]:.2f} times as long"
+            for kernel, number in seconds.items()
+            if kernel is not chosen
+        ]
+    elif libraries:
+        chosen = libraries[0]
     if candidates:
         name = "SDPA on gathered pages" if chosen is None else chosen.name
         refused = f"; not used: {'; '.join(reasons)}" if reasons else ""
         logger.info("attention over pages of %d tokens in %s: %s%s", page_size, dtype, name, refused)
     return chosen
+
+
+def seconds_of(function: Callable[[], object], device: torch.device) -> float:
+    """The least of several times, after a call that may compile."""
+    function()
+    times = []
+    for _ in range(NUM_REPEATS):
+        torch.cuda.synchronize(device)
+        begin_ns = time.perf_counter_ns()
+        for _ in range(NUM_TIMED):
+            function()
+        torch.cuda.synchronize(device)
+        times.append(time.perf_counter_ns() - begin_ns)
+    return min(times) / 1e9
+
+
+def timed_call(
+    kernel: PagedKernel, kind: AttentionKind, *, page_size: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """Attention of a layer of this kind in a pass as most are."""
+    segments, shape = _probe_segments(TIMED_SEGMENTS, page_size, device)
+    tensors = _random_tensors(
+        kind, int(segments.query_starts_S1[-1]), shape, dtype, device, torch.Generator().manual_seed(SEED)
+    )
+
+    @torch.inference_mode()
+    def attend() -> Tensor:
+        return kernel.attend(*tensors, segments, kind.rules)
+
+    return attend
+
+
+def _random_tensors(
+    kind: AttentionKind,
+    num_tokens: int,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [T, H, D], and keys and values [pages, page size, G, D]."""
+    of_queries = num_tokens, kind.num_heads, kind.width
+    of_pages = *shape, kind.num_kv_heads, kind.width
+    queries_THD, key_pages, value_pages = (
+        torch.randn(size, generator=generator).to(device, dtype) for size in (of_queries, of_pages, of_pages)
+    )
+    return queries_THD, key_pages, value_pages
 
 
 @torch.inference_mode()
@@ -70,30 +155,53 @@ def probe_kernel(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    is_compared_alone: bool = False,
 ) -> str | None:
-    """Why the kernel cannot be used for attention of these kinds; None if it can."""
+    """Why the kernel cannot be used for attention of these kinds; None if it can. ``is_compared_alone``: a
+    segment has to get the same bits alone as among others."""
     generator = torch.Generator().manual_seed(SEED)
     for kind in kinds:
         about = f"{kind.num_heads}/{kind.num_kv_heads} heads of {kind.width}, window {kind.rules.window}"
         for lengths in PROBES:
             segments, shape = _probe_segments(lengths, page_size, device)
-            queries_THD, key_pages, value_pages = (
-                torch.randn(size, generator=generator).to(device, dtype)
-                for size in (
-                    (sum(num_new for num_new, _ in lengths), kind.num_heads, kind.width),
-                    *2 * ((*shape, kind.num_kv_heads, kind.width),),
-                )
-            )
+            num_tokens = sum(num_new for num_new, _ in lengths)
+            tensors = _random_tensors(kind, num_tokens, shape, dtype, device, generator)
+            queries_THD, key_pages, value_pages = tensors
             expected = plain_attention(queries_THD, key_pages, value_pages, segments, kind.rules)
             try:
                 found = kernel.attend(queries_THD, key_pages, value_pages, segments, kind.rules)
                 error = float((found.float() - expected).abs().max())
+                if is_compared_alone and not _is_same_alone(kernel, found, tensors, segments, kind.rules):
+                    return f"a sequence's numbers depend on the others ({about})"
             except Exception as failure:  # kernels, their compilers and drivers raise errors of many kinds
                 return f"{short_text(failure)} ({about})"
             # Not "error > tolerance": NaN is also wrong.
             if not error <= TOLERANCES[dtype]:
                 return f"differs from plain attention by {error:.3g} ({about})"
     return None
+
+
+def _is_same_alone(
+    kernel: PagedKernel,
+    found_THD: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    segments: PagedSegments,
+    rules: AttentionRules,
+) -> bool:
+    queries_THD, key_pages, value_pages = tensors
+    starts = segments.query_starts_S1.tolist()
+    for index, (begin, end) in enumerate(itertools.pairwise(starts)):
+        own = slice(index, index + 1)
+        alone = dataclasses.replace(
+            segments,
+            block_table_SP=segments.block_table_SP[own],
+            used_S=segments.used_S[own],
+            query_starts_S1=torch.tensor([0, end - begin], dtype=torch.int32, device=queries_THD.device),
+        )
+        found = kernel.attend(queries_THD[begin:end], key_pages, value_pages, alone, rules)
+        if not torch.equal(found, found_THD[begin:end]):
+            return False
+    return True
 
 
 def plain_attention(

@@ -29,6 +29,7 @@ from specdist.models.fusing import FusedLayers
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
 from specdist.models.kernel import KernelAttention, PagedKernel, SdpaKernel, TritonKernel, VarlenKernel
+from specdist.models.library_kernels import FlashAttention3Kernel, FlashInferKernel
 from specdist.models.linear import OneDnnLinears
 from specdist.models.llama import LlamaPass
 from specdist.models.llama_check import choose_pass
@@ -66,7 +67,7 @@ class Acceleration:
         return Acceleration(
             is_static=True,
             capturer=CudaGraphs(device),
-            kernels=(VarlenKernel(), TritonKernel()),
+            kernels=(VarlenKernel(), TritonKernel(), FlashAttention3Kernel(), FlashInferKernel()),
             is_fused=True,
         )
 

@@ -8,6 +8,7 @@ NEIGHBOURS = f"{ATTENTION}::test_a_row_does_not_depend_on_its_neighbours"
 PADDING = f"{ATTENTION}::test_padding_gets_zeros"
 SAMPLING = "tests/kernels/test_sampling.py"
 STATIC = "tests/models/test_static.py"
+PROBE = "tests/models/test_probe.py::"
 RUNS = "tests/models/test_static_runs.py::"
 RUN, NUMBERS = (
     RUNS + "test_a_run_gives_what_single_steps_give",
@@ -162,5 +163,26 @@ KERNEL_FAULTS = (
         old="indices_of(takes_part_DA[step], scores_AV.device)",
         new="indices_of(takes_part_DA[step][::-1], scores_AV.device)",
         tests=("tests/gpu/test_engine.py::test_every_family_gives_the_rows_of_a_cpu_under_all_rules",),
+    ),
+    Mutant(
+        name="library-used-though-no-faster",
+        file="models/probe.py",
+        old="if seconds[chosen] >= LEAST_GAIN * seconds[fastest]:",
+        new="if True:",
+        tests=(PROBE + "test_a_kernel_of_a_library_is_used_if_it_is_right_and_faster",),
+    ),
+    Mutant(
+        name="library-used-though-numbers-depend-on-batch",
+        file="models/probe.py",
+        old="        if not torch.equal(found, found_THD[begin:end]):\n",
+        new="        if False:\n",
+        tests=(PROBE + "test_a_kernel_of_a_library_is_used_if_it_is_right_and_faster",),
+    ),
+    Mutant(
+        name="library-sees-one-key-too-many-in-window",
+        file="models/library_kernels.py",
+        old="else rules.window - 1",
+        new="else rules.window",
+        tests=(PROBE + "test_of_two_libraries_the_faster_one_is_used",),
     ),
 )
