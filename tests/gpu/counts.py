@@ -104,13 +104,14 @@ def _syncs(rules: list[str], names: list[str]) -> dict[str, Any]:
         own = [name for name in names if (name in READS_HEAD) == has_head]
         if not own:
             continue
-        runs = counting.Runs(
-            num_rows=counting.NUM_ROWS,
-            cap=counting.NUM_DRAFT_TOKENS,
-            num_new_tokens=counting.NUM_NEW_TOKENS,
-            has_head=has_head,
-        )
         for rule in rules:
+            # Graphs of other rules would take the room for this one's.
+            runs = counting.Runs(
+                num_rows=counting.NUM_ROWS,
+                cap=counting.NUM_DRAFT_TOKENS,
+                num_new_tokens=counting.NUM_NEW_TOKENS,
+                has_head=has_head,
+            )
             for name in own:
                 policy = policies(counting.NUM_DRAFT_TOKENS)[name]
                 rounds.setdefault(rule, {})[name] = counting.steady_rounds(runs, rule, policy)
