@@ -223,9 +223,9 @@ SAMPLING_FAULTS = (
     # Which distribution.
     Mutant(
         name="draft-reports-probabilities-before-temperature-and-filters",
-        file="engine/draft_loop.py",
-        old="distributions_A.probabilities_of(drawn_A), features_3A",
-        new="logits_AV.softmax(dim=1).gather(1, drawn_A[:, None])[:, 0].double(), features_3A",
+        file="sampling/draft_draws.py",
+        old="distributions_N.probabilities_of(drawn_N), features_3N",
+        new="logits_NV.softmax(dim=1).gather(1, drawn_N[:, None])[:, 0].double(), features_3N",
         tests=(FILTERED,),
         is_dangerous=True,
     ),
