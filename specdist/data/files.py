@@ -10,6 +10,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -158,23 +159,47 @@ def sha256_of(path: Path) -> bytes:
     return digest.digest()
 
 
+@dataclass(frozen=True)
+class FileStamp:
+    """A file as it was when its content was read. ``sha256``: of the content, in hexadecimal digits."""
+
+    path: str
+    num_bytes: int
+    mtime_ns: int
+    inode: int
+    sha256: str
+
+
 class WatchedFiles:
     """Input files, which must not change while rows are read from them. To be made before they are opened.
 
     A check compares a file's size and modification time, and reads it only if these differ.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], known: Sequence[FileStamp] = ()) -> None:
+        """``known``: files that were read before; if they are these, unchanged, they are not read again."""
         self._files = files
         self._stamps = [_stamp(file) for file in files]
-        self._digests: list[bytes] | None = None
+        unchanged = [replace(stamp, sha256="") for stamp in known] == self._stamps
+        self._digests = [stamp.sha256 for stamp in known] if unchanged and known else None
+
+    @property
+    def are_known(self) -> bool:
+        """Whether their content need not be read to be known."""
+        return self._digests is not None
+
+    @property
+    def stamps(self) -> list[FileStamp]:
+        """Of all files; they are read unless known. Raises :class:`UserError` if one has changed."""
+        if self._digests is None:
+            self._digests = [_digest(file) for file in self._files]
+            if [_stamp(file) for file in self._files] != self._stamps:
+                raise _changed(self._files[0])
+        return [replace(stamp, sha256=sha) for stamp, sha in zip(self._stamps, self._digests, strict=True)]
 
     def fingerprint(self) -> str:
-        """SHA-256 of the files' SHA-256s in order. Raises :class:`UserError` if one has changed."""
-        self._digests = [_digest(file) for file in self._files]
-        if [_stamp(file) for file in self._files] != self._stamps:
-            raise _changed(self._files[0])
-        return hashlib.sha256(b"".join(self._digests)).hexdigest()
+        """SHA-256 of the files' SHA-256s in order. Raises as :attr:`stamps` does."""
+        return hashlib.sha256(b"".join(bytes.fromhex(stamp.sha256) for stamp in self.stamps)).hexdigest()
 
     def check(self, index: int) -> None:
         """Raises :class:`UserError` if this file is gone or its content changed."""
@@ -186,17 +211,17 @@ class WatchedFiles:
         self._stamps[index] = stamp
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _stamp(file: Path) -> FileStamp:
     try:
         found = file.stat()
     except OSError as error:
         raise _changed(file) from error
-    return found.st_size, found.st_mtime_ns
+    return FileStamp(str(file.absolute()), found.st_size, found.st_mtime_ns, found.st_ino, "")
 
 
-def _digest(file: Path) -> bytes:
+def _digest(file: Path) -> str:
     try:
-        return sha256_of(file)
+        return sha256_of(file).hex()
     except OSError as error:
         raise _changed(file) from error
 

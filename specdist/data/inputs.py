@@ -1,10 +1,11 @@
-"""The files that ``--prompts`` names, and their rows as one Arrow table."""
+"""The files that ``--prompts`` names, and their rows."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.input_rows import InputRows, ParquetRows, TableRows
 from specdist.data.jsonl import PromptColumn, read_jsonl
 from specdist.data.text import check_layout
 from specdist.utils.errors import UserError
@@ -44,28 +46,53 @@ def find_files(path: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class InputRows:
-    """All rows; ``ends`` and ``unusable`` as in :class:`specdist.data.Prompts`."""
+class Inputs:
+    """All rows; ``unusable`` as in :class:`specdist.data.Prompts`."""
 
-    rows: pa.Table
-    ends: tuple[int, ...] | None = None
+    rows: InputRows
     unusable: Mapping[int, str] = field(default_factory=dict)
 
 
-def read_table(files: list[Path], prompts: PromptColumn) -> InputRows:
-    """All rows of files of one type, Arrow ones memory-mapped. Raises :class:`UserError` with the file."""
+def read_inputs(files: list[Path], prompts: PromptColumn, *, is_known: bool = False) -> Inputs:
+    """All rows of files of one type: Arrow files are memory-mapped, of Parquet files a few row groups are in
+    memory at a time. Raises :class:`UserError` with the file.
+
+    Args:
+        is_known: these files have been checked before, and have not changed since.
+    """
     kind = _kind(files[0])
     if kind == "JSONL":
-        return InputRows(read_jsonl(files, prompts), unusable=prompts.reasons)
-    tables = [_read_binary(file, kind) for file in files]
-    for file, table in zip(files, tables, strict=True):
-        if not table.schema.equals(tables[0].schema, check_metadata=False):
+        return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
+    if kind == "Parquet":
+        return Inputs(_parquet_rows(files, is_known=is_known))
+    tables = [_read_arrow(file) for file in files]
+    _check_same_columns(files, [table.schema for table in tables])
+    return Inputs(TableRows(pa.concat_tables(tables), tuple(accumulate(table.num_rows for table in tables))))
+
+
+def _check_same_columns(files: list[Path], schemas: list[pa.Schema]) -> None:
+    for file, schema in zip(files, schemas, strict=True):
+        if not schema.equals(schemas[0], check_metadata=False):
             raise UserError(
-                f"--prompts: {file} has the columns {describe_columns(table.schema)}, but {files[0]} has "
-                f"{describe_columns(tables[0].schema)}; all files must have the same columns and types"
+                f"--prompts: {file} has the columns {describe_columns(schema)}, but {files[0]} has "
+                f"{describe_columns(schemas[0])}; all files must have the same columns and types"
             )
-    ends = tuple(accumulate(table.num_rows for table in tables)) if kind == "Arrow" else None
-    return InputRows(pa.concat_tables(tables), ends)
+
+
+def _parquet_rows(files: list[Path], *, is_known: bool) -> ParquetRows:
+    """Unless the files are known, every row group is decoded once, so that a damaged file is found before any
+    model is loaded."""
+    metadata = []
+    for file in files:
+        with _refusing(file, "Parquet"):
+            metadata.append(pa.parquet.read_metadata(file, memory_map=True))
+            metadata[-1].schema.to_arrow_schema()
+    _check_same_columns(files, [found.schema.to_arrow_schema() for found in metadata])
+    rows = ParquetRows(files, metadata)
+    for number in range(0 if is_known else rows.num_groups):
+        with _refusing(rows.file_of(number), "Parquet"):
+            rows.check(number)
+    return rows
 
 
 def _kind(path: Path) -> str:
@@ -117,19 +144,25 @@ def _folder_files(folder: Path) -> list[Path]:
     return files
 
 
-def _read_binary(path: Path, kind: str) -> pa.Table:
+@contextlib.contextmanager
+def _refusing(path: Path, kind: str) -> Iterator[None]:
     try:
-        table = _read_arrow(path) if kind == "Arrow" else pa.parquet.ParquetFile(path, memory_map=True).read()
-        for column in table.columns:
-            check_layout(column)
+        yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"--prompts {path} is not a complete {kind} file (damaged or truncated?): {error}"
         ) from error
-    return table
 
 
 def _read_arrow(path: Path) -> pa.Table:
+    with _refusing(path, "Arrow"):
+        table = _mapped(path)
+        for column in table.columns:
+            check_layout(column)
+    return table
+
+
+def _mapped(path: Path) -> pa.Table:
     source = pa.memory_map(str(path))
     if source.read(len(ARROW_FILE_MAGIC)) == ARROW_FILE_MAGIC:
         return pa.ipc.open_file(source).read_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
-from specdist.data.files import WatchedFiles
-from specdist.data.inputs import describe_columns, find_files, read_table
+from specdist.data.files import FileStamp, WatchedFiles
+from specdist.data.input_rows import InputRows
+from specdist.data.inputs import describe_columns, find_files, read_inputs
 from specdist.data.jsonl import PromptColumn
 from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT
@@ -31,15 +32,12 @@ class RowError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """The input rows. Rows are numbered from 0; Arrow files stay on disk until a row is read."""
+    """The input rows. Rows are numbered from 0; Arrow and Parquet files stay on disk until a row is read."""
 
     files: tuple[Path, ...]
-    rows: pa.Table
+    rows: InputRows
     column: str
     watched: WatchedFiles
-    ends: tuple[int, ...] | None
-    """The row after the last one of each file, if rows are read when they are needed; None if all are in
-    memory."""
     unusable: Mapping[int, str]
     """Why rows of a JSONL file have no prompt: values of the wrong type."""
 
@@ -64,7 +62,7 @@ class Prompts:
         """
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self.schema) as writer:
-            writer.write_table(self.rows.slice(start, stop - start))
+            writer.write_table(self.rows.read(start, stop))
         self._check_files(start, stop)
         return pa.ipc.open_stream(sink.getvalue()).read_all()
 
@@ -79,7 +77,7 @@ class Prompts:
                 f"{describe_columns(self.schema)}"
             )
         groups: dict[str, list[int]] = {}
-        for row, value in enumerate(self.rows.column(column).to_pylist()):
+        for row, value in enumerate(self.rows.values(column)):
             if value is None:
                 raise UserError(f"{option} {column} is null in row {row}: every row needs a group")
             groups.setdefault(str(value), []).append(row)
@@ -94,7 +92,7 @@ class Prompts:
         if row in self.unusable:
             raise RowError(self.unusable[row])
         try:
-            value = self.rows.column(self.column)[row].as_py()
+            value = self.rows.value(self.column, row)
         except UnicodeDecodeError as error:
             raise RowError(f"{self.column} is not valid UTF-8: {error.reason}") from error
         if value is None:
@@ -105,8 +103,9 @@ class Prompts:
 
     def _check_files(self, start: int, stop: int) -> None:
         """Memory-mapped rows would change with their file, and a truncated file would crash the process."""
-        if self.ends is not None:
-            for index in range(bisect_right(self.ends, start), bisect_left(self.ends, stop) + 1):
+        ends = self.rows.ends
+        if ends is not None:
+            for index in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
                 self.watched.check(index)
 
     def _message(self, index: int, message: dict[str, Any] | None) -> dict[str, Any]:
@@ -120,25 +119,31 @@ class Prompts:
 
 
 def open_prompts(
-    path: str, *, prompt_column: str | None, messages_column: str | None, limit: int | None
+    path: str,
+    *,
+    prompt_column: str | None,
+    messages_column: str | None,
+    limit: int | None,
+    known: Sequence[FileStamp] = (),
 ) -> Prompts:
     """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet or JSONL, and exactly one of the two columns.
+    Files that are ``known`` and unchanged were checked before, and are not read as a whole again.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
         files = find_files(Path(path))
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
-    watched = WatchedFiles(files)
+    watched = WatchedFiles(files, known)
     assert (prompt_column is None) != (messages_column is None), "the configuration names one of the two"
     column = PromptColumn(messages_column or prompt_column or "", is_chat=messages_column is not None)
-    found = read_table(files, column)
+    found = read_inputs(files, column, is_known=watched.are_known)
     rows = found.rows
     if rows.num_rows == 0:
         raise UserError(f"--prompts {path} has no rows: there is nothing to generate")
-    twice = [name for name, count in Counter(rows.column_names).items() if count > 1]
+    twice = [name for name, count in Counter(rows.schema.names).items() if count > 1]
     if twice:
         raise UserError(f"--prompts {path} has more than one column named {', '.join(twice)}: rename them")
     column.check(path)
@@ -155,10 +160,9 @@ def open_prompts(
     _check_output_names(path, rows.schema, prompt_column)
     return Prompts(
         files=tuple(files),
-        rows=rows.slice(0, limit),
+        rows=rows if limit is None else rows.limited(limit),
         column=field.name,
         watched=watched,
-        ends=found.ends,
         unusable=found.unusable,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
+from specdist.data.files import FileStamp
 from specdist.data.layout import layout_info
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
@@ -32,8 +33,11 @@ from specdist.models.generation import default_options
 from specdist.models.sizes import model_size
 from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
+from specdist.utils.json_values import from_fields
 
-# Names in the manifest, for restarts with less memory: see specdist.job.restart.
+# Names in the manifest: the prompts' files as they were when they were read, and, for restarts with less memory
+# (specdist.job.restart), how the batch was made smaller.
+PROMPT_FILES = "prompt_files"
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
@@ -184,19 +188,33 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
 
 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
-    """Raises :class:`UserError` for a file that cannot be used."""
+    """Raises :class:`UserError` for a file that cannot be used. What a run in the output folder has read, and
+    has not changed since, is not read as a whole again."""
     return open_prompts(
         config.prompts,
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
         limit=config.limit,
+        known=_known_files(Path(config.output)),
     )
+
+
+def _known_files(output: Path) -> list[FileStamp]:
+    try:
+        found = Manifest.read(RunFolder(output).manifest_path).info.get(PROMPT_FILES, [])
+        return [from_fields(FileStamp, values) for values in found]
+    except (UserError, ValueError, TypeError):
+        return []
 
 
 def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, topology: Topology) -> Manifest:
     """The fingerprint, which decides a run's rows, and further information on the run."""
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
-    info = {**_info(config, models, topology), **layout_info(shards.num_shards)}
+    info = {
+        **_info(config, models, topology),
+        **layout_info(shards.num_shards),
+        PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
+    }
     return Manifest(fingerprint=_fingerprint(config, models, prompts), info=info)
 
 
