@@ -35,8 +35,8 @@ from specdist.policies.costs import CostModel
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import from_fields
 
-# Names in the manifest: the prompts' files as they were when they were read, and, for restarts with less memory
-# (specdist.job.restart), how the batch was made smaller.
+# Names in the manifest: the prompts' files as they were when they were read; and, for restarts with less
+# memory (specdist.job.restart), how the batch was made smaller.
 PROMPT_FILES = "prompt_files"
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
