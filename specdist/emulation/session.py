@@ -29,6 +29,7 @@ from specdist.emulation.sides import (
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
+from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion
@@ -38,6 +39,7 @@ from specdist.planning.roofline import Placement
 
 # Rounds before the first that is measured, and after the last.
 NUM_WARMUPS = 8
+ALL_TOKENS = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,11 @@ class Window:
     round in which a lone sequence ends with its next token has none.
     """
 
-    def __init__(self, runner: EmulatedRunner, num_rounds: int) -> None:
+    def __init__(self, runner: EmulatedRunner, limits: SchedulerSettings, num_rounds: int) -> None:
+        """``limits``: of the batch, from when it is full; before, all prompts may be in one pass, so that no
+        sequence is further on in the measured rounds than in a batch that has run for long."""
         self._runner = runner
+        self._limits = limits
         self._num_rounds = num_rounds
         self._num_before_full = 0
         self._is_begun = self._is_over = False
@@ -78,6 +83,10 @@ class Window:
         self._sequences |= {sequence.order: sequence for sequence in engine.scheduler.running}
         if not self._runner.is_full:
             self._num_before_full = num_passes
+            limits = dataclasses.replace(self._limits, max_num_batched_tokens=ALL_TOKENS)
+            engine.scheduler.settings = limits
+        elif not self._is_begun:
+            engine.scheduler.settings = self._limits
         if not self._is_begun:
             self._is_begun = num_passes >= self._num_before_full + NUM_WARMUPS
             if self._is_begun:
@@ -132,7 +141,7 @@ class Replica:
         assembly.allocate(cast(ModelRunner, self._target))
         self._target.fill(order.num_full, order.prompt_tokens)
         target = ObservedTarget(assembly.local_target(cast(ModelRunner, self._target)), recording, device)
-        window = Window(self._target, num_rounds)
+        window = Window(self._target, assembly.scheduling, num_rounds)
         with half_of_the_cores(0), self._proposer(order, recording, on_own_rank=on_own_rank) as proposer:
             engine = assembly.engine(
                 rows.requests(),

@@ -112,3 +112,15 @@ def test_acceptance_changes_in_the_middle_of_a_run() -> None:
     assert outcome.tokens_per_round == pytest.approx((6 + 1) / 2, abs=0.2)
     assert emulation.pair != emulation.then and outcome.planned_tokens_per_s is None
     assert len(run.target.passes_P2) > 60 * 6
+
+
+def test_a_draft_on_rank_0_of_a_sharded_target_takes_the_time_that_was_planned() -> None:
+    """Both models' passes and those over prompts, each after the other on one device. A batch that were full
+    of sequences further on than the usual ones would run more prompts, and be slower."""
+    large = ["--emulate", "b200", "--target", "70b", "--draft", "1b", "--tp_size", "4", "--batch_sizes", "32"]
+    options = ["--modes", "colocated", "--policies", "fixed", "--rounds", "60", "--acceptance", "0.8"]
+    emulation = Emulation(parse_arguments(EmulationConfig, [*large, *options]))
+    *_, case = emulation.cases()
+    outcome, _ = emulation.measure(emulation.replica(None), case)
+    assert outcome.num_gpus == 4 and outcome.planned_tokens_per_s is not None
+    assert outcome.ideal_tokens_per_s == pytest.approx(outcome.planned_tokens_per_s, rel=0.05)

@@ -93,4 +93,11 @@ HOST_FAULTS = (
         new="        both = _share(gpu, work, of_target, target=target, tp_size=tp_size)\n",
         tests=(ADVICE,),
     ),
+    Mutant(
+        name="emulated-batch-is-filled-a-chunk-at-a-time",
+        file="emulation/session.py",
+        old="            engine.scheduler.settings = limits\n",
+        new="",
+        tests=("tests/emulation/test_modes.py",),
+    ),
 )
