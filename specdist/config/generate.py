@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Literal
 import yaml
 
 from specdist.config.arguments import groups_of, option, parse_arguments
-from specdist.config.groups import BatchOptions, CompletionOptions, ModelOptions, PromptOptions, RankOptions
+from specdist.config.groups import (
+    BatchOptions,
+    CompletionOptions,
+    ModelOptions,
+    PromptOptions,
+    QuantizationOptions,
+    RankOptions,
+)
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -98,6 +105,7 @@ class ReplicaOptions(RankOptions):
 class GenerateConfig(
     PromptOptions,
     ModelOptions,
+    QuantizationOptions,
     SpeculationOptions,
     CompletionOptions,
     BatchOptions,
@@ -129,6 +137,7 @@ class GenerateConfig(
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
+        self.check_quantization(self.draft)
         self.stop = list(self.stop or [])
         for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
                      "max_num_batched_tokens"):  # fmt: skip
@@ -289,6 +298,8 @@ class GenerateConfig(
                 for name, value in given.items()
                 if value is not None
             ]
+        if self.draft_quantization is not None and not self.uses_draft:
+            found.append(f"--draft_quantization {self.draft_quantization} has no effect without a draft")
         if self.num_branches is not None and not (self.drafts_ahead or self.chooses_rounds):
             found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
         if self.temperature == 0 and (self.top_k or self.top_p < 1):

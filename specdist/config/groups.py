@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdist.config.arguments import option
+from specdist.utils.errors import UserError
 
 # Whose code runs a model's layers.
 ModelImpl = Literal["auto", "specdist", "transformers"]
+# A draft that is the target itself with fewer bits (QuantSpec, arXiv:2502.10424).
+SELF, SELF_KINDS = "self:", ("int4", "int8", "float8")
 
 
 @dataclass(kw_only=True)
@@ -40,7 +43,11 @@ class ModelOptions:
     _argument_group_name = "Models"
 
     target: str = option(help="hub id or folder of the large model, whose distribution the output follows")
-    draft: str | None = option(None, help="hub id or folder of the small model; none = target only")
+    draft: str | None = option(
+        None,
+        help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
+        "weights, quantised; none = target only",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")
     model_impl: ModelImpl = option(
@@ -48,6 +55,38 @@ class ModelOptions:
         help="whose code runs a model's layers; specdist = that of families like Llama in fewer operations; "
         "auto = specdist on a CPU, if at the start it gives the logits of transformers",
     )
+
+
+@dataclass(kw_only=True)
+class QuantizationOptions:
+    """What is quantised while it is loaded; a checkpoint that is quantised needs no option."""
+
+    _argument_group_name = "Quantised weights"
+
+    target_quantization: Literal["float8", "int8"] | None = option(
+        None,
+        help="quantise the target's layers to 8 bits per channel, and their inputs per token; the output "
+        "then follows the quantised target",
+    )
+    draft_quantization: Literal["float8", "int8", "int4"] | None = option(
+        None, help="the same for the draft; int4 = weights alone, in groups of 64; changes acceptance alone"
+    )
+
+    def check_quantization(self, draft: str | None) -> None:
+        """Raises :class:`UserError` for ``--draft self:KIND`` of another kind, or with
+        ``--draft_quantization`` besides."""
+        if draft is None or not draft.startswith(SELF):
+            return
+        if draft.removeprefix(SELF) not in SELF_KINDS:
+            kinds = ", ".join(SELF + kind for kind in SELF_KINDS)
+            raise UserError(
+                f"--draft {draft} is not a kind of the target's own weights: use {kinds}, or name a model"
+            )
+        if self.draft_quantization is not None:
+            raise UserError(
+                f"--draft {draft} says how the draft is quantised: leave --draft_quantization "
+                f"{self.draft_quantization} out"
+            )
 
 
 @dataclass(kw_only=True)

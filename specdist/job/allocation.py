@@ -22,6 +22,7 @@ from specdist.job.preflight import ModelPlan
 from specdist.job.topology import Topology
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.memory import DeviceMemory, available_memory_bytes, device_memory
+from specdist.models.quantized import quantization_of
 from specdist.models.reserve import PassLimits, Reserve, Sampling, gib, page_overhead, reserve
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import ModelSize, model_size
@@ -276,7 +277,11 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
 
 def _size(checkpoint: Checkpoint, runner: ModelRunner) -> ModelSize:
     return model_size(
-        checkpoint.name, checkpoint.config, runner.dtype.itemsize, trusts_code=checkpoint.trusts_code
+        checkpoint.name,
+        checkpoint.config,
+        runner.dtype.itemsize,
+        trusts_code=checkpoint.trusts_code,
+        quantization=quantization_of(checkpoint),
     )
 
 

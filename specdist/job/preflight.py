@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specdist.config.generate import GenerateConfig, resolved_yaml
+from specdist.config.groups import SELF
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.data.files import FileStamp
 from specdist.data.layout import layout_info
@@ -74,12 +75,19 @@ class RunPlan:
 
 def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
-    target = _open_model("--target", config.target, config, config.tp_size)
+    target = _open_model("--target", config.target, config, config.target_quantization, config.tp_size)
     draft = head = None
     if config.uses_draft:
         assert config.draft is not None
-        draft = _open_model("--draft", config.draft, config, 1)
-        check_same_tokenizer(target, draft)
+        if config.draft.startswith(SELF):
+            kind = config.draft.removeprefix(SELF)
+            draft = dataclasses.replace(
+                target, option="--draft", name=config.draft, quantization=kind, is_self=True
+            )
+            check_weights(draft, 1)
+        else:
+            draft = _open_model("--draft", config.draft, config, config.draft_quantization)
+            check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
     check_split_special_tokens(target, config.split_special_tokens)
@@ -118,10 +126,13 @@ def with_model_defaults(
     return config
 
 
-def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int) -> Checkpoint:
+def _open_model(
+    option: str, name: str, config: GenerateConfig, quantization: str | None, tp_size: int = 1
+) -> Checkpoint:
     checkpoint = open_checkpoint(
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
     )
+    checkpoint = dataclasses.replace(checkpoint, quantization=quantization)
     check_family(checkpoint, tp_size)
     check_weights(checkpoint, tp_size)
     return checkpoint
@@ -299,6 +310,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         **({"trust_remote_code": True} if config.trust_remote_code else {}),
         # Left out where it is off: older runs do not have the option.
         **({"split_special_tokens": True} if config.split_special_tokens else {}),
+        **_quantization_fingerprint(models),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         # Rows that were generated without a trace cannot get one later.
@@ -312,6 +324,12 @@ def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, An
         return {}
     found = {"head": models.head.info.weights_sha256}
     return found if config.verify is None else {**found, "verify": config.verify}
+
+
+def _quantization_fingerprint(models: ModelPlan) -> dict[str, Any]:
+    """What is quantised while it is loaded; older runs do not have the options."""
+    found = {"target": models.target.quantization, "draft": models.draft and models.draft.quantization}
+    return {f"{role}_quantization": kind for role, kind in found.items() if kind is not None}
 
 
 def _reproducibility(config: GenerateConfig, topology: Topology) -> str:

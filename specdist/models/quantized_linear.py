@@ -39,7 +39,7 @@ TRIAL_TOKENS = 5
 MAX_DEQUANTIZED = 2**24
 # CUDA's integer products want more than 16 rows, and float8 ones widths of whole 16 numbers.
 LEAST_INTEGER_ROWS, WIDTH_MULTIPLE = 32, 16
-INT4_KERNEL, INT4_KERNEL_GROUPS = "torch._weight_int4pack_mm", (32, 64, 128, 256)
+INT4_KERNEL = "torch._weight_int4pack_mm"
 
 logger = logging.getLogger(__name__)
 
@@ -247,23 +247,19 @@ Product = Callable[[Tensor, "Tensor | None"], Tensor]
 
 def products_of(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Callable[[], Product]]:
     """Torch's kernels that may compute a layer, by name, the best first."""
-    form, is_cuda = layer.form, layer.weight.numbers.device.type == "cuda"
-    has_row_scales = form.rows in (None, 1) and form.columns is None and not form.has_zeros
-    if form.activations is not None:
-        if not has_row_scales:
-            return {}
-        if form.numbers == "int8":
-            return {"torch._int_mm": lambda: _integer_product(layer)}
-        if is_cuda and form.numbers == "float8":
-            by_rows: dict[str, Callable[[], Product]] = {}
-            if dtype == torch.bfloat16:  # the only result that it has
-                by_rows = {"torch._scaled_mm by rows": lambda: _scaled_product(layer, by_rows=True)}
-            return {**by_rows, "torch._scaled_mm": lambda: _scaled_product(layer, by_rows=False)}
-        return {}
+    kind, is_cuda = layer.form.product, layer.weight.numbers.device.type == "cuda"
+    is_half = dtype == torch.bfloat16
+    if kind == "int8":
+        return {"torch._int_mm": lambda: _integer_product(layer)}
+    if kind == "float8" and is_cuda:
+        by_rows: dict[str, Callable[[], Product]] = {}
+        if is_half:  # the only result that it has
+            by_rows = {"torch._scaled_mm by rows": lambda: _scaled_product(layer, by_rows=True)}
+        return {**by_rows, "torch._scaled_mm": lambda: _scaled_product(layer, by_rows=False)}
     # On a CPU they are fast in bfloat16 only.
-    if dtype == torch.bfloat16 and form.numbers == "int8" and has_row_scales:
+    if kind == "int8 weights" and is_half:
         return {"torch._weight_int8pack_mm": lambda: _int8_weights_product(layer)}
-    if dtype == torch.bfloat16 and form.numbers == "int4" and form.columns in INT4_KERNEL_GROUPS:
+    if kind == "int4 weights" and is_half:
         return {INT4_KERNEL: lambda: _int4_weights_product(layer)}
     return {}
 

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 Numbers = Literal["float8", "int8", "int4"]
+# What a kernel multiplies: rounded inputs with weights of the same kind, or plain inputs with narrow weights.
+ProductKind = Literal["float8", "int8", "int8 weights", "int4 weights"]
 DTYPES = {"float8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.uint8}
 BITS = {"float8": 8, "int8": 8, "int4": 4}
 # Of a scale in memory, which is float32.
@@ -29,6 +31,7 @@ SCALE_BYTES, ZERO_BYTES = 4, 1
 LIMITS = {"float8": float(torch.finfo(torch.float8_e4m3fn).max), "int8": 127.5, "int4": 7.5}
 INTEGER_RANGES = {"int8": (-128, 127), "int4": (-8, 7)}
 WORD_BITS = 32
+INT4_KERNEL_GROUPS = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,18 @@ class LayerFormat:
             None: "",
         }
         return f"{self.numbers}, {scales}{inputs[self.activations]}"
+
+    @property
+    def product(self) -> ProductKind | None:
+        """The kind of kernel that torch may have; without one a layer is dequantised."""
+        has_row_scales = self.rows in (None, 1) and self.columns is None and not self.has_zeros
+        if self.activations in ("token", "static"):
+            return ("int8" if self.numbers == "int8" else "float8") if has_row_scales else None
+        if self.activations is None and self.numbers == "int8" and has_row_scales:
+            return "int8 weights"
+        if self.activations is None and self.numbers == "int4" and self.columns in INT4_KERNEL_GROUPS:
+            return "int4 weights"
+        return None
 
     def num_scales(self, num_outputs: int, num_inputs: int) -> tuple[int, int]:
         """A × B."""

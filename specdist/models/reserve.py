@@ -174,6 +174,10 @@ def activation_bytes(model: ModelSize, num_tokens: int, tp_size: int) -> int:
         4 * number * model.widest_product // tp_size,
         number * (6 * query + 6 * widest_kv) // tp_size,
     )
+    if model.num_quantized:
+        # An input of a product in float32, twice, and its rounded numbers; the sums of the product.
+        width = max(model.hidden_size, model.widest_product // tp_size)
+        beside += (3 * FLOAT_BYTES + 1) * width
     return num_tokens * (2 * number * model.hidden_size + beside)
 
 

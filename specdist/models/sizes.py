@@ -8,6 +8,7 @@ and biases after an all-reduce are whole on every rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
+from specdist.models.quantized import Quantization, linear_layers
+from specdist.models.quantized_weights import ProductKind
 
 # The second is GPT-Neo's name.
 SLIDING = ("sliding_attention", "local")
@@ -53,6 +56,9 @@ class ModelSize:
         widest_product: largest output width of a sharded matrix other than the head.
         has_softcap: attention caps its scores, which no kernel here supports.
         is_shardable: whether DeepSpeed can shard the family.
+        num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
+            their scales; ``product``: the kind of kernel that multiplies most of them, None where they are
+            dequantised.
     """
 
     name: str
@@ -71,16 +77,24 @@ class ModelSize:
     is_shardable: bool
     layers: tuple[LayerCache, ...]
     max_positions: int
+    num_quantized: int = 0
+    quantized_bytes: int = 0
+    product: ProductKind | None = None
 
     def weight_bytes(self, tp_size: int) -> int:
         """Bytes of weights on one rank."""
         head = 0 if self.is_tied and tp_size == 1 else -(-self.num_head // tp_size)
-        return (self.num_cut // tp_size + self.num_whole + self.num_embedding + head) * self.bytes_per_number
+        plain = (self.num_cut - self.num_quantized) // tp_size + self.num_whole + self.num_embedding + head
+        return plain * self.bytes_per_number + self.quantized_bytes // tp_size
 
-    def streamed_bytes(self, tp_size: int) -> int:
-        """Bytes of weights that a pass of any size reads on one rank."""
-        cut = (self.num_cut + self.num_head) // tp_size
-        return (cut + self.num_whole) * self.bytes_per_number
+    def streamed_bytes(self, tp_size: int, *, has_product: bool = True) -> int:
+        """Bytes of weights that a pass of any size reads on one rank. Without a ``product`` on the device a
+        quantised layer is written in plain numbers, and read again."""
+        cut = (self.num_cut - self.num_quantized + self.num_head) // tp_size
+        quantized = self.quantized_bytes // tp_size
+        if not has_product:
+            quantized += 2 * self.num_quantized * self.bytes_per_number // tp_size
+        return (cut + self.num_whole) * self.bytes_per_number + quantized
 
     def flops_per_token(self, tp_size: int) -> float:
         """Operations per token on one rank without attention: a multiplication and an addition per weight."""
@@ -112,7 +126,12 @@ class ModelSize:
 
 
 def model_size(
-    name: str, config: PretrainedConfig, bytes_per_number: int, *, trusts_code: bool = False
+    name: str,
+    config: PretrainedConfig,
+    bytes_per_number: int,
+    *,
+    trusts_code: bool = False,
+    quantization: Quantization | None = None,
 ) -> ModelSize:
     """Count a model from its configuration. ``trusts_code``: custom code in its folder may be run to build
     it."""
@@ -136,6 +155,7 @@ def model_size(
             widest = max(widest, module.nf if isinstance(module, Conv1D) else module.out_features)
             if module.bias is not None and not module_name.endswith(SUMMED):
                 num_cut += module.bias.numel()
+    numbers, num_bytes = _quantized(model, quantization)
     num_parameters = sum(parameters.values())
     num_own_head = 0 if is_tied else num_head
     return ModelSize(
@@ -155,7 +175,25 @@ def model_size(
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=_layers(text),
         max_positions=text.max_position_embeddings,
+        num_quantized=sum(numbers.values()),
+        quantized_bytes=num_bytes,
+        product=max(numbers, key=numbers.__getitem__, default=None),
     )
+
+
+def _quantized(
+    model: nn.Module, quantization: Quantization | None
+) -> tuple[Counter[ProductKind | None], int]:
+    """Numbers in quantised layers by the kind of their product, and bytes of all."""
+    numbers: Counter[ProductKind | None] = Counter()
+    num_bytes = 0
+    for name, layer in linear_layers(model).items() if quantization is not None else ():
+        assert quantization is not None
+        form = quantization.format_of(name, layer.in_features)
+        if form is not None:
+            numbers[form.product] += layer.weight.numel()
+            num_bytes += form.num_bytes(layer.out_features, layer.in_features)
+    return numbers, num_bytes
 
 
 def _layers(text: Any) -> tuple[LayerCache, ...]:

@@ -39,12 +39,14 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         options |= {
             # How much it drafts, and when, is left to the run, which measures and learns.
             "draft": config.draft,
+            **_given(config, "draft_quantization"),
         }
     if settings.mode == "colocated":
         options["draft_placement"] = "shared"
     if plan.shape.num_targets > 1:
         options |= {"num_targets": plan.shape.num_targets, "num_drafts": plan.shape.num_drafts}
     options |= {
+        **_given(config, "target_quantization"),
         "dtype": config.dtype,
         "tp_size": plan.tp_size,
         "max_num_seqs": settings.num_rows,
@@ -62,6 +64,11 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
         num_shards = SHARDS_PER_REPLICA * plan.num_replicas
         options["rows_per_shard"] = max(1, min(ROWS_PER_SHARD, work.num_prompts // num_shards))
     return options
+
+
+def _given(config: PlanConfig, name: str) -> dict[str, Any]:
+    value = getattr(config, name)
+    return {} if value is None else {name: value}
 
 
 def shapes_note(options: dict[str, Any]) -> str | None:

@@ -27,6 +27,10 @@ LINK_EFFICIENCY = 0.7
 # A message from a process on one node to one on another and what wakes its receiver. Assumed.
 NETWORK_LATENCY_S = 50 * US
 HERE = "here"
+WEIGHT_PRODUCTS = ("int8 weights", "int4 weights")
+INT8, INT8_AND_FLOAT8 = ("int8",), ("int8", "float8")
+# Without tensor cores for float8 (before compute capability 8.9), or for any 8-bit numbers.
+WITHOUT_FLOAT8, WITHOUT_NARROW = ("a100-80", "a100-40", "a10", "rtx-3090"), ("v100-32",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,7 @@ class Gpu:
         bandwidth_efficiency, arithmetic_efficiency: share of the peaks that kernels reach.
         reserved_bytes: taken by the driver and the CUDA context before anything is loaded.
         is_host: a CPU, for which the job reserves memory in another way.
+        narrow_products: products of 8-bit numbers that run at twice the rate of 16-bit ones.
     """
 
     name: str
@@ -56,11 +61,24 @@ class Gpu:
     arithmetic_efficiency: float = ARITHMETIC_EFFICIENCY
     reserved_bytes: int = GIB
     is_host: bool = False
+    narrow_products: tuple[str, ...] = ()
 
     @property
     def sustained_bytes_per_s(self) -> float:
         """Rate at which kernels read memory."""
         return self.bandwidth_bytes_per_s * self.bandwidth_efficiency
+
+    def has_product(self, kind: str | None) -> bool:
+        """Whether torch has a kernel for products of quantised layers of this kind on it. Those of narrow
+        weights with plain inputs are for bfloat16."""
+        return kind in self.narrow_products or (
+            kind in WEIGHT_PRODUCTS and self.has_bfloat16 and not self.is_host
+        )
+
+    def narrow_flops_per_s(self, kind: str | None, bytes_per_number: int) -> float:
+        """Rate of products of quantised layers."""
+        factor = 2 if kind in self.narrow_products else 1
+        return factor * self.sustained_flops_per_s(bytes_per_number)
 
     def sustained_flops_per_s(self, bytes_per_number: int) -> float:
         """Rate of products of numbers of this width."""
@@ -88,6 +106,7 @@ def _gpu(
         link_bytes_per_s=link_gb * GB,
         link_latency_s=NVLINK_LATENCY_S if is_nvlink else PCIE_LATENCY_S,
         has_bfloat16=has_bfloat16,
+        narrow_products=() if name in WITHOUT_NARROW else INT8 if name in WITHOUT_FLOAT8 else INT8_AND_FLOAT8,
     )
 
 

@@ -13,9 +13,11 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
+from specdist.config.groups import SELF
 from specdist.data.files import write_atomically
 from specdist.job.topology import local_device
 from specdist.models.checkpoint import Checkpoint, check_family
+from specdist.models.quantized import quantization_of
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.advise import Planner, Work, recommend
 from specdist.planning.documents import (
@@ -53,14 +55,21 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         return text, {
             "comparisons": [{**dataclasses.asdict(found), "error": found.error} for found in validations]
         }
+    trusts = {"trust_remote_code": config.trust_remote_code}
     target, dtype = open_model(
-        "--target", config.target, config.dtype, trust_remote_code=config.trust_remote_code
+        "--target", config.target, config.dtype, quantization=config.target_quantization, **trusts
     )
     draft = None
     if config.draft is not None:
+        is_self = config.draft.startswith(SELF)
         # Without --dtype each model has its own, as in the job.
         draft, _ = open_model(
-            "--draft", config.draft, config.dtype, trust_remote_code=config.trust_remote_code
+            "--draft",
+            config.target if is_self else config.draft,
+            config.dtype,
+            quantization=config.draft.removeprefix(SELF) if is_self else config.draft_quantization,
+            is_self=is_self,
+            **trusts,
         )
     acceptance = config.acceptance if config.trace is None else acceptance_of(Path(config.trace))
     work = Work(
@@ -178,7 +187,13 @@ def _describe(target: ModelSize, draft: ModelSize | None, dtype: str, gpu: Gpu, 
 
 
 def open_model(
-    option: str, name: str, dtype: str, *, trust_remote_code: bool = False
+    option: str,
+    name: str,
+    dtype: str,
+    *,
+    trust_remote_code: bool = False,
+    quantization: str | None = None,
+    is_self: bool = False,
 ) -> tuple[ModelSize, str]:
     """The sizes of a model and the type of its numbers, from a shape or from its configuration alone.
 
@@ -204,10 +219,18 @@ def open_model(
         config=config,
         weight_files=(),
         trusts_code=trust_remote_code,
+        quantization=quantization,
+        is_self=is_self,
     )
     check_family(model, 1)
     torch_dtype = model.torch_dtype(dtype)
-    size = model_size(name, config, torch_dtype.itemsize, trusts_code=trust_remote_code)
+    size = model_size(
+        name,
+        config,
+        torch_dtype.itemsize,
+        trusts_code=trust_remote_code,
+        quantization=quantization_of(model),
+    )
     return size, str(torch_dtype).removeprefix("torch.")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specdist.config.arguments import option
-from specdist.config.groups import TrustOptions
+from specdist.config.groups import SELF, QuantizationOptions, TrustOptions
 from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
@@ -17,14 +17,16 @@ CALIBRATION_LENGTHS = (1, 4)
 
 
 @dataclass(kw_only=True)
-class PlanConfig(TrustOptions):
+class PlanConfig(QuantizationOptions, TrustOptions):
     """Every option of ``jobs/plan.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Planning"
 
     # Models: configurations are enough
     target: str = option(help=f"hub id or folder of the large model, or a shape: {', '.join(SHAPES)}")
-    draft: str | None = option(None, help="hub id, folder or shape of the small model; none = target only")
+    draft: str | None = option(
+        None, help=f"hub id, folder or shape of the small model, or {SELF}int4; none = target only"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", help="auto = the configuration's; bfloat16 for a shape"
     )
@@ -73,6 +75,7 @@ class PlanConfig(TrustOptions):
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
+        self.check_quantization(self.draft)
         for name in ("prompt_tokens", "output_tokens", "num_prompts", "repeats"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")
         for name in ("gpus_per_node", "nodes", "num_gpus"):

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from specdist.models.quantized_weights import SCALE_BYTES
 from specdist.models.sizes import ALL_REDUCES_PER_LAYER, ModelSize
-from specdist.planning.counted import CACHED_FACTOR, TARGET_PASS, PassCounts
+from specdist.planning.counted import CACHED_FACTOR, KERNEL_S, TARGET_PASS, PassCounts
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import ReplicaCosts
 from specdist.policies.costs import CostModel, Curve
@@ -22,6 +23,8 @@ from specdist.stats.regression import NS_PER_S
 ROUND_S = 0.5e-3
 # Assumed for the messages to the draft's rank and back; in one process it is less.
 PROPOSAL_S = 0.2e-3
+# Kernels of a layer that round the inputs of its seven products, and that scale the sums of integers.
+ROUNDING_KERNELS: dict[str | None, int] = {"float8": 7, "int8": 14}
 # Ratio of neighbouring sizes of a curve, which is linear between them.
 STEP = 1.25
 
@@ -43,16 +46,21 @@ class Placement:
         """Seconds of a pass of ``num_tokens`` spread over ``num_rows`` sequences."""
         model, gpu, tp_size = self.model, self.gpu, self.tp_size
         flops_per_s = gpu.sustained_flops_per_s(model.bytes_per_number)
-        matrices_s = max(
-            model.streamed_bytes(tp_size) / gpu.sustained_bytes_per_s,
-            num_tokens * model.flops_per_token(tp_size) / flops_per_s,
-        )
+        narrow_flops = 2 * model.num_quantized / tp_size
+        narrow_per_s = gpu.narrow_flops_per_s(model.product, model.bytes_per_number)
+        flops_s = (model.flops_per_token(tp_size) - narrow_flops) / flops_per_s + narrow_flops / narrow_per_s
+        streamed = model.streamed_bytes(tp_size, has_product=gpu.has_product(model.product))
+        matrices_s = max(streamed / gpu.sustained_bytes_per_s, num_tokens * flops_s)
         attention_s = max(
             num_rows * model.cache_read_bytes(tp_size, self.context_tokens) / gpu.sustained_bytes_per_s,
             num_tokens * model.attention_flops(tp_size, self.context_tokens) / flops_per_s,
         )
         message_bytes = num_tokens * model.hidden_size * model.bytes_per_number
         sums_s = ALL_REDUCES_PER_LAYER * len(model.layers) * gpu.all_reduce_s(message_bytes, tp_size)
+        if model.product in ROUNDING_KERNELS:
+            # The largest input of a token over all ranks, before each of these sums.
+            scales_s = gpu.all_reduce_s(num_tokens * SCALE_BYTES, tp_size)
+            sums_s += ALL_REDUCES_PER_LAYER * len(model.layers) * scales_s
         return matrices_s + attention_s + sums_s + self.overhead_s(num_tokens)
 
     def overhead_s(self, num_tokens: float) -> float:
@@ -66,7 +74,8 @@ class Placement:
             / (CACHED_FACTOR * gpu.sustained_bytes_per_s)
         )
         launches = self.counts.on_host_s if gpu.is_host else self.counts.on_gpu_s
-        return between_s + launches(num_layers)
+        rounding_s = num_layers * ROUNDING_KERNELS.get(model.product, 0) * KERNEL_S
+        return between_s + launches(num_layers) + rounding_s
 
 
 def roofline_costs(

@@ -10,7 +10,9 @@ from specdist.models.checkpoint import check_family, open_checkpoint
 from specdist.models.fitting import check_weights
 from specdist.models.loading import load_sharded, load_whole
 from specdist.models.loading_check import check_loading, relative_difference
+from specdist.models.quantized import quantization_of
 from specdist.models.quantized_linear import QuantizedLinear
+from specdist.models.sizes import model_size
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
 from tests.models.test_quantized import ROUNDED_TOLERANCE, TOKENS, TOLERANCE, logits_of
@@ -26,6 +28,10 @@ for argument in sys.argv[1:]:
     check_weights(checkpoint, 2)
     where = {"dtype": torch.float32, "device": topology.device}
     whole = load_whole(checkpoint, **where)
+    size = model_size("it", checkpoint.config, 4, quantization=quantization_of(checkpoint))
+    weights = [layer.weight for layer in whole.modules() if isinstance(layer, QuantizedLinear)]
+    tensors = [each for w in weights for each in (w.numbers, w.scales_AB, w.zeros_AB) if each is not None]
+    assert size.quantized_bytes == sum(each.nbytes for each in tensors), argument
     shard = load_sharded(checkpoint, **where, group=group, vocab_size=VOCAB_SIZE)
     layers = [each for each in shard.modules() if isinstance(each, QuantizedLinear)]
     assert len(layers) == 21 and all(layer.cut is not None for layer in layers)

@@ -107,3 +107,38 @@ def test_refusals_name_the_option(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=message):
         planned(*arguments)
+
+
+def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path) -> None:
+    """A 70B target in 8 bits on two GPUs of 80 GB, where 16 bits leave room for a fraction of the rows."""
+    site = ["--gpus_per_node", "2", "--acceptance", "0.8", "--num_prompts", "64"]
+    path = tmp_path / "plan.yaml"
+    _, plain = planned(*PAIR, *site)
+    _, quantized = planned(
+        *PAIR, *site, "--target_quantization", "float8", "--draft_quantization", "int8",
+        "--output_config", str(path),
+    )  # fmt: skip
+
+    def share(document: dict) -> dict:
+        """Of a GPU that shares the target with another."""
+        (found,) = [
+            each for each in document["memory"] if (each["mode"], each["tp_size"]) == ("target only", 2)
+        ]
+        return found["target"]
+
+    # The head and the embedding, 0.5B numbers, stay as they are.
+    assert share(quantized)["weight_bytes"] == pytest.approx(share(plain)["weight_bytes"] / 2, rel=0.02)
+    assert share(quantized)["most_rows"] > 3 * share(plain)["most_rows"]
+    rates = [document["recommended"]["tokens_per_s"] for document in (plain, quantized)]
+    assert rates[1] / rates[0] > 1.2
+    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+    assert config.target_quantization == "float8"
+
+
+def test_a_target_that_drafts_for_itself_is_planned() -> None:
+    text, document = planned(
+        "--target", "8b", "--draft", "self:int4", "--gpu", "h100-sxm", "--acceptance", "0.95",
+        "--max_num_seqs", "1",
+    )  # fmt: skip
+    assert document["num_parameters"]["draft"] == document["num_parameters"]["target"]
+    assert document["recommended"]["mode"] == "colocated" and "--draft self:int4" in text

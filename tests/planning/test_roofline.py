@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from transformers import LlamaConfig
 
+from specdist.models.quantized import requested_format
 from specdist.models.sizes import ModelSize, model_size
 from specdist.planning.counted import (
     DRAFT_PASS,
@@ -188,3 +189,21 @@ def test_nothing_beats_plain_decoding_where_it_is_bound_by_arithmetic(
 def test_long_contexts_pay_at_batch_64(target: ModelSize, draft: ModelSize, gpu: str) -> None:
     for mode in ("colocated", "ahead"):
         assert gain(target, draft, mode, num_rows=64, context_tokens=LONG, gpu=gpu) > 1.2
+
+
+def test_eight_bits_are_read_in_half_the_time_where_there_is_a_kernel(target: ModelSize) -> None:
+    form = requested_format("float8", 8192)
+    assert form is not None and form.product == "float8"
+    narrow = dataclasses.replace(
+        target, num_quantized=target.num_cut, quantized_bytes=target.num_cut, product=form.product
+    )
+
+    def pass_s(model: ModelSize, name: str, num_tokens: int) -> float:
+        gpu = GPUS[name]
+        placement = Placement(model=model, gpu=gpu, context_tokens=0, counts=NO_COUNTS)
+        return placement.pass_s(num_tokens, 1) - (placement.overhead_s(num_tokens))
+
+    assert pass_s(narrow, "h100-sxm", 1) == pytest.approx(pass_s(target, "h100-sxm", 1) / 2, rel=0.02)
+    assert pass_s(narrow, "h100-sxm", 4096) == pytest.approx(pass_s(target, "h100-sxm", 4096) / 2, rel=0.02)
+    # Without products of FP8 every layer is written in plain numbers, and read again.
+    assert pass_s(narrow, "a100-80", 1) > 2 * pass_s(target, "a100-80", 1)

@@ -1,0 +1,70 @@
+"""Quantised while loaded: the output is the quantised target's own, and a target may draft for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdist import SamplingOptions, SpeculativeLLM
+from specdist.job.preflight import plan_models
+from specdist.utils.errors import UserError
+from tests.job.launching import parse
+from tests.job.pair import Pair
+
+PROMPTS = ["One two three", "Return a list of", "The last of these", "a"]
+GREEDY = SamplingOptions(temperature=0, max_new_tokens=16)
+SAMPLED = SamplingOptions(temperature=1.0, max_new_tokens=16, seed=3)
+
+
+def tokens(llm: SpeculativeLLM, sampling: SamplingOptions) -> tuple[list[list[int]], int, int]:
+    """Of all prompts, with the numbers of drafted and of accepted tokens."""
+    results = llm.generate(PROMPTS, sampling, use_tqdm=False)
+    drafted = sum(result.num_draft_tokens for result in results)
+    return [list(r.token_ids) for r in results], drafted, sum(r.num_accepted_draft_tokens for r in results)
+
+
+# Random weights suffer more from 4 bits than trained ones: two thirds of 8 bits' tokens are accepted.
+@pytest.mark.parametrize(("kind", "bits", "least"), [(None, "int8", 0.67), ("int8", "int4", 0.1)])
+def test_a_target_that_drafts_for_itself_gives_its_own_tokens(
+    pair: Pair, kind: str | None, bits: str, least: float
+) -> None:
+    """The same tokens as without a draft, greedy and with its own random numbers."""
+    quantized: dict[str, Any] = {"target_quantization": kind, "device": "cpu", "acceptance": "gumbel"}
+    alone = SpeculativeLLM(str(pair.target), **quantized)
+    drafted = {"draft": f"self:{bits}", "policy": "fixed", "num_draft_tokens": 3}
+    itself = SpeculativeLLM(str(pair.target), **quantized, **drafted)
+    for sampling in (GREEDY, SAMPLED):
+        expected, _, _ = tokens(alone, sampling)
+        found, num_drafted, num_accepted = tokens(itself, sampling)
+        assert found == expected
+        assert num_accepted > least * num_drafted > 0
+    if kind is None:
+        coarse = SpeculativeLLM(str(pair.target), **(quantized | {"target_quantization": "float8"}))
+        assert tokens(coarse, SAMPLED)[0] != tokens(alone, SAMPLED)[0], "nothing was quantised"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"draft": "self:int2"}, ["--draft self:int2 is not a kind", "self:int4"]),
+        (
+            {"draft": "self:int4", "draft_quantization": "int8"},
+            ["--draft self:int4 says how", "leave --draft_quantization int8 out"],
+        ),
+        ({"target_quantization": "int2"}, ["--target_quantization", "int2"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    options: dict[str, Any], changes: dict[str, Any], fragments: list[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        parse(**(options | changes), output="unused")
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def test_the_draft_is_the_targets_folder(options: dict[str, Any], pair: Pair) -> None:
+    models = plan_models(parse(**(options | {"draft": "self:int4"}), output="unused"))
+    assert models.draft is not None and models.draft.quantization == "int4"
+    assert models.draft.folder == models.target.folder and models.target.quantization is None
