@@ -68,6 +68,9 @@ def shapes(site: Site, mode: Mode, tp_size: int) -> Iterator[Shape]:
         for num_nodes in range(1, 1 + (min(MOST_NODES, site.num_nodes) if size % tp_size == 0 else 1)):
             num_targets = _most_targets(size, num_nodes, tp_size, per_draft)
             num_drafts = -(-num_targets // per_draft)
+            if num_nodes > 1:
+                # A launch has equally many ranks on each.
+                num_drafts = size * num_nodes - num_targets * tp_size
             if num_targets > num_drafts and num_targets > num_drafts * (per_draft - 1):
                 yield Shape(
                     tp_size=tp_size,

@@ -31,7 +31,7 @@ def test_a_configuration_parses_and_every_option_has_its_effect(name: str) -> No
 def test_accelerate_starts_the_ranks_that_a_configuration_needs(config_name: str, launch_name: str) -> None:
     launch = yaml.safe_load((ROOT / "jobs" / "accelerate" / f"{launch_name}.yaml").read_text())
     config = parse(config_name)
-    assert launch["num_processes"] == config.num_world_ranks
+    config.check_world(launch["num_processes"])
     assert launch["use_cpu"] == (config.device == "cpu")
     assert launch["main_process_port"] == 0
 

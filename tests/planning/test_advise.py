@@ -126,8 +126,10 @@ def test_a_draft_on_rank_0_takes_its_memory_there() -> None:
         # Two drafts use all GPUs; one for three targets leaves one without work.
         (8, 1, 2, {(3, 2, 1), (3, 1, 1)}),
         (8, 1, 1, {(5, 3, 1), (6, 2, 1), (6, 1, 1), (7, 1, 1)}),
-        # No node has room for a draft beside two targets, but three targets leave four GPUs of two nodes.
-        (8, 2, 4, {(3, 2, 2), (3, 1, 2)}),
+        # No node has room for a draft beside four targets; seven on two nodes leave room for two drafts.
+        (8, 2, 2, {(3, 2, 1), (3, 1, 1), (6, 4, 2), (7, 2, 2)}),
+        # Three targets of four would leave four GPUs for drafts: more than there are targets.
+        (8, 2, 4, set()),
         (9, 1, 4, {(2, 1, 1)}),
         (8, 1, 8, set()),
     ],

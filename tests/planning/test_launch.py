@@ -11,11 +11,17 @@ import pytest
 import yaml
 
 from specdist.config.generate import GenerateConfig, parse_arguments, parse_generate_config
-from specdist.planning.job import run_plan
+from specdist.planning import filling
+from specdist.planning.advise import Planner, Work
+from specdist.planning.hardware import GPUS
+from specdist.planning.job import open_model, run_plan
+from specdist.planning.launch import launch_of
 from specdist.planning.options import PlanConfig
 from tests.models.families import tiny_model
 from tests.ranks import REPOSITORY
 from tests.readme import parsed
+
+PAIR = [("--target", "70b"), ("--draft", "1b")]
 
 
 @dataclass(frozen=True)
@@ -153,3 +159,23 @@ def test_prompts_longer_than_the_usual_one_are_not_refused(folder: Path) -> None
     _, document = planned(*cramped, "--prompt_tokens", "40000", "--output_tokens", "2000")
     assert document["recommended"]["most_rows"] == 1
     assert document["options"]["max_seq_len"] == 42000
+
+
+def test_targets_on_two_nodes_that_share_drafts_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equally many ranks on each node, and every target's on one of them."""
+    monkeypatch.setattr(filling, "HAS_SEVERAL_TARGETS", True)
+    target, draft = (open_model(option, name, "auto")[0] for option, name in PAIR)
+    site = filling.Site(gpu=GPUS["h100-sxm"], gpus_per_node=8, num_nodes=4, max_num_seqs=8)
+    work = Work(prompt_tokens=1000, output_tokens=500, num_prompts=10_000, acceptance=0.8, caught=0.5)
+    found = Planner(target, draft, site, work).best_plans()
+    plan = next(plan for plan in found if plan.shape.num_nodes == 2)
+    shape = plan.shape
+    assert (shape.num_targets, shape.num_drafts, shape.tp_size) == (7, 2, 2)
+    assert shape.num_gpus == 16 and plan.num_replicas == 2
+    paths = {"config_path": "plan.yaml", "prompts": None, "output": None}
+    launch = launch_of(plan, site, {}, **paths, on_cpu=False)  # type: ignore[arg-type]
+    assert launch.num_nodes == 4 and launch.nodes_per_replica == 2
+    [command] = launch.commands
+    assert "--num_machines 2 --machine_rank NODE --main_process_ip HOST" in command
+    assert "--num_processes 16 " in command and "CUDA_VISIBLE_DEVICES" not in command
+    assert "on 4 nodes, on every 2 of them together" in launch.lines()[0]
