@@ -9,6 +9,7 @@ import ast
 import json
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def generated() -> dict[str, str]:
         "rounds": sweep.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
+        "emulated": emulated(),
     }
 
 
@@ -127,6 +129,32 @@ def emulation() -> str:
 
     files = sorted((REPOSITORY / "jobs/benchmarks").glob("emulation-*.json"))
     return "\n\n".join(EmulationResult.read(file).markdown() for file in files)
+
+
+def emulated() -> str:
+    """What a user would quote of the defaults, as emulated."""
+    from specdist.emulation.results import EmulationResult
+
+    result = EmulationResult.read(REPOSITORY / "jobs/benchmarks/emulation-70b-h100-auto.json")
+    alone, default = ([one for one in result.outcomes if (one.mode == "auto") == chosen] for chosen in (0, 1))
+    pairs = list(zip(alone, default, strict=True))
+
+    def listed(values: list[str]) -> str:
+        return f"{', '.join(values[:-1])} and {values[-1]}"
+
+    sizes = listed([str(one.batch_size) for one in default])
+    rates = listed([f"{one.tokens_per_s:,.0f}" for one in default])
+    ratios = listed([f"{one.tokens_per_s / plain.tokens_per_s:.2f}" for plain, one in pairs])
+    shares = [f"{one.exposed_host_share:.0%}" for one in default]
+    given = result.settings
+    text = (
+        "Nothing has been measured on a GPU yet. Emulated at the pace that `jobs/plan.py` predicts, a 70B "
+        f"target on {given['tp_size']} H100s and a 1B draft on one more (acceptance {given['acceptance']:g}, "
+        f"prompts of {given['prompt_tokens']:,} tokens) generate {rates} tokens/s with the defaults for "
+        f"{sizes} sequences, {ratios} times as many as the target alone; for {listed(shares)} of that time a "
+        "GPU that is needed waits for Python: [measurements](jobs/benchmarks/README.md)."
+    )
+    return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
 
 
 def plan() -> str:

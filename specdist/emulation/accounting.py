@@ -16,6 +16,8 @@ import numpy as np
 
 from specdist.emulation.sides import SideLog
 
+NS_PER_MS = 1e6
+
 
 @dataclass(frozen=True)
 class HostTime:
@@ -79,6 +81,47 @@ def round_times(
         _host_time(target, edges_R1, exposed_by_target, num_rounds),
         None if draft is None else _host_time(draft, edges_R1, exposed_by_draft, num_rounds),
     )
+
+
+@dataclass(frozen=True)
+class HostPath:
+    """Milliseconds per round for which no device works, by what the host does meanwhile. Means of the rounds
+    in which the draft is asked; they last from the end of one target pass to the beginning of the next.
+
+    Attributes:
+        request_ms: the target's side commits, plans and asks, until the draft begins to answer.
+        drafting_ms: until the draft's first pass begins; 0 for a draft that has worked ahead.
+        reply_ms: from its last draw, or from the request, to its reply.
+        next_pass_ms: the reply travels, and the target's pass begins.
+    """
+
+    request_ms: float
+    drafting_ms: float
+    reply_ms: float
+    next_pass_ms: float
+
+
+def host_path(edges_R1: np.ndarray, target: SideLog, draft: SideLog | None) -> HostPath | None:
+    """Between these beginnings of target passes; None without a draft that is asked."""
+    if draft is None or not len(draft.spans_S2):
+        return None
+    begins_R, next_R = edges_R1[:-1], edges_R1[1:]
+    ends_R = target.passes_P2[np.searchsorted(target.passes_P2[:, 0], begins_R), 1]
+    answers_R2 = draft.spans_S2[np.maximum(np.searchsorted(draft.spans_S2[:, 1], next_R) - 1, 0)]
+    asked = np.flatnonzero((answers_R2[:, 0] > begins_R) & (answers_R2[:, 1] <= next_R))
+    if not len(asked):
+        return None
+    asked_R, replied_R = answers_R2[asked].T
+    # A pass that was queued before the request belongs to the work ahead.
+    own_P2 = draft.passes_P2
+    first_R, last_R = np.searchsorted(own_P2[:, 0], asked_R), np.searchsorted(own_P2[:, 0], replied_R)
+    has_drafted_R = last_R > first_R
+    drafting_R = np.where(has_drafted_R, own_P2[np.minimum(first_R, len(own_P2) - 1), 0], asked_R)
+    moments_R5 = np.stack([ends_R[asked], asked_R, drafting_R, replied_R, next_R[asked]], axis=1)
+    passes_P2 = np.concatenate([target.passes_P2, own_P2])
+    busy_R5 = busy_until(passes_P2, moments_R5.ravel()).reshape(moments_R5.shape)
+    idle_4 = (np.diff(moments_R5, axis=1) - np.diff(busy_R5, axis=1)).mean(axis=0) / NS_PER_MS
+    return HostPath(*idle_4.tolist())
 
 
 def _host_time(side: SideLog, edges_R1: np.ndarray, exposed: float, num_rounds: int) -> HostTime:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdist.emulation.accounting import HostTime
+from specdist.emulation.accounting import HostPath, HostTime, host_path
 from specdist.emulation.config import TARGET_ONLY
 from specdist.emulation.session import Run
 from specdist.planning.simulate import Mode
@@ -33,6 +33,7 @@ class Outcome:
             whose lengths are not fixed.
         exposed_host_share: of the rounds' time.
         round_ms, tokens_per_round: means; the tokens are those of one sequence.
+        path: what the host does while no device works.
         slow_share: passes for which this machine took longer than the emulated GPU.
     """
 
@@ -52,6 +53,7 @@ class Outcome:
     target_host: HostTime
     draft_host: HostTime | None
     slow_share: float
+    path: HostPath | None = None
 
     @staticmethod
     def of(run: Run, *, batch_size: int, **about: Any) -> Outcome:
@@ -68,6 +70,7 @@ class Outcome:
             tokens_per_round=run.num_tokens / num_rounds / batch_size,
             target_host=times.target,
             draft_host=times.draft,
+            path=host_path(run.edges_R1, run.target, run.draft),
             slow_share=sum(log.num_slow for log in logs) / sum(len(log.passes_P2) for log in logs),
             **about,
         )
@@ -98,14 +101,20 @@ class EmulationResult:
     @staticmethod
     def read(path: Path) -> EmulationResult:
         """What :meth:`to_json` has written."""
-        document = json.loads(path.read_text(encoding="utf-8"))
+        return EmulationResult.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> EmulationResult:
+        """Of what :meth:`to_json` has made."""
         outcomes = []
-        for one in document.pop("outcomes"):
-            del one[SPEEDUP]
+        about = {name: value for name, value in document.items() if name != "outcomes"}
+        for given in document["outcomes"]:
+            one = {name: value for name, value in given.items() if name != SPEEDUP}
             hosts: dict[str, Any] = {name: one.pop(name) for name in HOSTS}
             hosts = {name: found and HostTime(**found) for name, found in hosts.items()}
-            outcomes.append(Outcome(**one, **hosts))
-        return EmulationResult(**document, outcomes=outcomes)
+            found: dict[str, float] | None = one.pop("path", None)
+            outcomes.append(Outcome(**one, **hosts, path=HostPath(**found) if found else None))
+        return EmulationResult(**about, outcomes=outcomes)
 
     def markdown(self) -> str:
         """For a README, with what it was measured with."""

@@ -76,11 +76,15 @@ class Window:
         self._is_begun = self._is_over = False
         # By their order of admission.
         self._sequences: dict[int, Sequence] = {}
+        self._newest = 0
         self.first_pass = self.num_tokens = 0
 
     def should_stop(self, engine: Engine, num_passes: int) -> bool:
         """To be called before every round."""
-        self._sequences |= {sequence.order: sequence for sequence in engine.scheduler.running}
+        running = engine.scheduler.running
+        if max((sequence.order for sequence in running), default=0) > self._newest:
+            self._newest = max(sequence.order for sequence in running)
+            self._sequences |= {sequence.order: sequence for sequence in running}
         if not self._runner.is_full:
             self._num_before_full = num_passes
             limits = dataclasses.replace(self._limits, max_num_batched_tokens=ALL_TOKENS)

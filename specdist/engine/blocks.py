@@ -1,26 +1,143 @@
-"""Blocks and prompt chunks as the flat batch of a pass. No tensors."""
+"""Blocks: the tokens of sequences in the target pass, and the flat batch that they make with prompt chunks.
+
+R sequences that decode, C candidates of all of them, one after the other, K candidates of one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
-from specdist.engine.proposals import Block
+from specdist.engine.proposals import ProposalReply
 from specdist.engine.scheduler import Chunk
+from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
+from specdist.stats.shard import AheadOutcome
 from specdist.utils.ranges import arange_segments
 
 
-def flat_batch(blocks: list[Block], chunks: list[Chunk]) -> FlatBatch:
-    """The tokens of blocks, each from its sequence's last committed token on, and of prompt chunks."""
-    # Sequence, first position, and tokens of each.
-    parts = [
-        (block.sequence, len(block.sequence.token_ids) - 1, [block.next_token_id, *block.candidate_ids])
-        for block in blocks
-    ] + [(chunk.sequence, chunk.begin, chunk.sequence.token_ids[chunk.begin : chunk.end]) for chunk in chunks]
-    lengths = np.array([len(token_ids) for *_, token_ids in parts], np.int64)
-    begins = np.array([begin for _, begin, _ in parts], np.int64)
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A sequence's tokens in the target pass: its next token, and the candidates after it.
+
+    Attributes:
+        features_4K: the candidates' draft features, if the run is traced.
+        ahead: the outcome of the work ahead.
+        num_trusted: leading candidates that are kept without verification (SPRINTER only).
+    """
+
+    sequence: Sequence
+    next_token_id: int
+    candidate_ids: list[int]
+    draft_probabilities_K: np.ndarray
+    features_4K: np.ndarray | None
+    ahead: AheadOutcome
+    num_trusted: int = 0
+
+    @property
+    def num_candidates(self) -> int:
+        return len(self.candidate_ids)
+
+    @property
+    def num_skipped(self) -> int:
+        """Leading candidates whose acceptance is not computed: the trusted ones, unless they are traced."""
+        return self.num_trusted if self.features_4K is None else 0
+
+
+def blocks_of(
+    reply: ProposalReply, sequences: list[Sequence], *, trusts_draft: bool = False
+) -> Iterator[Block]:
+    """Those of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
+    candidate_ids, ends_R = reply.candidate_ids_C.tolist(), np.cumsum(reply.num_drafted_R)
+    numbers = zip(ends_R.tolist(), reply.num_drafted_R.tolist(), strict=True)
+    outcomes = reply.ahead.outcomes(reply.num_drafted_R)
+    for index, (end, num_drafted) in enumerate(numbers):
+        own = slice(end - num_drafted, end)
+        yield Block(
+            sequence=sequences[index],
+            next_token_id=int(reply.next_token_ids_R[index]),
+            candidate_ids=candidate_ids[own],
+            draft_probabilities_K=reply.draft_probabilities_C[own],
+            features_4K=None if reply.traced is None else reply.traced.features_4C[:, own],
+            ahead=outcomes[index],
+            num_trusted=max(0, num_drafted - 1) if trusts_draft else 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewBlocks:
+    """Blocks as arrays, before their next tokens are committed: all that a pass needs of them.
+
+    ``num_skipped_R``: see :class:`Block`.
+    """
+
+    sequences: list[Sequence]
+    next_token_ids_R: np.ndarray
+    candidate_ids_C: np.ndarray
+    num_candidates_R: np.ndarray
+    num_skipped_R: np.ndarray
+
+    @staticmethod
+    def of(
+        reply: ProposalReply, decoding: list[Sequence], goes_on: list[bool], *, trusts_draft: bool
+    ) -> NewBlocks:
+        """Those of the sequences that go on after their next tokens."""
+        next_ids_R, ids_C, num_R = reply.next_token_ids_R, reply.candidate_ids_C, reply.num_drafted_R
+        if not all(goes_on):
+            goes_on_R = np.array(goes_on, bool)
+            decoding = [decoding[index] for index in np.flatnonzero(goes_on_R)]
+            next_ids_R, ids_C, num_R = (
+                next_ids_R[goes_on_R],
+                ids_C[np.repeat(goes_on_R, num_R)],
+                num_R[goes_on_R],
+            )
+        is_skipping = trusts_draft and reply.traced is None
+        return NewBlocks(
+            sequences=decoding,
+            next_token_ids_R=next_ids_R,
+            candidate_ids_C=ids_C,
+            num_candidates_R=num_R,
+            num_skipped_R=np.maximum(num_R - 1, 0) if is_skipping else np.zeros_like(num_R),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sequences) + len(self.candidate_ids_C)
+
+
+def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
+    """The tokens of blocks, which follow what their sequences have committed, and of prompt chunks."""
+    lengths_R = blocks.num_candidates_R + 1
+    is_next_T = np.zeros(blocks.num_tokens, bool)
+    is_next_T[np.cumsum(lengths_R) - lengths_R] = True
+    token_ids_T = np.empty(len(is_next_T), np.int64)
+    token_ids_T[is_next_T], token_ids_T[~is_next_T] = blocks.next_token_ids_R, blocks.candidate_ids_C
+    begins_R = np.array([len(sequence.token_ids) for sequence in blocks.sequences], np.int64)
+    slots_R = np.array([sequence.slot for sequence in blocks.sequences], np.int64)
+    positions_T = np.repeat(begins_R, lengths_R) + arange_segments(lengths_R)
+    batch = FlatBatch(token_ids_T, np.repeat(slots_R, lengths_R), positions_T)
+    return _joined([batch, *map(_flat_chunk, chunks)]) if chunks else batch
+
+
+def flat_context(chunks: list[Chunk]) -> FlatBatch:
+    """The tokens of prompt chunks."""
+    return _joined([_NOTHING, *map(_flat_chunk, chunks)]) if chunks else _NOTHING
+
+
+_NOTHING = FlatBatch(*np.zeros((3, 0), np.int64))
+
+
+def _flat_chunk(chunk: Chunk) -> FlatBatch:
+    token_ids = np.array(chunk.sequence.token_ids[chunk.begin : chunk.end], np.int64)
+    positions = np.arange(chunk.begin, chunk.end)
+    return FlatBatch(token_ids, np.full(len(token_ids), chunk.sequence.slot), positions)
+
+
+def _joined(batches: list[FlatBatch]) -> FlatBatch:
     return FlatBatch(
-        np.array([token for *_, token_ids in parts for token in token_ids], np.int64),
-        np.repeat(np.array([sequence.slot for sequence, *_ in parts], np.int64), lengths),
-        np.repeat(begins, lengths) + arange_segments(lengths),
+        np.concatenate([np.asarray(batch.token_ids_T) for batch in batches]),
+        np.concatenate([batch.slots_T for batch in batches]),
+        np.concatenate([batch.positions_T for batch in batches]),
     )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from specdist.engine.branches import NO_BRANCHES, Branches, BranchTable
+from specdist.engine.draft_features import Places, TokenFeatures
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
@@ -63,12 +64,12 @@ class FirstAhead:
     acceptance_R: np.ndarray
     features: DraftFeatures | None
 
-    def traced(self, candidate_features: DraftFeatures) -> TracedDrafts | None:
-        """For the trace, if there is one."""
+    def traced(self, features: TokenFeatures, candidates: Places) -> TracedDrafts | None:
+        """For the trace, if there is one. ``features``: of all tokens."""
         if self.features is None:
             return None
         return TracedDrafts(
-            features_4C=candidate_features.stacked(),
+            features_4C=features.at(candidates).stacked(),
             is_verified_R=self.is_verified_R,
             is_hit_R=self.is_hit_R,
             token_ids_R=self.token_ids_R,
@@ -141,6 +142,8 @@ class AheadDrafter:
 
     def num_rounds_alone(self, slots_R: np.ndarray) -> int:
         """Rounds in which the target need not ask; 0 while it has anything to verify."""
+        if self._chooser is None:
+            return 0
         is_pending = (
             self._draft_state.num_candidates[slots_R].any() or self._draft_state.num_ahead[slots_R].any()
         )

@@ -245,9 +245,11 @@ class DraftLoop:
             if features_3T is not None:
                 self._draft_state.features.keep(places, features_3T)
             ends = np.flatnonzero(self.is_stop_V[ids_T])
-            np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
+            if len(ends):
+                np.minimum.at(num_drafted_R, index_T[ends], depths_T[ends] + 1)
             nonfinite = np.flatnonzero(~(probabilities_T > 0))
-            np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
+            if len(nonfinite):
+                np.minimum.at(num_drafted_R, index_T[nonfinite], depths_T[nonfinite])
             if len(nonfinite) and not self._has_warned:
                 self._has_warned = True
                 logger.warning(DRAFT_NOT_FINITE)

@@ -29,10 +29,8 @@ from specdist.engine.draft_steps import (
     DrawnTokens,
     GivenSteps,
     Step,
-    columns_of,
     indices_of,
     taking_part,
-    tokens_of,
 )
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -294,7 +292,7 @@ class DraftRuns(DraftLoop):
             if known_A is not None:
                 step = self._head.told(step, (slots_A, positions_A), is_first=depth == 0)
         drafting.last = step
-        tokens = tokens_of([step], columns_of([step]).numpy(), first_depth=depth)
+        tokens = step.tokens(depth)
         drafting.seen.append(tokens)
         drafting.num_drafted_R[step.active_A] = depth + 1
         drafting.goes_on_R &= drafting.num_wanted_R > depth + 1

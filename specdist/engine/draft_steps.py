@@ -40,6 +40,16 @@ class Step(NamedTuple):
             None if self.estimates_A is None else self.estimates_A[kept],
         )
 
+    def tokens(self, depth: int) -> DrawnTokens:
+        """Of a step on the host."""
+        return DrawnTokens(
+            index_T=self.active_A,
+            depths_T=np.full(len(self.active_A), depth),
+            token_ids_T=self.drawn_A.numpy(),
+            probabilities_T=self.probabilities_A.numpy(),
+            features_3T=None if self.features_3A is None else self.features_3A.double().numpy(),
+        )
+
 
 class DrawnTokens(NamedTuple):
     """On the host: index in the draft batch, depth, token id and probability of each token; its features

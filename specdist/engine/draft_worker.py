@@ -13,8 +13,8 @@ the other.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 import numpy as np
 
@@ -102,10 +102,10 @@ class DraftWorker:
         self._undo.begin()
         with self._clock.phase("draft"):
             reply = self._respond(request)
-        times = RoleTimes(**self._clock.take(), peak_memory_bytes=self._peak_memory_bytes)
-        return dataclasses.replace(reply, times=times)
+        return reply(times=RoleTimes(**self._clock.take(), peak_memory_bytes=self._peak_memory_bytes))
 
-    def _respond(self, request: ProposalRequest) -> ProposalReply:
+    def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
+        """The reply without its times."""
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
@@ -139,17 +139,17 @@ class DraftWorker:
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
-        return ProposalReply(
+        return partial(
+            ProposalReply,
             next_token_ids_R=state.token_ids[slots_R, first_R - 1],
             num_drafted_R=num_candidates_R,
             candidate_ids_C=state.token_ids[places_C],
             draft_probabilities_C=state.probabilities[places_C],
             ahead=report,
             draft_pass_sizes_P=pass_sizes_P,
-            times=RoleTimes(),
             draft_steps=draft_steps,
             num_rounds_alone=self._ahead.num_rounds_alone(slots_R),
-            traced=first.traced(state.features.at(places_C)),
+            traced=first.traced(state.features, places_C),
         )
 
     def _resolve(self, request: ProposalRequest) -> FirstAhead:

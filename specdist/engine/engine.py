@@ -16,19 +16,19 @@ from functools import partial
 
 import numpy as np
 
-from specdist.engine.blocks import flat_batch
+from specdist.engine.blocks import Block, NewBlocks, blocks_of, flat_context
 from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.out_of_memory import MemoryGuard
-from specdist.engine.proposals import DRAW, Block, OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.proposals import DRAW, OpenedSequences, ProposalReply, ProposalRequest
 from specdist.engine.reports import EngineLoad
 from specdist.engine.request import Completion, FinishReason
 from specdist.engine.scheduler import RoundPlan, Scheduler
 from specdist.engine.sequence import Sequence, StopRules
 from specdist.engine.stats_recorder import StatsRecorder
-from specdist.engine.timeline import PhaseTime, Timeline
+from specdist.engine.timeline import Kind, PhaseTime, Timeline
 from specdist.engine.tracing import record_block, record_token_ahead
 from specdist.engine.verify import VerifiedBlock, Verifier
 from specdist.models.memory import peak_memory_bytes
@@ -139,28 +139,34 @@ class Engine:
         with self._clock.phase("idle"):
             reply = self._proposer.propose(request, self._clock)
         self._memory_guard.note_reply()
-        blocks = self._commit_next_tokens(plan, reply, finished)
+        next_ids = reply.next_token_ids_R.tolist()
+        ends = [self._end(*each) for each in zip(plan.decoding, next_ids, strict=True)]
+        new_blocks = NewBlocks.of(
+            reply, plan.decoding, [end is None for end in ends], trusts_draft=self._trusts_draft
+        )
 
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
-        num_block_tokens = sum(block.num_candidates + 1 for block in blocks)
-        num_pass_tokens = num_block_tokens + len(request.context)
+        weights: dict[Kind, int] = {"prefill": len(request.context), "verify": new_blocks.num_tokens}
+        num_pass_tokens = sum(weights.values())
         pass_time: PhaseTime | None = None
+        try:
+            if num_pass_tokens:
+                with self._clock.mixed_phase(weights) as pass_time:
+                    verified_blocks = self._verifier.verify(plan.page_updates, new_blocks, plan.chunks)
+        finally:
+            # The target is at work, or its pass has failed; the draft counts on the next tokens in any case.
+            blocks = self._commit_next_tokens(plan, reply, ends, finished)
         if num_pass_tokens:
-            with self._clock.mixed_phase(
-                {"prefill": len(request.context), "verify": num_block_tokens}
-            ) as pass_time:
-                verified_blocks = self._verifier.verify(plan.page_updates, blocks, plan.chunks)
-            # The target is at work.
             yield from self._completions()
             self.scheduler.look_ahead()
-            for verified_block in verified_blocks():
+            for verified_block in verified_blocks(blocks):
                 self._commit_candidates(verified_block, finished)
 
-        times, traffic = self._clock.take(), self._target.traffic - traffic
+        times, traffic = self._clock.cut(), self._target.traffic - traffic
         self._later.append(
             lambda: count.record_round(
                 plan,
-                target=TargetTimes(**times),
+                target=TargetTimes(**times()),
                 reply=reply,
                 num_pass_tokens=num_pass_tokens,
                 pass_time=pass_time,
@@ -172,8 +178,17 @@ class Engine:
     def _draft_request(self, plan: RoundPlan) -> ProposalRequest:
         """How the last round ended, and how many candidates there may be in this one."""
         sequences = plan.decoding
-        next_token_ids = [DRAW if s.forced_next_token is None else s.forced_next_token for s in sequences]
-        next_token_ids_R = np.array(next_token_ids, np.int64)
+        numbers = [
+            (
+                s.slot,
+                s.num_accepted,
+                s.num_redraft,
+                DRAW if s.forced_next_token is None else s.forced_next_token,
+            )
+            for s in sequences
+        ]
+        columns = np.array(numbers, np.int64).reshape(-1, 4).T.copy()
+        slots_R, num_accepted_R, num_redraft_R, next_token_ids_R = columns
         next_distributions = None
         drawn = [sequence for sequence in sequences if sequence.forced_next_token is None]
         if drawn:
@@ -184,24 +199,34 @@ class Engine:
                 next_distributions = None
         return ProposalRequest(
             page_updates=plan.page_updates,
-            slots_R=np.array([sequence.slot for sequence in sequences], np.int64),
-            num_accepted_R=np.array([sequence.num_accepted for sequence in sequences], np.int64),
+            slots_R=slots_R,
+            num_accepted_R=num_accepted_R,
             next_token_ids_R=next_token_ids_R,
             draft_now_R=np.array(plan.draft_limits, np.int64),
-            num_redraft_R=np.array([sequence.num_redraft for sequence in sequences], np.int64),
+            num_redraft_R=num_redraft_R,
             next_distributions_W=next_distributions,
             sequences=sequences,
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
             opened=OpenedSequences.of(plan.opened),
-            context=flat_batch([], plan.chunks),
+            context=flat_context(plan.chunks),
         )
 
+    def _end(self, sequence: Sequence, next_token_id: int) -> FinishReason | None:
+        """How this token ends the sequence, if it does."""
+        if next_token_id == NOT_FINITE:
+            return "error"
+        return self._stop_rules.check(sequence, [next_token_id]).reason
+
     def _commit_next_tokens(
-        self, plan: RoundPlan, reply: ProposalReply, finished: list[Sequence]
+        self,
+        plan: RoundPlan,
+        reply: ProposalReply,
+        ends: list[FinishReason | None],
+        finished: list[Sequence],
     ) -> list[Block]:
         """Append each sequence's next token. Returns the blocks of the sequences that it does not end."""
         blocks = []
-        for index, block in enumerate(reply.blocks(plan.decoding, trusts_draft=self._trusts_draft)):
+        for index, block in enumerate(blocks_of(reply, plan.decoding, trusts_draft=self._trusts_draft)):
             sequence, ahead = block.sequence, block.ahead
             if block.next_token_id == NOT_FINITE:
                 # Nothing was drafted after it.
@@ -211,14 +236,13 @@ class Engine:
                 continue
             self._nonfinite_guard.note_finite()
             record_token_ahead(block, reply, index)
-            reason = self._stop_rules.check(sequence, [block.next_token_id]).reason
             was_full = sequence.num_accepted == sequence.num_candidates
             missed = not ahead.is_hit and (ahead.num_tokens > 0 or not was_full)
             self._later.append(
                 partial(self._stats_recorder.record_next_token, block, is_reached=was_full, is_miss=missed)
             )
             sequence.begin_block(block.next_token_id, block.num_candidates, missed=missed)
-            if reason is None:
+            if (reason := ends[index]) is None:
                 blocks.append(block)
             else:
                 record_block(block, None, num_verified=0, num_accepted=0)

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInput
@@ -37,8 +36,8 @@ class Proposer(Protocol):
 class VerifyOutput(Protocol):
     """The result of a target pass, in the process that verifies."""
 
-    def candidate_probabilities(self) -> Tensor:
-        """float64 [C] on the CPU: the target's probability of every candidate at its position."""
+    def candidate_probabilities(self) -> np.ndarray:
+        """float64 [C]: the target's probability of every candidate at its position."""
         ...
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:

@@ -19,10 +19,8 @@ from specdist.engine.proposals import VerifyInput
 from specdist.engine.reports import Traffic
 from specdist.models.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
-from specdist.sampling.distributions import Distributions, OneHot, SamplingSettings
+from specdist.sampling.distributions import Dense, Distributions, OneHot, SamplingSettings
 from specdist.sampling.uploads import upload
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,11 @@ class FullDistributions:
     verify_input: VerifyInput
 
     @cached_property
-    def _fetched_N(self) -> Distributions:
-        # One copy brings all that a round needs of one-hot distributions: what follows waits for nothing.
+    def _token_ids_N(self) -> np.ndarray | None:
+        """Of one-hot distributions. One copy brings all that a round needs of them: what follows waits for
+        nothing."""
         given = self.distributions_N
-        return OneHot(given.token_ids_N.cpu()) if isinstance(given, OneHot) else given
+        return given.token_ids_N.cpu().numpy() if isinstance(given, OneHot) else None
 
     @staticmethod
     def of(logits_NV: Tensor, settings: SamplingSettings, verify_input: VerifyInput) -> FullDistributions:
@@ -47,14 +46,19 @@ class FullDistributions:
             next_token_distributions(logits_NV, settings, keys_N, positions_N), verify_input
         )
 
-    def candidate_probabilities(self) -> Tensor:
+    def candidate_probabilities(self) -> np.ndarray:
         given, asked = self.distributions_N, self.verify_input
-        device = CPU if isinstance(given, OneHot) else given.device
-        numbers_C = upload(device, asked.target_logits_indices_C, asked.candidate_ids_C)
-        return self._fetched_N.probabilities_at(*numbers_C).cpu()
+        index_C, ids_C = asked.target_logits_indices_C, asked.candidate_ids_C
+        if isinstance(given, Dense):
+            probabilities_C = given.probabilities_at(*upload(given.device, index_C, ids_C)).cpu()
+            return np.asarray(probabilities_C.numpy())
+        assert self._token_ids_N is not None
+        return (self._token_ids_N[index_C] == ids_C).astype(np.float64)
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        return self._fetched_N.select(*upload(self._fetched_N.device, index_W))
+        if self._token_ids_N is not None:
+            return OneHot(torch.from_numpy(self._token_ids_N[index_W]))
+        return self.distributions_N.select(*upload(self.distributions_N.device, index_W))
 
 
 class LocalTarget:

@@ -46,6 +46,7 @@ class Packed:
 
 
 INTEGERS = Packed(np.int64)
+_NO_WORDS, _ONE_WORD = np.zeros(0, np.int64), np.ones(1, np.int64)
 FloatArray = Annotated[np.ndarray, Packed(np.float64)]
 BoolArray = Annotated[np.ndarray, Packed(np.bool_)]
 
@@ -86,7 +87,10 @@ def _unpack(message_type: Any, arrays: Iterator[np.ndarray]) -> Any:
     values = dict(zip(layout.numbers, numbers, strict=True))
     for name, field in layout.fields:
         values[name] = field.unpack(arrays)
-    return message_type(**values)
+    # Not its __init__, which sets one field after the other; those that are not sent are the class's.
+    message = object.__new__(message_type)
+    message.__dict__.update(values)
+    return message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,11 +126,32 @@ def _field_of(hint: Any) -> _Field:
     nested: Any = next(option for option in options if dataclasses.is_dataclass(option))
     if type(None) in options:
         return _optional_field(nested)
-    return _Field(_pack, lambda arrays: _unpack(nested, arrays))
+    layout = _layout(nested)
+    if layout.numbers or not all(isinstance(field, _ArrayField) for _, field in layout.fields):
+        return _Field(_pack, lambda arrays: _unpack(nested, arrays))
+    return _columns_field(nested)
+
+
+class _ArrayField(_Field):
+    """An array."""
 
 
 def _array_field(packed: Packed) -> _Field:
-    return _Field(lambda value, add: add(packed.pack(value)), lambda arrays: packed.unpack(next(arrays)))
+    return _ArrayField(lambda value, add: add(packed.pack(value)), lambda arrays: packed.unpack(next(arrays)))
+
+
+def _columns_field(nested: Any) -> _Field:
+    """A dataclass of arrays alone. One without contents, as in most rounds, is sent as one empty array."""
+    fields = _layout(nested).fields
+    empty = _unpack(nested, iter([_NO_WORDS] * len(fields)))
+
+    def write(value: Any, add: Callable[[np.ndarray], None]) -> None:
+        is_empty = not any(len(getattr(value, name)) for name, _ in fields)
+        add(_NO_WORDS if is_empty else _ONE_WORD)
+        if not is_empty:
+            _pack(value, add)
+
+    return _Field(write, lambda arrays: _unpack(nested, arrays) if len(next(arrays)) else empty)
 
 
 def _optional_field(nested: Any) -> _Field:

@@ -1,13 +1,11 @@
 """The messages of a round: between the target's side and the draft's, and to the ranks of the target.
 
 R sequences that decode, W of them whose next token is sampled from the target's distribution, C candidates of
-all sequences, one after the other, K candidates of one, T flat tokens, N of them whose logits are wanted, P
-passes of the draft.
+all sequences, one after the other, T flat tokens, N of them whose logits are wanted, P passes of the draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +16,6 @@ from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, Rol
 from specdist.engine.sequence import Sequence
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Distributions
-from specdist.stats.shard import AheadOutcome
 
 # In a token id's place: to be sampled.
 DRAW = -1
@@ -44,6 +41,8 @@ class OpenedSequences:
 
     @staticmethod
     def of(sequences: list[Sequence]) -> OpenedSequences:
+        if not sequences:
+            return NOTHING_OPENED
         contexts = [s.context_length if s.forced_next_token is None else NO_CONTEXT for s in sequences]
         return OpenedSequences(
             slots=np.array([sequence.slot for sequence in sequences], np.int64),
@@ -52,6 +51,12 @@ class OpenedSequences:
             context_lengths=np.array(contexts, np.int64),
             max_lengths=np.array([sequence.max_length for sequence in sequences], np.int64),
         )
+
+
+_NONE = np.zeros(0, np.int64)
+NOTHING_OPENED = OpenedSequences(
+    slots=_NONE, stream_keys=_NONE, num_misses=_NONE, context_lengths=_NONE, max_lengths=_NONE
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,34 +93,6 @@ class ProposalRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """A sequence's tokens in the target pass: its next token, and the candidates after it.
-
-    Attributes:
-        features_4K: the candidates' draft features, if the run is traced.
-        ahead: the outcome of the work ahead.
-        num_trusted: leading candidates that are kept without verification (SPRINTER only).
-    """
-
-    sequence: Sequence
-    next_token_id: int
-    candidate_ids: list[int]
-    draft_probabilities_K: np.ndarray
-    features_4K: np.ndarray | None
-    ahead: AheadOutcome
-    num_trusted: int = 0
-
-    @property
-    def num_candidates(self) -> int:
-        return len(self.candidate_ids)
-
-    @property
-    def num_skipped(self) -> int:
-        """Leading candidates whose acceptance is not computed: the trusted ones, unless they are traced."""
-        return self.num_trusted if self.features_4K is None else 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProposalReply:
     """Draft → target: each sequence's next token, and the candidates after it with their draft probabilities.
     ``num_rounds_alone``: nothing is drafted, and the target need not ask for so many rounds.
@@ -135,23 +112,6 @@ class ProposalReply:
     num_rounds_alone: int = 0
     traced: TracedDrafts | None = None
     traffic: Traffic = not_sent(Traffic())
-
-    def blocks(self, sequences: list[Sequence], *, trusts_draft: bool = False) -> Iterator[Block]:
-        """Those of the sequences that decode. ``trusts_draft``: all candidates but the last are trusted."""
-        candidate_ids, ends_R = self.candidate_ids_C.tolist(), np.cumsum(self.num_drafted_R)
-        numbers = zip(ends_R.tolist(), self.num_drafted_R.tolist(), strict=True)
-        outcomes = self.ahead.outcomes(self.num_drafted_R)
-        for index, (end, num_drafted) in enumerate(numbers):
-            own = slice(end - num_drafted, end)
-            yield Block(
-                sequence=sequences[index],
-                next_token_id=int(self.next_token_ids_R[index]),
-                candidate_ids=candidate_ids[own],
-                draft_probabilities_K=self.draft_probabilities_C[own],
-                features_4K=None if self.traced is None else self.traced.features_4C[:, own],
-                ahead=outcomes[index],
-                num_trusted=max(0, num_drafted - 1) if trusts_draft else 0,
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

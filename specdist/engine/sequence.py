@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specdist.data.traces import TracedToken
 from specdist.engine.request import Completion, FinishReason, Request
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(NamedTuple):
     """A sequence's totals. ``num_drafts`` counts target passes with candidates, ``num_misses`` how often what
     was drafted has been dropped for another next token."""
 
@@ -19,6 +18,9 @@ class Counters:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
+
+
+NOTHING_COUNTED = Counters()
 
 
 class _BlockStart(NamedTuple):
@@ -56,7 +58,7 @@ class Sequence:
     stream_key: int
     max_length: int
     token_ids: list[int]
-    counters: Counters = Counters()
+    counters: Counters = NOTHING_COUNTED
     slot: int = -1
     num_shared: int = 0
     num_prefilled: int = 0
@@ -107,14 +109,14 @@ class Sequence:
         self.num_candidates = num_candidates
         self.token_ids.append(next_token_id)
         if missed:
-            self.counters = replace(self.counters, num_misses=self.counters.num_misses + 1)
+            self.counters = self.counters._replace(num_misses=self.counters.num_misses + 1)
         self.num_blocks += 1
         self._block_start = _BlockStart(len(self.token_ids), num_candidates, self.counters, len(self.trace))
 
     def drop_candidates(self, num_draft_tokens: int) -> None:
         """The next token ended the sequence: the candidates after it are discarded, but count as drafted."""
         num_draft_tokens += self.counters.num_draft_tokens
-        self.counters = replace(self.counters, num_draft_tokens=num_draft_tokens)
+        self.counters = self.counters._replace(num_draft_tokens=num_draft_tokens)
 
     def end_block(self, accepted_ids: list[int], num_draft_tokens: int) -> None:
         """Commit the accepted candidates of a verified block."""

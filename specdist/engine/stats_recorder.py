@@ -10,7 +10,8 @@ import dataclasses
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
-from specdist.engine.proposals import Block, ProposalReply
+from specdist.engine.blocks import Block
+from specdist.engine.proposals import ProposalReply
 from specdist.engine.reports import Traffic
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence

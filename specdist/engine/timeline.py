@@ -74,7 +74,7 @@ class Timeline:
                 ``torch.profiler.record_function``; it labels a profile of the device's work.
         """
         self._clock = clock or HostClock()
-        self._annotate = annotate or contextlib.nullcontext
+        self._annotate = annotate
         self._times: Counter[Kind] = Counter()
         self._weights: Mapping[Kind, int] = {rest: 1}
         self._phase = PhaseTime()
@@ -82,11 +82,9 @@ class Timeline:
         self._pending: deque[_Interval] = deque()
         self._begin()
 
-    @contextlib.contextmanager
-    def phase(self, kind: Kind) -> Iterator[PhaseTime]:
+    def phase(self, kind: Kind) -> contextlib.AbstractContextManager[PhaseTime]:
         """Work inside is of this kind; the phase around it pauses."""
-        with self.mixed_phase({kind: 1}) as time_of_it:
-            yield time_of_it
+        return self.mixed_phase({kind: 1})
 
     @contextlib.contextmanager
     def mixed_phase(self, weights: Mapping[Kind, int]) -> Iterator[PhaseTime]:
@@ -95,8 +93,11 @@ class Timeline:
         inner = PhaseTime()
         self._switch_to(weights, inner)
         try:
-            with self._annotate(" + ".join(kind for kind, weight in weights.items() if weight)):
+            if self._annotate is None:
                 yield inner
+            else:
+                with self._annotate(" + ".join(kind for kind, weight in weights.items() if weight)):
+                    yield inner
         finally:
             self._switch_to(*outer, ends_phase=True)
 
@@ -106,10 +107,19 @@ class Timeline:
         On a host they add up to the time since then; on a device, to the time between the last marks that had
         been reached at each of the two calls.
         """
+        return self.cut()()
+
+    def cut(self) -> Callable[[], dict[Kind, int]]:
+        """Like :meth:`take`, of the times up to now; they are read when what is returned is called."""
         self._switch_to(self._weights, self._phase)
-        self._resolve()
-        times, self._times = self._times, Counter()
-        return dict(times)
+        last = self._pending[-1]
+
+        def times() -> dict[Kind, int]:
+            self._resolve(last)
+            known, self._times = self._times, Counter()
+            return dict(known)
+
+        return times
 
     def restart(self) -> None:
         """Forget everything up to now."""
@@ -125,8 +135,8 @@ class Timeline:
         self._pending.append(_Interval(self._weights, self._phase, self._clock.mark(), ends_phase))
         self._weights, self._phase = weights, phase
 
-    def _resolve(self) -> None:
-        """Count the intervals whose ends have been reached."""
+    def _resolve(self, last: _Interval) -> None:
+        """Count the intervals up to this one whose ends have been reached."""
         while self._pending:
             interval = self._pending[0]
             elapsed_ns = self._clock.elapsed_ns(self._since, interval.end)
@@ -134,10 +144,15 @@ class Timeline:
                 return
             self._pending.popleft()
             self._add(interval, elapsed_ns)
+            if interval is last:
+                return
 
     def _add(self, interval: _Interval, elapsed_ns: int) -> None:
-        for kind, amount in split_proportionally(elapsed_ns, interval.weights).items():
-            self._times[kind] += amount
+        if len(interval.weights) == 1:
+            self._times[next(iter(interval.weights))] += elapsed_ns
+        else:
+            for kind, amount in split_proportionally(elapsed_ns, interval.weights).items():
+                self._times[kind] += amount
         interval.phase.ns += elapsed_ns
         interval.phase.is_known = interval.ends_phase
         self._since = interval.end

@@ -10,7 +10,8 @@ import math
 import numpy as np
 
 from specdist.data.traces import TracedToken
-from specdist.engine.proposals import Block, ProposalReply
+from specdist.engine.blocks import Block
+from specdist.engine.proposals import ProposalReply
 
 
 def record_token_ahead(block: Block, reply: ProposalReply, index: int) -> None:

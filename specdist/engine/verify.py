@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.blocks import flat_batch
+from specdist.engine.blocks import Block, NewBlocks, flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
-from specdist.engine.proposals import Block, VerifyInput
+from specdist.engine.proposals import VerifyInput
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.sampling.distributions import Distributions
@@ -53,27 +53,30 @@ class Verifier:
         """The target's distributions [W] after the tokens that the last pass has accepted."""
         assert self._next_distributions is not None
         index_W = np.array([self._next_index_of[sequence.order] for sequence in sequences], np.int64)
+        if len(index_W) == len(self._next_index_of) and (index_W == np.arange(len(index_W))).all():
+            return self._next_distributions
         return self._next_distributions.select(*upload(self._next_distributions.device, index_W))
 
     def verify(
-        self, page_updates: PageUpdates, blocks: list[Block], chunks: list[Chunk]
-    ) -> Callable[[], list[VerifiedBlock]]:
-        """Begin one target pass over the blocks and the prompt chunks; what is returned waits for it."""
-        lengths_R = np.array([block.num_candidates + 1 for block in blocks], np.int64)
+        self, page_updates: PageUpdates, new_blocks: NewBlocks, chunks: list[Chunk]
+    ) -> Callable[[list[Block]], list[VerifiedBlock]]:
+        """Begin one target pass over the blocks and the prompt chunks. What is returned waits for it, and is
+        to be given the same blocks once their next tokens are committed."""
+        lengths_R = new_blocks.num_candidates_R + 1
         # Logits are wanted of a block's tokens, except of those before skipped candidates, and of the last
         # token of a context that is complete.
-        num_skipped_R = np.array([block.num_skipped for block in blocks], np.int64)
+        num_skipped_R = new_blocks.num_skipped_R
         num_logits_R = lengths_R - num_skipped_R
         block_logits_N = np.repeat(np.cumsum(lengths_R) - num_logits_R, num_logits_R)
         block_logits_N += arange_segments(num_logits_R)
         is_complete = np.array([chunk.completes_context for chunk in chunks], bool)
         chunk_ends = lengths_R.sum() + np.cumsum([chunk.end - chunk.begin for chunk in chunks])
         complete = [chunk.sequence for chunk in chunks if chunk.completes_context]
-        sequences = [block.sequence for block in blocks] + complete
+        sequences = new_blocks.sequences + complete
         stream_keys = np.array([sequence.stream_key for sequence in sequences], np.int64)
         starts_R = np.cumsum(num_logits_R) - num_logits_R
         verify_input = VerifyInput(
-            batch=flat_batch(blocks, chunks),
+            batch=flat_batch(new_blocks, chunks),
             logits_indices_N=np.concatenate([block_logits_N, chunk_ends[is_complete] - 1]).astype(np.int64),
             stream_keys_N=np.repeat(stream_keys, [*num_logits_R, *[1] * len(complete)]),
             # All logits of a block but the last verify the candidate after their token.
@@ -82,12 +85,11 @@ class Verifier:
         verify_output = self._target.forward(page_updates, verify_input)
         self._next_index_of = {sequence.order: index for index, sequence in enumerate(sequences)}
 
-        def verified_blocks() -> list[VerifiedBlock]:
+        def verified_blocks(blocks: list[Block]) -> list[VerifiedBlock]:
             verified = _verify_blocks(blocks, num_logits_R - 1, verify_input, verify_output)
             num_accepted_R = np.array([block.num_accepted for block in verified], np.int64)
-            index_W = np.r_[
-                starts_R + num_accepted_R - num_skipped_R, len(block_logits_N) + np.arange(len(complete))
-            ].astype(np.int64)
+            ends = len(block_logits_N) + np.arange(len(complete))
+            index_W = np.concatenate([starts_R + num_accepted_R - num_skipped_R, ends])
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
             return verified
 
@@ -108,19 +110,17 @@ def _verify_blocks(
         positions_N=verify_input.positions_N[index_C],
         num_misses_N=np.repeat(num_misses_R, num_verified_R),
     )
-    uniforms_C = keys_C.uniforms(Purpose.ACCEPT)
-    draft_C = torch.from_numpy(
-        np.concatenate([block.draft_probabilities_K[block.num_skipped :] for block in blocks])
-    )
+    uniforms_C = keys_C.uniforms(Purpose.ACCEPT).numpy()
+    draft_C = np.concatenate([block.draft_probabilities_K[block.num_skipped :] for block in blocks])
     trusted_R = np.array([block.num_trusted - block.num_skipped for block in blocks], np.int64)
     is_trusted_C = arange_segments(num_verified_R) < np.repeat(trusted_R, num_verified_R)
     target_C = verify_output.candidate_probabilities()
-    accepted_C = accepted(target_C, draft_C, uniforms_C).numpy() | is_trusted_C
+    accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C
     num_accepted_R = count_accepted(accepted_C, num_verified_R).tolist()
     if blocks[0].features_4K is None:
         verified = zip(blocks, num_accepted_R, strict=True)
         return [VerifiedBlock(block, block.num_skipped + count) for block, count in verified]
-    acceptance_C = acceptance_probabilities(target_C, draft_C).numpy()
+    acceptance_C = acceptance_probabilities(*map(torch.from_numpy, (target_C, draft_C))).numpy()
     acceptances = np.split(acceptance_C, np.cumsum(num_verified_R))[: len(blocks)]
     return [
         VerifiedBlock(block, block.num_skipped + num_accepted, acceptance_K)

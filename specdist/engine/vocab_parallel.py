@@ -152,8 +152,8 @@ class _RejectionOutput:
     vocabulary: VocabParallelVerifier
     logits_Nv: Tensor
 
-    def candidate_probabilities(self) -> Tensor:
-        return self.probabilities_C.cpu()
+    def candidate_probabilities(self) -> np.ndarray:
+        return np.asarray(self.probabilities_C.cpu().numpy())
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         return self.vocabulary.next_distributions(self.logits_Nv, index_W)

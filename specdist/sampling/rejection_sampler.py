@@ -17,6 +17,8 @@ C candidates of all sequences, one after the other; R sequences; W of them whose
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,8 @@ from torch import Tensor
 from specdist.sampling.distributions import Dense, Distributions, OneHot
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.uploads import upload
+
+Numbers = TypeVar("Numbers", Tensor, np.ndarray)
 
 
 def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> Tensor:
@@ -37,7 +41,7 @@ def verify_candidates(target_C: Tensor, draft_C: Tensor, keys_C: RandomKeys) -> 
     return accepted(target_C, draft_C, keys_C.uniforms(Purpose.ACCEPT))
 
 
-def accepted(target_C: Tensor, draft_C: Tensor, uniforms_C: Tensor) -> Tensor:
+def accepted(target_C: Numbers, draft_C: Numbers, uniforms_C: Numbers) -> Numbers:
     """u < P(y) / Q(y), strictly (P = 0 is never accepted) and without dividing. NaN is never accepted."""
     return uniforms_C * draft_C < target_C
 
@@ -53,7 +57,7 @@ def count_accepted(accepted_C: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:
     ends_R = lengths_R.cumsum()
     starts_R = ends_R - lengths_R
     # The first rejection from each start on, of whichever block.
-    rejections = np.append(np.flatnonzero(~accepted_C), len(accepted_C))
+    rejections = np.concatenate([np.flatnonzero(~accepted_C), [len(accepted_C)]])
     first_R = rejections[np.searchsorted(rejections, starts_R)]
     return np.asarray(np.minimum(first_R, ends_R) - starts_R)
 

@@ -62,7 +62,7 @@ class _LeadVerdicts:
     verify_output: VerifyOutput
     followers: list[Future[None]]
 
-    def candidate_probabilities(self) -> Tensor:
+    def candidate_probabilities(self) -> np.ndarray:
         return self.verify_output.candidate_probabilities()
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdist.emulation.device import EmulatedDevice
+from specdist.engine.blocks import Block
 from specdist.engine.engine import Engine
 from specdist.engine.local_target import FullDistributions
 from specdist.engine.proposals import VerifyInput
@@ -49,13 +50,13 @@ def watch_passes(monkeypatch: pytest.MonkeyPatch, events: list[str]) -> None:
     """Note when a pass is begun, and when its outcome is asked for."""
     verify, numbers = Verifier.verify, itertools.count(1)
 
-    def begun(self: Verifier, *arguments: object) -> Callable[[], object]:
+    def begun(self: Verifier, *arguments: object) -> Callable[[list[Block]], object]:
         number, outcome = next(numbers), verify(self, *arguments)  # type: ignore[arg-type]
         events.append(f"pass {number} begins")
 
-        def waited() -> object:
+        def waited(blocks: list[Block]) -> object:
             events.append(f"pass {number} is waited for")
-            return outcome()
+            return outcome(blocks)
 
         return waited
 

@@ -41,6 +41,18 @@ def test_a_mixed_phase_is_split_and_nothing_is_lost(ticks: list[int]) -> None:
     assert clock.take() == {"host": 5}
 
 
+def test_a_cut_counts_up_to_where_it_was_made_whenever_it_is_read(ticks: list[int]) -> None:
+    ticks += [0, 10, 30, 40, 70, 80, 90]
+    clock = Timeline("host")
+    with clock.phase("verify"):
+        pass
+    first = clock.cut()
+    with clock.phase("idle"):
+        # A round's times are read while the next one is at work.
+        assert first() == {"host": 10 + 10, "verify": 20}
+    assert clock.take() == {"host": 30 + 10, "idle": 10}
+
+
 def test_annotations_are_nested_like_the_phases() -> None:
     said: list[str] = []
 

@@ -71,7 +71,7 @@ for vocab_size, dtype in ((50, torch.float32), (50, torch.bfloat16), (96, torch.
         if verify_output is None:
             continue
         expected = FullDistributions.of(logits, settings, verify_input)
-        torch.testing.assert_close(
+        np.testing.assert_allclose(
             verify_output.candidate_probabilities(), expected.candidate_probabilities(), atol=1e-6, rtol=0
         )
         distribution, expected_distribution = (

@@ -62,7 +62,7 @@ def check_runs(num_steps: int) -> None:
     pair = Pair(target, draft, {"max_new_tokens": NUM_NEW_TOKENS, "head": head, "eos": stops})
     with patch.object(RunLengths, "next", lambda *_: num_steps):
         for rule in ("top_k", "gumbel"):
-            for name in LATE_POLICIES:
+            for name in (*LATE_POLICIES, "fixed"):
                 asked: list[list[Any]] = []
                 pair.check(RULES[rule], lambda name=name, asked=asked: _noting(ALL_POLICIES[name](), asked))
                 assert len(asked) != 2 or asked[0] == asked[1] != [], (rule, name)

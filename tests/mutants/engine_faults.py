@@ -31,23 +31,23 @@ ENGINE_FAULTS = (
     Mutant(
         name="bonus-token-drawn-one-position-early",
         file="engine/verify.py",
-        old="starts_R + num_accepted_R - num_skipped_R, len(block_logits_N)",
-        new="starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0), len(block_logits_N)",
+        old="starts_R + num_accepted_R - num_skipped_R, ends",
+        new="starts_R + np.maximum(num_accepted_R - num_skipped_R - 1, 0), ends",
         tests=(IN_TURNS,),
         is_dangerous=True,
     ),
     Mutant(
         name="decision-always-drawn-after-whole-block",
         file="engine/verify.py",
-        old="starts_R + num_accepted_R - num_skipped_R, len(block_logits_N)",
-        new="starts_R + num_logits_R - 1, len(block_logits_N)",
+        old="starts_R + num_accepted_R - num_skipped_R, ends",
+        new="starts_R + num_logits_R - 1, ends",
         tests=(IN_TURNS,),
     ),
     Mutant(
         name="blocks-stand-one-position-too-late",
         file="engine/blocks.py",
-        old="(block.sequence, len(block.sequence.token_ids) - 1, ",
-        new="(block.sequence, len(block.sequence.token_ids), ",
+        old="np.array([len(sequence.token_ids) for sequence in blocks.sequences], np.int64)",
+        new="np.array([len(sequence.token_ids) + 1 for sequence in blocks.sequences], np.int64)",
         tests=(IN_TURNS,),
     ),
     Mutant(
@@ -267,14 +267,14 @@ ENGINE_FAULTS = (
     # Heads and lossy runs.
     Mutant(
         name="lossy-run-trusts-last-token-of-block-too",
-        file="engine/proposals.py",
+        file="engine/blocks.py",
         old="num_trusted=max(0, num_drafted - 1) if trusts_draft else 0",
         new="num_trusted=num_drafted if trusts_draft else 0",
         tests=(SPRINTER,),
     ),
     Mutant(
         name="every-run-trusts-draft",
-        file="engine/proposals.py",
+        file="engine/blocks.py",
         old="num_trusted=max(0, num_drafted - 1) if trusts_draft else 0",
         new="num_trusted=max(0, num_drafted - 1)",
         tests=(IN_TURNS,),

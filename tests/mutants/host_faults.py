@@ -9,6 +9,27 @@ SIMULATED, ADVICE = "tests/planning/test_simulate.py", "tests/planning/test_advi
 
 HOST_FAULTS = (
     Mutant(
+        name="times-of-round-counted-up-to-when-they-are-read",
+        file="engine/timeline.py",
+        old="            if interval is last:\n                return\n",
+        new="",
+        tests=("tests/engine/test_timeline.py",),
+    ),
+    Mutant(
+        name="next-tokens-are-lost-with-failed-pass",
+        file="engine/engine.py",
+        old="        finally:\n            # The target is at work",
+        new="        except KeyError:\n            raise\n        else:\n            # The target is at work",
+        tests=("tests/engine/test_faults.py",),
+    ),
+    Mutant(
+        name="candidates-of-ended-sequence-run-for-next-one",
+        file="engine/blocks.py",
+        old="ids_C[np.repeat(goes_on_R, num_R)]",
+        new="ids_C[: int(num_R[goes_on_R].sum())]",
+        tests=("tests/engine/test_stopping.py",),
+    ),
+    Mutant(
         name="error-of-a-round-loses-what-had-been-finished",
         file="engine/engine.py",
         old="                yield from self._completions()\n                out_of_memory",
