@@ -161,7 +161,7 @@ class Run:
         return totals_document(
             self._folder,
             run_figures(self._folder, self.stats),
-            num_devices=int(self.manifest.info["world_size"]),
+            num_devices=self.manifest.info.get("num_devices", self.manifest.info["world_size"]),
             is_complete=self.is_complete,
         )
 

@@ -50,8 +50,10 @@ class Membership:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         name: str | None = None,
+        suffix: str = "",
     ) -> None:
-        """``silent_after_s``: seconds without a heartbeat after which a replica counts as gone."""
+        """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``suffix``: of
+        a name that is made here."""
         self.output = output
         self._folder = output / CLAIMS_FOLDER
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
@@ -59,7 +61,7 @@ class Membership:
         self._is_waiting = False
         self._tidier_path = self._folder / TIDIER
         self._was_named = name is not None
-        self.replica = name or replica_name()
+        self.replica = name or replica_name() + suffix
         self.heartbeat = Heartbeat(self._folder, self.replica, silent_after_s=silent_after_s, clock=clock)
         self.watch = Watch(self._folder, silent_after_s=silent_after_s, clock=clock)
         self.claims = Claims(self._folder, self.replica, self.watch)

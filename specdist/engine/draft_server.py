@@ -92,6 +92,7 @@ class DraftServer:
         worker_for: Callable[[Mapping[str, Any]], tuple[DraftWorker, dict[str, Any]]],
         *,
         clock: Timeline,
+        is_allowed: Callable[[socket.socket], bool] = lambda connection: True,
         poll_s: float = 0.5,
     ) -> None:
         """
@@ -99,11 +100,13 @@ class DraftServer:
             listeners: accept connections.
             worker_for: the draft that serves the group that greets so, and the values of its welcome; raises
                 ValueError with the reason of a refusal.
+            is_allowed: whether to talk to the other end of a new connection.
             clock: of all workers; time outside its phases counts as transfer.
         """
         self._sizes = sizes
         self._worker_for = worker_for
         self._clock = clock
+        self._is_allowed = is_allowed
         self._poll_s = poll_s
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
@@ -137,6 +140,10 @@ class DraftServer:
         try:
             connection, _ = listener.accept()
         except OSError:
+            return
+        if not self._is_allowed(connection):
+            logger.warning("a connection of another user is refused")
+            connection.close()
             return
         peer = Peer(connection)
         self._peers.append(peer)

@@ -106,7 +106,7 @@ class Inbox:
         end = begin_matrix + 4 * rows * columns
         if len(self._buffer) < end:
             return None
-        words = np.frombuffer(bytes(self._buffer[HEADER.size : begin_matrix]), np.int64)
+        words = np.frombuffer(bytearray(self._buffer[HEADER.size : begin_matrix]), np.int64)
         matrix = None
         if rows:
             matrix = np.frombuffer(bytearray(self._buffer[begin_matrix:end]), np.float32)

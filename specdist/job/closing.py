@@ -58,7 +58,7 @@ def exactness(config: GenerateConfig, info: Mapping[str, Any]) -> str:
     return f"NOT known to be exact: the loaded target could not be compared with its files ({reason})"
 
 
-def closing_lines(folder: RunFolder, total: Stats, *, num_devices: int, exactness: str) -> list[str]:
+def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactness: str) -> list[str]:
     """Five lines for people on what the finished shards add up to, and what to do next."""
     plan, num_samples = folder.plan()
     missing = folder.missing_shards()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,9 @@ from specdist.job.assignments import Assignment, assign_from_rank0, follow_assig
 from specdist.job.card import write_card
 from specdist.job.closing import closing_lines, exactness, record_check
 from specdist.job.costs import typical_context
+from specdist.job.draft_part import DraftPart
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
+from specdist.job.parts import own_part
 from specdist.job.preflight import (
     NUM_HALVINGS,
     ModelPlan,
@@ -38,6 +41,8 @@ from specdist.job.report import (
     totals_document,
 )
 from specdist.job.signals import EXIT_STOPPED, StopRequest
+from specdist.job.supervisor import supervise
+from specdist.job.target_group import TargetGroup, plan_in_turn
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.models.generation import unused_settings
@@ -54,7 +59,34 @@ def run_generation(config: GenerateConfig, given: Collection[str] = ()) -> int:
 
     Returns the exit code: 0 when the run is complete, ``EXIT_STOPPED`` when it was stopped before.
     """
+    if config.shares_drafts and own_part() is None:
+        config.check_world(int(os.environ.get("WORLD_SIZE", "1")))
+        return supervise(config, partial(_run_part, config, given))
+    return _run_part(config, given)
+
+
+def _run_part(config: GenerateConfig, given: Collection[str]) -> int:
+    """A rank of a replica or of a target group, or a draft that several groups share."""
+    part = own_part()
+    if part is not None and part.kind == "draft":
+        return run_rank(config, config, partial(_run_draft, given=given))
     return run_rank(config, config, partial(_run, given=given), can_start_over=True)
+
+
+def _run_draft(
+    asked: GenerateConfig,
+    topology: Topology,
+    stop: StopRequest,
+    activity: Activity,
+    *,
+    given: Collection[str],
+) -> int:
+    """Until the supervisor ends it, when no group needs it any more."""
+    stop.defer_signals()
+    models = plan_models(asked)
+    config = with_model_defaults(asked, models.target, given)
+    DraftPart(config, models, topology, activity=activity).serve_groups()
+    return 0
 
 
 def _run(
@@ -67,7 +99,8 @@ def _run(
 ) -> int:
     models = rank0_first(topology, lambda: plan_models(asked))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
-    run = on_rank0(topology, lambda: plan_run(config, models, topology))
+    plan = partial(plan_run, config, models, topology)
+    run = on_rank0(topology, plan if topology.part is None else partial(plan_in_turn, config, topology, plan))
     try:
         return _run_planned(config, topology, models, run, stop, activity)
     finally:
@@ -103,7 +136,7 @@ def _run_planned(
     if run is not None and config.needs_costs and frozen is None:
         lengths = prompt_encoder(config, models).sampled_lengths(run.prompts)
         num_context_tokens = typical_context((length, config.max_new_tokens) for length in lengths)
-    replica = Replica(
+    replica = (Replica if topology.part is None else TargetGroup)(
         config,
         models,
         topology,
@@ -199,10 +232,10 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
         settings = folder.manifest.fingerprint
         logger.warning(cut_line(total.num_cut_completions, total.num_completions, settings))
     words = exactness(config, folder.manifest.info)
-    for line in closing_lines(folder, total, num_devices=topology.world_size, exactness=words):
+    for line in closing_lines(folder, total, num_devices=topology.num_devices, exactness=words):
         logger.info(line)
     is_complete = not run.pending_shards
     if is_complete:
         write_card(folder)
-    document = totals_document(folder, figures, num_devices=topology.world_size, is_complete=is_complete)
+    document = totals_document(folder, figures, num_devices=topology.num_devices, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)

@@ -17,6 +17,7 @@ from specdist.engine.assembly import Assembly
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import synchronized_ns
 from specdist.engine.draft_ahead import DraftAhead
+from specdist.engine.interfaces import Proposer
 from specdist.engine.proposals import DRAW, OpenedSequences, ProposalRequest
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Timeline
@@ -29,6 +30,8 @@ from specdist.policies.costs import ContextCosts, CostModel, Curve
 from specdist.sampling.distributions import Dense
 
 TARGET_GROUP = 0
+# Over the size of a pass; and what context adds for every sequence, and for every token.
+PassTimes = tuple[Curve, tuple[float, float]]
 NUM_REQUESTS = 7
 NUM_WARMUPS = 2
 
@@ -56,28 +59,21 @@ def measure_costs(
         uses_features: a draft step includes the features of its tokens.
         asks_draft: measure requests to the draft's rank too.
     """
-    settings, vocab_size, num_rows = assembly.settings, assembly.vocab_size, assembly.scheduling.num_slots
-    num_block_tokens = assembly.scheduling.max_draft_tokens + 1
-    room = max(0, max_seq_len - num_block_tokens)
-    context = {"num_context_tokens": min(num_context_tokens, room)}
-    sizes = {"num_rows": num_rows, "num_tokens_per_row": num_block_tokens, **context}
-    found: list[tuple[Curve, tuple[float, float]] | None] = [None, None]
+    lengths = {"num_context_tokens": num_context_tokens, "max_seq_len": max_seq_len}
+    found: list[PassTimes | None] = [None, None]
     if target is not None:
-        curve = target_curve(target, settings, vocab_size, **sizes)
-        slopes = context_slopes(target, target_work(settings, vocab_size), **sizes, max_context_tokens=room)
-        found[0] = curve, slopes
+        found[0] = measure_target(assembly, target, **lengths)
     if dist.is_initialized():
         dist.barrier()
     if draft is not None:
-        of_draft = {"num_rows": num_rows + num_branch_slots, "num_tokens_per_row": 1, **context}
-        curve = draft_curve(draft, settings, vocab_size, uses_features=uses_features, **of_draft)
-        work = draft_work(settings, vocab_size, uses_features=uses_features)
-        of_draft["num_rows"] = num_rows
-        found[1] = curve, context_slopes(draft, work, **of_draft, max_context_tokens=room)
+        found[1] = measure_draft(
+            assembly, draft, num_branch_slots=num_branch_slots, uses_features=uses_features, **lengths
+        )
     message = Curve([1], [0])
     if asks_draft:
         if topology.is_rank0:
-            message = message_curve(assembly, topology.draft_rank, topology.device)
+            remote = RemoteDraft(topology.draft_rank, group=TARGET_GROUP, device=topology.device)
+            message = message_curve(assembly, remote, topology.device)
         elif draft is not None:
             answer_messages(assembly, draft)
     everywhere = [(found, message)] * topology.world_size
@@ -85,18 +81,78 @@ def measure_costs(
         dist.all_gather_object(everywhere, (found, message))
     of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], everywhere[topology.draft_rank][0][1]
     assert of_target is not None and of_draft_rank is not None
-    (target_ns, (row_ns, token_ns)), (draft_ns, (draft_row_ns, _)) = of_target, of_draft_rank
-    return CostModel(
-        target_ns,
-        draft_ns,
-        ContextCosts(context["num_context_tokens"], num_rows, row_ns, token_ns, draft_row_ns),
+    return combined_costs(
+        of_target,
+        of_draft_rank,
         everywhere[RANK_ZERO][1],
+        context_of(assembly, num_context_tokens, max_seq_len)[0],
+        assembly.scheduling.num_slots,
     )
 
 
-def message_curve(assembly: Assembly, draft_rank: int, device: torch.device) -> Curve:
+def context_of(assembly: Assembly, num_context_tokens: int, max_seq_len: int) -> tuple[int, int]:
+    """The context of the measured passes, and the longest possible one."""
+    room = max(0, max_seq_len - assembly.scheduling.max_draft_tokens - 1)
+    return min(num_context_tokens, room), room
+
+
+def measure_target(
+    assembly: Assembly, target: ModelRunner, *, num_context_tokens: int, max_seq_len: int
+) -> PassTimes:
+    """On all ranks of the target at the same time."""
+    settings, vocab_size, batch = assembly.settings, assembly.vocab_size, assembly.scheduling
+    context, room = context_of(assembly, num_context_tokens, max_seq_len)
+    sizes = {
+        "num_rows": batch.num_slots,
+        "num_tokens_per_row": batch.max_draft_tokens + 1,
+        "num_context_tokens": context,
+    }
+    curve = target_curve(target, settings, vocab_size, **sizes)
+    work = target_work(settings, vocab_size)
+    return curve, context_slopes(target, work, **sizes, max_context_tokens=room)
+
+
+def measure_draft(
+    assembly: Assembly,
+    draft: ModelRunner,
+    *,
+    num_branch_slots: int,
+    num_context_tokens: int,
+    max_seq_len: int,
+    uses_features: bool,
+) -> PassTimes:
+    """On the draft's rank."""
+    settings, vocab_size, num_rows = assembly.settings, assembly.vocab_size, assembly.scheduling.num_slots
+    context, room = context_of(assembly, num_context_tokens, max_seq_len)
+    sizes = {"num_tokens_per_row": 1, "num_context_tokens": context}
+    curve = draft_curve(
+        draft,
+        settings,
+        vocab_size,
+        uses_features=uses_features,
+        num_rows=num_rows + num_branch_slots,
+        **sizes,
+    )
+    work = draft_work(settings, vocab_size, uses_features=uses_features)
+    return curve, context_slopes(draft, work, num_rows=num_rows, **sizes, max_context_tokens=room)
+
+
+def combined_costs(
+    of_target: PassTimes, of_draft: PassTimes, message: Curve, num_context_tokens: int, num_rows: int
+) -> CostModel:
+    """Measured after so many tokens of context, with at most so many sequences."""
+    (target_ns, (row_ns, token_ns)), (draft_ns, (draft_row_ns, _)) = of_target, of_draft
+    return CostModel(
+        target_ns,
+        draft_ns,
+        ContextCosts(num_context_tokens, num_rows, row_ns, token_ns, draft_row_ns),
+        message,
+    )
+
+
+def message_curve(assembly: Assembly, draft: Proposer, device: torch.device) -> Curve:
     """On rank 0: times over the number of sequences; :func:`answer_messages` runs on the draft's rank."""
-    draft, clock = RemoteDraft(draft_rank, group=TARGET_GROUP, device=device), Timeline("host")
+    clock = Timeline("host")
     num_rows = assembly.scheduling.num_slots
     sizes = sorted({1, -(-num_rows // 2), num_rows})
     times = []

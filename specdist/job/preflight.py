@@ -144,10 +144,15 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)
-    membership = Membership(Path(config.output), silent_after_s=config.claim_timeout, name=former_replica())
-    folder = open_joined(
-        membership, manifest, resolved_yaml(config), overwrite=config.overwrite and not num_restarts()
+    part = topology.part
+    membership = Membership(
+        Path(config.output),
+        silent_after_s=config.claim_timeout,
+        name=former_replica(),
+        suffix="" if part is None else f"-g{part.index}",
     )
+    is_first = not num_restarts() and (part is None or (part.index, part.num_starts) == (0, 0))
+    folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite and is_first)
     try:
         check_results(folder)
     except UserError:
@@ -332,7 +337,7 @@ def _quantization_fingerprint(models: ModelPlan) -> dict[str, Any]:
     return {f"{role}_quantization": kind for role, kind in found.items() if kind is not None}
 
 
-def _reproducibility(config: GenerateConfig, topology: Topology) -> str:
+def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``distribution``: the
     same distribution.
 
@@ -362,7 +367,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         # Until the loaded target has been checked.
         "exact": False,
         "flops_per_token": _flops_per_token(models),
-        "reproducibility": _reproducibility(config, topology),
+        "reproducibility": reproducibility(config, topology),
         "target": models.target.name,
         "draft": models.draft.name if models.draft else None,
         "head": models.head.description() if models.head else None,
@@ -370,6 +375,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "vocab_size": models.vocab_size,
         "tp_size": config.tp_size,
         "world_size": topology.world_size,
+        **({"num_devices": topology.num_devices} if topology.part is not None else {}),
         "draft_placement": topology.draft_placement,
         "device": topology.device.type,
         "python": platform.python_version(),

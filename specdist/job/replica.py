@@ -35,7 +35,7 @@ from specdist.job.logs import quiet_libraries
 from specdist.job.measuring import TARGET_GROUP, measure_costs
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.restart import remember_lone_row
-from specdist.job.topology import Topology, broadcast_from_rank0, init_deepspeed
+from specdist.job.topology import Topology, broadcast_from_rank0, gathered, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import join_sharding, load_sharded, load_whole
@@ -97,12 +97,8 @@ class Replica:
         self.ahead = DraftAhead()
         self._chooser: RoundChooser | None = None
         self.num_pages = self._agree_on_pages()
-        num_branch_slots, max_branch_tokens = self._room_for_branches()
-        for runner in (self._target, self._draft):
-            if runner is not None:
-                self.assembly().allocate(
-                    runner, num_branch_slots=num_branch_slots, max_branch_tokens=max_branch_tokens
-                )
+        self._allocate()
+        self.costs: CostModel | None
         self.costs = (frozen_costs or self._measure_costs()) if self._needs_costs else None
         self._set_policy()
 
@@ -264,10 +260,7 @@ class Replica:
         except UserError as error:
             message = str(error)
         self._activity.begin("waiting until every rank has loaded")
-        messages = [message] * self._topology.world_size
-        if dist.is_initialized():
-            dist.all_gather_object(messages, message)
-        for found in messages:
+        for found in gathered(self._topology, message):
             if found is not None:
                 raise UserError(found)
 
@@ -280,7 +273,7 @@ class Replica:
         if topology.holds_target:
             self._activity.begin("loading the target")
             self._target = self._runner(self._load_target())
-        elif topology.tp_size > 1:
+        elif topology.tp_size > 1 and topology.world_size > 1:
             self._activity.begin("waiting for the target to be sharded")
             join_sharding()
         draft = self._models.draft
@@ -341,13 +334,18 @@ class Replica:
         room = room_for_cache(
             self._config, self._models, self._topology, limits, target=self._target, draft=self._draft
         )
-        rooms = [room] * self._topology.world_size
-        if dist.is_initialized():
-            dist.all_gather_object(rooms, room)
-        room = min(rooms, key=lambda found: found.num_pages)
+        room = min(gathered(self._topology, room), key=lambda found: found.num_pages)
         if room.num_pages < limits.pages_per_seq:
             raise UserError(refusal(self._config, limits, room))
         return room.num_pages
+
+    def _allocate(self) -> None:
+        num_branch_slots, max_branch_tokens = self._room_for_branches()
+        for runner in (self._target, self._draft):
+            if runner is not None:
+                self.assembly().allocate(
+                    runner, num_branch_slots=num_branch_slots, max_branch_tokens=max_branch_tokens
+                )
 
     def _room_for_branches(self) -> tuple[int, int]:
         """Number of branches in this rank's cache, and the most tokens of each. For a draft that works ahead

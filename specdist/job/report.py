@@ -109,7 +109,7 @@ def frozen_costs(folder: RunFolder) -> CostModel | None:
 
 
 def totals_document(
-    folder: RunFolder, figures: RunFigures, *, num_devices: int, is_complete: bool
+    folder: RunFolder, figures: RunFigures, *, num_devices: float, is_complete: bool
 ) -> dict[str, Any]:
     """The document in the last line that a run prints: its totals, and the predictions for them."""
     return {

@@ -6,13 +6,14 @@ import math
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.collectives import RANK_ZERO
+from specdist.job.parts import Part, own_part
 from specdist.job.restart import num_restarts
 from specdist.utils.errors import UserError
 
@@ -23,6 +24,9 @@ UNWATCHED_TIMEOUT = timedelta(minutes=30)
 LONGEST_TIMEOUT_S = timedelta(days=30).total_seconds()
 # The launcher's store exists before its ranks start: if it is not found, the launcher has ended.
 AGENT_STORE_TIMEOUT_S = 30.0
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,10 @@ class Topology:
     device: torch.device
     # See --rank_timeout.
     rank_timeout_s: float = 600.0
+    # Where target groups share drafts: the part that this rank belongs to, and how many there are.
+    part: Part | None = None
+    num_targets: int = 1
+    num_drafts: int = 1
 
     @property
     def is_rank0(self) -> bool:
@@ -44,19 +52,31 @@ class Topology:
     @property
     def is_colocated(self) -> bool:
         """The draft shares rank 0, and its device, with the target or a shard of it."""
-        return self.uses_draft and self.world_size == self.tp_size
+        return self.uses_draft and self.world_size == self.tp_size and self.part is None
+
+    @property
+    def is_draft_part(self) -> bool:
+        """A draft that several target groups share, in a process of its own."""
+        return self.part is not None and self.part.kind == "draft"
 
     @property
     def holds_target(self) -> bool:
-        return self.rank < self.tp_size
+        return self.rank < self.tp_size and not self.is_draft_part
 
     @property
     def draft_rank(self) -> int:
-        return RANK_ZERO if self.is_colocated else self.tp_size
+        return RANK_ZERO if self.is_colocated or self.is_draft_part else self.tp_size
 
     @property
     def holds_draft(self) -> bool:
         return self.uses_draft and self.rank == self.draft_rank
+
+    @property
+    def num_devices(self) -> float:
+        """Those of this replica: of drafts that are shared, its part."""
+        if self.part is None:
+            return self.world_size
+        return self.tp_size + self.num_drafts / self.num_targets
 
     @property
     def collective_timeout(self) -> timedelta:
@@ -80,6 +100,9 @@ class Topology:
 
     def role_of(self, rank: int) -> str:
         """The role of a rank of the replica."""
+        if self.part is not None:
+            own = f", rank {rank + 1}/{self.tp_size}" if self.tp_size > 1 and not self.is_draft_part else ""
+            return f"{self.part.kind} {self.part.index}{own}"
         if self.world_size == 1:
             return "target+draft" if self.uses_draft else "target"
         if rank >= self.tp_size:
@@ -95,8 +118,9 @@ def rank_from_environment() -> int:
 
 def topology_from_environment(config: GenerateConfig) -> Topology:
     """From the launcher's variables. Raises :class:`UserError` for a number of ranks that does not fit."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    config.check_world(world_size)
+    world_size, part = int(os.environ.get("WORLD_SIZE", "1")), own_part()
+    if part is None:
+        config.check_world(world_size)
     return Topology(
         rank=rank_from_environment(),
         world_size=world_size,
@@ -104,6 +128,9 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
         uses_draft=config.uses_draft,
         device=local_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
         rank_timeout_s=config.rank_timeout,
+        part=part,
+        num_targets=config.num_targets,
+        num_drafts=config.num_drafts,
     )
 
 
@@ -150,7 +177,7 @@ def join_world(topology: Topology, init_method: str | None = None) -> None:
 
 def hosts_store(topology: Topology) -> bool:
     """Whether this rank hosts the ranks' key-value store: rank 0 does, unless the launcher does."""
-    return topology.is_rank0 and not _launcher_has_store()
+    return topology.is_rank0 and not launcher_has_store()
 
 
 def meeting_store(topology: Topology, purpose: str) -> dist.Store:
@@ -159,29 +186,42 @@ def meeting_store(topology: Topology, purpose: str) -> dist.Store:
     Its keys are separate from those of other purposes, and from those before the replica started over. Raises
     RuntimeError if the store cannot be reached.
     """
-    wait_s = AGENT_STORE_TIMEOUT_S if _launcher_has_store() else math.inf
+    wait_s = AGENT_STORE_TIMEOUT_S if launcher_has_store() else math.inf
     wait_s = min(wait_s, topology.rank_timeout_s, LONGEST_TIMEOUT_S)
+    store = _connect(wait_s, is_host=hosts_store(topology))
+    store.set_timeout(topology.collective_timeout)
+    part = "" if topology.part is None else f"{topology.part.name}/{topology.part.num_starts}/"
+    return dist.PrefixStore(f"{part}{purpose}/{num_restarts()}", store)
+
+
+def launch_store(*, is_host: bool = False) -> dist.Store:
+    """A new connection to what all parts of a launch know. ``is_host``: this process keeps it, unless the
+    launcher does. Raises RuntimeError if it cannot be reached."""
+    store = _connect(AGENT_STORE_TIMEOUT_S, is_host=is_host and not launcher_has_store())
+    store.set_timeout(timedelta(seconds=AGENT_STORE_TIMEOUT_S))
+    return dist.PrefixStore("launch", store)
+
+
+def _connect(wait_s: float, *, is_host: bool) -> dist.Store:
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
-        store = dist.TCPStore(
+        return dist.TCPStore(
             host,
             int(port),
-            is_master=hosts_store(topology),
+            is_master=is_host,
             timeout=timedelta(seconds=wait_s),
             wait_for_workers=False,
             multi_tenant=True,
         )
     except dist.DistError as error:
-        whose = "the launcher" if _launcher_has_store() else "rank 0"
+        whose = "the launcher" if launcher_has_store() else "rank 0"
         raise RuntimeError(
             f"{whose}, which hosts the ranks' rendezvous store ({host}:{port}), was not reached within "
             f"{wait_s:.0f} s: it has ended, never started, or is unreachable from here ({error})"
         ) from error
-    store.set_timeout(topology.collective_timeout)
-    return dist.PrefixStore(f"{purpose}/{num_restarts()}", store)
 
 
-def _launcher_has_store() -> bool:
+def launcher_has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -192,6 +232,14 @@ def broadcast_from_rank0(topology: Topology, value: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, RANK_ZERO)
     return box[0]
+
+
+def gathered(topology: Topology, value: Value) -> list[Value]:
+    """The value of every rank, in their order, on every rank."""
+    found = [value] * topology.world_size
+    if topology.world_size > 1:
+        dist.all_gather_object(found, value)
+    return found
 
 
 def init_deepspeed(topology: Topology) -> None:

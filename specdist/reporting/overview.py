@@ -60,7 +60,7 @@ def summary_tiles(run: ReportedRun) -> Markup:
         (
             f"tokens/s per {run.device_name}",
             speed(figures["tokens_per_s_per_device"]),
-            f"over the replica's {run.num_devices} {run.device_name}{'s' if run.num_devices > 1 else ''}",
+            f"over the replica's {run.num_devices:g} {run.device_name}{'s' if run.num_devices > 1 else ''}",
         ),
         (
             "tokens per target pass",

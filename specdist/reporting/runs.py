@@ -81,15 +81,16 @@ class ReportedRun:
         return bool(self.info["exact"])
 
     @property
-    def num_devices(self) -> int:
-        """Ranks of a replica; each has a GPU of its own if there are GPUs."""
-        return int(self.info.get("world_size", 1))
+    def num_devices(self) -> float:
+        """Ranks of a replica; each has a GPU of its own if there are GPUs. Of a draft that several target
+        groups share, a part is each one's."""
+        return float(self.info.get("num_devices", self.info.get("world_size", 1)))
 
     @property
     def ranks(self) -> str:
         """Their number, and which of them holds the draft."""
         holder = {"own": " (one for the draft)", "shared": " (the draft on the target's rank 0)"}
-        return f"{self.num_devices}{holder.get(self.info.get('draft_placement') or '', '')}"
+        return f"{self.num_devices:g}{holder.get(self.info.get('draft_placement') or '', '')}"
 
     @property
     def device_name(self) -> str:

@@ -283,7 +283,7 @@ class Stats:
         known = {item.name for item in dataclasses.fields(Stats)}
         return from_fields(Stats, {name: value for name, value in values.items() if name in known})
 
-    def summary(self, num_devices: int = 1) -> dict[str, Any]:
+    def summary(self, num_devices: float = 1) -> dict[str, Any]:
         """Figures for people, derived from the counts; a ratio with denominator 0 is None."""
         wall_s = self.wall_ns / NS_PER_S
         tokens_per_s = _ratio(self.num_completion_tokens, wall_s)

@@ -5,6 +5,7 @@ from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.group_faults import GROUP_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
+from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
@@ -18,6 +19,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *GROUP_FAULTS,
     *HOST_FAULTS,
     *KERNEL_FAULTS,
+    *LAUNCH_FAULTS,
     *LAYER_FAULTS,
     *MODEL_FAULTS,
     *ROUND_FAULTS,

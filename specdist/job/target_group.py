@@ -1,0 +1,128 @@
+"""A target group whose drafts serve others, too: a replica in all but its draft."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from specdist.config.generate import GenerateConfig
+from specdist.engine.interfaces import Proposer
+from specdist.engine.on_demand import DraftOnDemand
+from specdist.engine.shared_draft import Dialer, LinkedDraft, SharedDraft
+from specdist.engine.sockets import Link
+from specdist.job.measuring import combined_costs, context_of, measure_target, message_curve
+from specdist.job.preflight import ModelPlan, reproducibility
+from specdist.job.replica import Replica
+from specdist.job.shared_drafts import DraftDirectory, terms_of
+from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, broadcast_from_rank0, launch_store
+from specdist.policies.costs import CostModel, Curve
+
+FOLDER_KEY = "folder"
+
+Planned = TypeVar("Planned")
+
+logger = logging.getLogger(__name__)
+
+
+def decodes_alone(config: GenerateConfig, topology: Topology) -> bool:
+    """Whether a group without a draft goes on. Not where its tokens depend on one: under rejection, in a run
+    whose seed fixes them, and in a lossy one."""
+    is_free = config.is_coupled or reproducibility(config, topology) == "distribution"
+    return config.is_exact and is_free
+
+
+def plan_in_turn(config: GenerateConfig, topology: Topology, plan: Callable[[], Planned]) -> Planned:
+    """Where the first group deletes the results of an earlier run, the others wait for that."""
+    assert topology.part is not None
+    if not config.overwrite:
+        return plan()
+    store = launch_store()
+    if topology.part.index:
+        store.wait([FOLDER_KEY], timedelta(seconds=min(config.rank_timeout, LONGEST_TIMEOUT_S)))
+    planned = plan()
+    store.set(FOLDER_KEY, "open")
+    return planned
+
+
+class TargetGroup(Replica):
+    """A rank's part of it."""
+
+    def __init__(
+        self, config: GenerateConfig, models: ModelPlan, topology: Topology, *arguments: Any, **options: Any
+    ) -> None:
+        """As a :class:`Replica`."""
+        self._drafts = DraftDirectory(topology, timeout_s=config.draft_timeout) if topology.is_rank0 else None
+        super().__init__(config, models, topology, *arguments, **options)
+
+    def _agree_on_pages(self) -> int:
+        """Not more than the draft has for each group."""
+        num_pages = super()._agree_on_pages()
+        found: int | None = None
+        if self._drafts is not None:
+            self._activity.begin("waiting for the draft to load")
+            wait_s = self._config.rank_timeout if self._must_have_draft else self._config.draft_timeout
+            found = self._drafts.num_pages(wait_s)
+            if found is None:
+                logger.warning("no draft is ready after %.0f s: beginning without one", wait_s)
+        found = broadcast_from_rank0(self._topology, found)
+        return num_pages if found is None else min(num_pages, found)
+
+    @property
+    def _must_have_draft(self) -> bool:
+        return self._needs_costs or not decodes_alone(self._config, self._topology)
+
+    def _measure_costs(self) -> CostModel:
+        """The draft measures its own passes, once for all groups."""
+        self._activity.begin("measuring pass times")
+        of_target = None
+        if self._target is not None:
+            of_target = measure_target(
+                self.assembly(),
+                self._target,
+                num_context_tokens=self._num_context_tokens,
+                max_seq_len=self._models.max_seq_len,
+            )
+        costs: CostModel | None = None
+        if self._drafts is not None and of_target is not None:
+            link, welcome = self._drafts.dial(
+                self._greeting("costs") | {"num_context_tokens": self._num_context_tokens}
+            )
+            message = Curve([1], [0])
+            if self._works_ahead:
+                message = message_curve(self.assembly(), LinkedDraft(link), self._topology.device)
+            else:
+                link.close()
+            of_draft = Curve(**welcome["curve"]), tuple(welcome["slopes"])
+            context, _ = context_of(self.assembly(), self._num_context_tokens, self._models.max_seq_len)
+            costs = combined_costs(of_target, of_draft, message, context, self._scheduling.num_slots)
+            costs = self._agree(costs) if self._agree is not None else costs
+        return broadcast_from_rank0(self._topology, costs)
+
+    def _greeting(self, purpose: str) -> dict[str, Any]:
+        costs = self.costs.to_json() if purpose == "work" and self.costs is not None else None
+        terms = terms_of(self._config, self._models, self._scheduling.max_draft_tokens)
+        return {"purpose": purpose, "terms": terms, "costs": costs, "num_slots": self.num_slots}
+
+    def _proposer(self) -> Proposer:
+        assert self._drafts is not None
+        drafts, greeting = self._drafts, self._greeting("work")
+
+        def dial() -> Link:
+            return drafts.dial(greeting)[0]
+
+        return SharedDraft(
+            Dialer(dial),
+            self._over,
+            decodes_alone=decodes_alone(self._config, self._topology),
+            repeats_blocks=not self._config.is_coupled,
+            first_wait_s=self._config.draft_timeout,
+            longest_wait_s=self._config.rank_timeout,
+        )
+
+    def _over(self, link: Link) -> Proposer:
+        draft = LinkedDraft(link)
+        if self._chooser is None:
+            return draft
+        return DraftOnDemand(draft, max_missed_tokens=self._scheduling.max_num_batched_tokens // 2)

@@ -1,0 +1,134 @@
+"""Several target groups and their drafts in one launch: the files of one process, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from specdist.config.generate import GenerateConfig
+from specdist.job.parts import Part, place_of
+from specdist.job.shared_drafts import check_greeting
+from specdist.utils.errors import UserError
+from tests.job.group_storm import LAUNCH_ONLY, RULES, SHARED, Storm, check_same, storm_through
+from tests.job.killing import wait_until
+from tests.job.launching import TIMEOUT_S, run_here, shard_bytes, shard_files, shard_stats
+from tests.job.ranks import fork_ranks, started_ranks
+
+pytestmark = pytest.mark.ranks
+# Few enough that a run takes seconds.
+FEW: dict[str, Any] = SHARED | {"num_samples": 1, "max_new_tokens": 24}
+
+
+def test_groups_that_share_a_draft_write_the_files_of_one_process(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    chosen = options | FEW | RULES["rejection"]
+    assert run_here(**chosen, output=tmp_path / "one").code == 0
+    ended = fork_ranks(3, **chosen, num_targets=2, output=tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "one")
+    logs = sorted(path.name for path in (tmp_path / "run" / "logs").iterdir())
+    assert [any(part in log for log in logs) for part in ("-g0-rank", "-g1-rank", "draft-0.log")] == [
+        True
+    ] * 3
+    stats = shard_stats(tmp_path / "run")
+    assert all(shard["num_accepted_tokens"] > 0 and shard["num_draft_tokens"] > 0 for shard in stats)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["info"]["reproducibility"] == "tokens"
+    assert manifest["info"]["num_devices"] == 1.5
+
+
+def test_three_groups_and_a_draft_that_works_ahead(options: dict[str, Any], tmp_path: Path) -> None:
+    """The tokens are those of one group whose draft is a rank of its own."""
+    chosen = options | FEW | RULES["rejection"] | {"overlap": "ahead"}
+    assert fork_ranks(2, **chosen, output=tmp_path / "one").code == 0
+    ended = fork_ranks(4, **chosen, num_targets=3, output=tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "one")
+
+
+def test_kills_and_stops_of_groups_and_their_draft_change_no_row(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """`python -m tests.job.group_storm` is the long version."""
+    chosen = options | SHARED | RULES["gumbel"] | {"num_samples": 1}
+    assert run_here(**chosen, output=tmp_path / "one").code == 0
+    storm = Storm(num_kills=2, num_stops=1, rng=random.Random(4))
+    storm_through(tmp_path / "run", chosen, storm, num_targets=2, num_drafts=1)
+    check_same(tmp_path / "run", tmp_path / "one", "gumbel")
+
+
+def test_a_draft_that_dies_for_good_hands_its_groups_to_the_other(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Under rejection both groups wait for a draft, and begin their sequences again."""
+    chosen = options | SHARED | RULES["rejection"] | {"num_samples": 1}
+    assert run_here(**chosen, output=tmp_path / "one").code == 0
+    launch = LAUNCH_ONLY | {"max_restarts": 0, "num_targets": 2, "num_drafts": 2}
+    with started_ranks(4, **chosen, **launch, output=tmp_path / "run") as world:
+        wait_until(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
+        (draft,) = psutil.Process(world.processes[2].pid).children()
+        draft.kill()
+        code = world.end(TIMEOUT_S)
+        words = world.words("stderr")
+    assert code == 0, "\n".join(words)
+    assert "draft 0 has failed 1 times (--max_restarts): the others go on without it" in words[2]
+    assert "its sequences begin again" in words[0]
+    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "one")
+
+
+def test_a_launch_that_is_asked_to_stop_ends_as_a_replica_does(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    with started_ranks(3, **options | SHARED, num_targets=2, output=tmp_path / "run") as world:
+        wait_until(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
+        for process in world.processes[:2]:
+            os.kill(process.pid or 0, signal.SIGTERM)
+        world.processes[0].join(TIMEOUT_S)
+        world.processes[1].join(TIMEOUT_S)
+        world.processes[2].join(TIMEOUT_S)
+        assert [process.exitcode for process in world.processes] == [75, 75, 75], world.words("stderr")
+
+
+def config(**options: Any) -> GenerateConfig:
+    return GenerateConfig(prompts="p", target="t", draft="d", output="o", **options)
+
+
+def test_ranks_are_groups_first_and_then_drafts() -> None:
+    chosen = config(num_targets=3, tp_size=2, num_drafts=2)
+    assert chosen.num_world_ranks == 8
+    chosen.check_world(8)
+    places = [place_of(chosen, rank) for rank in range(8)]
+    assert places[3] == (Part("target", 1), 1, 2)
+    assert places[7] == (Part("draft", 1), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "world_size", "words"),
+    [
+        ({"num_targets": 3, "tp_size": 2}, 8, "needs 7 ranks, but 8 were launched"),
+        ({"num_targets": 2, "num_drafts": 3}, 5, "more drafts than target groups"),
+        ({"num_targets": 2, "draft_placement": "shared"}, 3, "needs drafts on ranks of their own"),
+        ({"num_targets": 2, "policy": "none"}, 3, "needs drafts on ranks of their own"),
+    ],
+)
+def test_launches_that_do_not_fit_are_refused(options: dict[str, Any], world_size: int, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        config(**options).check_world(world_size)
+
+
+def test_a_greeting_that_does_not_fit_is_refused_by_what_differs() -> None:
+    terms = {"temperature": 0.5, "vocab_size": 320}
+    check_greeting({"token": "t", "terms": dict(terms)}, "t", terms)
+    with pytest.raises(ValueError, match=r"temperature is 1\.0 for the target group and 0\.5 for the draft"):
+        check_greeting({"token": "t", "terms": terms | {"temperature": 1.0}}, "t", terms)
+    for greeting in ({"terms": terms}, {"token": "u", "terms": terms}):
+        with pytest.raises(ValueError, match="its token is not that of this launch"):
+            check_greeting(greeting, "t", terms)

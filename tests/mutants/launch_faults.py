@@ -1,0 +1,30 @@
+"""Faults in launches of several target groups and drafts."""
+
+from tests.mutants.mutant import Mutant
+
+GROUPS = "tests/job/test_target_groups.py::"
+FAILOVER = GROUPS + "test_a_draft_that_dies_for_good_hands_its_groups_to_the_other"
+
+LAUNCH_FAULTS = (
+    Mutant(
+        name="group-knows-its-own-draft-alone",
+        file="job/shared_drafts.py",
+        old="for offset in range(self._num_drafts):",
+        new="for offset in range(1):",
+        tests=(FAILOVER,),
+    ),
+    Mutant(
+        name="part-that-is-killed-is-not-started-again",
+        file="job/supervisor.py",
+        old="if published == num_starts and num_starts >= self._config.max_restarts:",
+        new="if published == num_starts:",
+        tests=(GROUPS + "test_kills_and_stops_of_groups_and_their_draft_change_no_row",),
+    ),
+    Mutant(
+        name="launch-of-too-many-ranks-accepted",
+        file="config/generate.py",
+        old="if world_size != self.num_world_ranks:",
+        new="if world_size < self.num_world_ranks:",
+        tests=(GROUPS + "test_launches_that_do_not_fit_are_refused",),
+    ),
+)
