@@ -217,11 +217,17 @@ def input_scales(form: LayerFormat, x_TK: Tensor, static: Tensor | None = None) 
         assert static is not None
         return static.reshape(1, 1)
     if form.activations == "group":
-        largest = _grouped(x_TK, form.columns).abs().amax(-1)
+        largest = _largest(_grouped(x_TK, form.columns))[..., 0]
     else:
-        largest = x_TK.abs().amax(-1, keepdim=True)
+        largest = _largest(x_TK)
     # A token of zeros alone: any scale will do.
-    return (largest.float() / LIMITS[form.numbers]).clamp_min(torch.finfo(torch.float32).tiny)
+    return (largest / LIMITS[form.numbers]).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Magnitude along the last dimension, which stays: float32, in one kernel."""
+    found: Tensor = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True, dtype=torch.float32)
+    return found
 
 
 def rounded_inputs(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
@@ -229,7 +235,7 @@ def rounded_inputs(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
     if form.activations == "group":
         scaled = (_grouped(x_TK.float(), form.columns) / scales[..., None]).flatten(1)
         return rounded(scaled[:, : x_TK.shape[1]], form.numbers)
-    return rounded(x_TK.float() / scales, form.numbers)
+    return rounded(x_TK / scales, form.numbers)
 
 
 def rounded_values(form: LayerFormat, x_TK: Tensor, scales: Tensor) -> Tensor:
@@ -274,7 +280,7 @@ def _integer_product(layer: QuantizedLinear) -> Product:
         if x_TK.is_cuda and num_tokens < LEAST_INTEGER_ROWS:
             numbers = F.pad(numbers, (0, 0, 0, LEAST_INTEGER_ROWS - num_tokens))
         sums_TN = torch._int_mm(numbers, weight.numbers.t())[:num_tokens]
-        return (sums_TN.float() * (scales * weight.scales_AB.t())).to(x_TK.dtype)
+        return (sums_TN * (scales * weight.scales_AB.t())).to(x_TK.dtype)
 
     return product
 

@@ -23,8 +23,9 @@ from specdist.stats.regression import NS_PER_S
 ROUND_S = 0.5e-3
 # Assumed for the messages to the draft's rank and back; in one process it is less.
 PROPOSAL_S = 0.2e-3
-# Kernels of a layer that round the inputs of its seven products, and that scale the sums of integers.
-ROUNDING_KERNELS: dict[str | None, int] = {"float8": 7, "int8": 14}
+# Plain operations of a layer's seven products: six that find scales and round inputs, and of integers one
+# more and three that scale the sums.
+ROUNDING_KERNELS: dict[str | None, int] = {"float8": 7 * 6, "int8": 7 * 10}
 # Ratio of neighbouring sizes of a curve, which is linear between them.
 STEP = 1.25
 
