@@ -100,6 +100,7 @@ def generated() -> dict[str, str]:
         "rounds": sweep.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
+        "host-times": host_times(),
         "emulated": emulated(),
     }
 
@@ -155,6 +156,14 @@ def emulated() -> str:
         "GPU that is needed waits for Python: [measurements](jobs/benchmarks/README.md)."
     )
     return textwrap.fill(text, 118, break_on_hyphens=False, break_long_words=False)
+
+
+def host_times() -> str:
+    """The host's time between two passes, before and after."""
+    from tests.emulation.host_times import table
+
+    path = REPOSITORY / "jobs/benchmarks/host-times.json"
+    return table(json.loads(path.read_text(encoding="utf-8")))
 
 
 def plan() -> str:
