@@ -162,7 +162,7 @@ KERNEL_FAULTS = (
         file="engine/draft_runs.py",
         old="indices_of(takes_part_DA[step], scores_AV.device)",
         new="indices_of(takes_part_DA[step][::-1], scores_AV.device)",
-        tests=("tests/gpu/test_engine.py::test_every_family_gives_the_rows_of_a_cpu_under_all_rules",),
+        tests=("tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row",),
     ),
     Mutant(
         name="library-used-though-no-faster",
