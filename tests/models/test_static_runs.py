@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from specdist.cache.pages import PageUpdates
 from specdist.models.adapters import use_paged_attention
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import Acceleration, ModelRunner
-from specdist.models.static_runs import MAX_RUN_GRAPHS, DraftedRun, difference_of_runs
+from specdist.models.static_runs import MAX_RUN_GRAPHS, DraftedRun, StaticRuns, difference_of_runs
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.draft_draws import DraftDraws, Drawn
 from specdist.sampling.random import Purpose, RandomKeys
@@ -123,6 +125,36 @@ def test_a_run_gives_what_single_steps_give(rule: str) -> None:
     for run, columns, scores in given:
         assert torch.equal(run.columns_DCA, columns) and torch.equal(torch.stack(run.scores), scores)
     assert capturer.num_replays >= 3 and capturer.num_captures <= 4, "passes, and one run"
+
+
+def test_draws_scores_and_cache_are_of_the_same_run() -> None:
+    """Not of several that it takes to record one, in one of which rounding decides otherwise."""
+
+    runs: list[StaticRuns] = []
+
+    class Other(TapeCapturer):
+        def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            replay = super().capture(function)
+
+            def other() -> Tensor:
+                result = replay()
+                if runs:
+                    for scores in itertools.chain(*runs.pop()._scores.values()):
+                        scores.fill_(7.0)
+                return result
+
+            return other
+
+    tokens = np.full((3, 24), 5)
+    runner = runner_of(tiny_model("llama"), Acceleration(is_static=True, capturer=Other()), tokens)
+    assert runner.runs is not None
+    runs.append(runner.runs)
+    batch, how = _batch(tokens, NUM_CACHED, NUM_LACKING), draws("rejection")
+    run = runner.runs.run(batch, NUM_STEPS, keys_of(0), how)
+    assert run is not None and not runs
+    for step, scores in enumerate(run.scores):
+        ids, probabilities = run.columns_DCA[step, :2]
+        assert torch.equal(scores.gather(1, ids.long()[:, None])[:, 0].double(), probabilities)
 
 
 class Shown(DraftDraws):

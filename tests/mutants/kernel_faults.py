@@ -185,4 +185,11 @@ KERNEL_FAULTS = (
         new="else rules.window",
         tests=(PROBE + "test_of_two_libraries_the_faster_one_is_used",),
     ),
+    Mutant(
+        name="scores-of-another-run-than-draws",
+        file="models/static_runs.py",
+        old="        if is_new:\n",
+        new="        if False:\n",
+        tests=(RUNS + "test_draws_scores_and_cache_are_of_the_same_run",),
+    ),
 )
