@@ -59,9 +59,10 @@ def run_options(config: PlanConfig, plan: Plan, work: Work, *, max_positions: in
     longest = longest_row(plan, work, max_positions)
     if longest < max_positions:
         options["max_seq_len"] = longest
-    if plan.num_replicas > 1:
-        # A replica without a shard has nothing to do.
-        num_shards = SHARDS_PER_REPLICA * plan.num_replicas
+    num_targets = plan.num_replicas * plan.shape.num_targets
+    if num_targets > 1:
+        # A target without a shard has nothing to do.
+        num_shards = SHARDS_PER_REPLICA * num_targets
         options["rows_per_shard"] = max(1, min(ROWS_PER_SHARD, work.num_prompts // num_shards))
     return options
 

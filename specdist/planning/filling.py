@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from specdist.planning.hardware import Gpu
 from specdist.planning.simulate import OWN_GPU, Mode
 
-# Whether jobs/generate.py has --num_targets and --num_drafts.
-HAS_SEVERAL_TARGETS = False
 MOST_TARGETS_PER_DRAFT = 8
 MOST_NODES = 2
 
@@ -63,7 +61,7 @@ def shapes(site: Site, mode: Mode, tp_size: int) -> Iterator[Shape]:
         return
     alone = Shape(tp_size=tp_size, num_drafts=1)
     yield Shape(tp_size=tp_size, num_drafts=1, num_replicas=size // alone.num_gpus * site.num_nodes)
-    for per_draft in range(2, MOST_TARGETS_PER_DRAFT + 1) if HAS_SEVERAL_TARGETS else ():
+    for per_draft in range(2, MOST_TARGETS_PER_DRAFT + 1):
         # Ranks are numbered through: on two nodes a target's would not stay on one unless they divide it.
         for num_nodes in range(1, 1 + (min(MOST_NODES, site.num_nodes) if size % tp_size == 0 else 1)):
             num_targets = _most_targets(size, num_nodes, tp_size, per_draft)

@@ -22,6 +22,10 @@ from tests.ranks import REPOSITORY
 from tests.readme import parsed
 
 PAIR = [("--target", "70b"), ("--draft", "1b")]
+CRAMPED = (
+    "--target 70b --draft 1b --gpu h200 --prompt_tokens 1000 --output_tokens 500 --max_num_seqs 8 "
+    "--acceptance 0.8"
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("--target 70b --gpu h100-sxm --gpus_per_node 5", 1, 1),
         ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 5 --acceptance 0.8 --num_prompts 8", 1, 1),
         ("--target 70b --draft 1b --gpu h100-sxm --gpus_per_node 8 --acceptance 0.8 --num_prompts 64", 2, 1),
+        (f"{CRAMPED} --gpus_per_node 8", 1, 1),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --num_gpus 24", 2, 3),
         ("--target 70b --gpu h100-sxm --gpus_per_node 8 --nodes 3 --num_prompts 1", 1, 1),
         ("--target 1b --gpu h100-sxm --gpus_per_node 4", 4, 1),
@@ -116,6 +121,9 @@ def test_launches_can_be_typed(
         for name, value in document["options"].items():
             assert getattr(command.config, name) == value, name
     num_replicas = num_commands * num_nodes
+    if "h200" in arguments:
+        # Where one GPU holds the target, but no draft beside it, one draft serves all the others.
+        assert (commands[0].config.num_targets, commands[0].config.num_drafts) == (7, 1)
     assert ("share the prompts" in text) == (num_replicas > 1)
     assert (f"on each of {num_nodes} nodes" in text) == (num_nodes > 1)
     # Each replica finds some shards to do.
@@ -161,9 +169,8 @@ def test_prompts_longer_than_the_usual_one_are_not_refused(folder: Path) -> None
     assert document["options"]["max_seq_len"] == 42000
 
 
-def test_targets_on_two_nodes_that_share_drafts_are_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_on_two_nodes_that_share_drafts_are_one_launch() -> None:
     """With equally many ranks on each node, and every target's on one of them."""
-    monkeypatch.setattr(filling, "HAS_SEVERAL_TARGETS", True)
     target, draft = (open_model(option, name, "auto")[0] for option, name in PAIR)
     site = filling.Site(gpu=GPUS["h100-sxm"], gpus_per_node=8, num_nodes=4, max_num_seqs=8)
     work = Work(prompt_tokens=1000, output_tokens=500, num_prompts=10_000, acceptance=0.8, caught=0.5)
