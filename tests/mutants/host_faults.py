@@ -1,7 +1,6 @@
 """Faults in what the host does while a device is at work, and in the emulation and the planner that show it."""
 
 from tests.mutants.mutant import Mutant
-from tests.mutants.sampling_faults import IN_TURNS
 
 MEANWHILE = "tests/engine/test_meanwhile.py"
 DEVICE = "tests/emulation/test_device.py"
@@ -28,7 +27,7 @@ HOST_FAULTS = (
         file="engine/blocks.py",
         old="ids_C[np.repeat(goes_on_R, num_R)]",
         new="ids_C[: int(num_R[goes_on_R].sum())]",
-        tests=(IN_TURNS, "tests/engine/test_tracing.py"),
+        tests=("tests/engine/test_blocks.py",),
     ),
     Mutant(
         name="error-of-a-round-loses-what-had-been-finished",
