@@ -19,6 +19,7 @@ SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
     r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
 )
+RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 NUMBERED_FOLDER = re.compile(r"\d{5,}")
 TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
 # In the manifest's ``info``, if the shards lie in numbered folders.
@@ -152,6 +153,11 @@ class RunLayout:
         names = [name for name in _names_in(folder) if name.startswith(start)]
         found = map(SHARD_FILE.fullmatch, sorted(names))
         return [(folder / match[0], match) for match in found if match]
+
+    def recorded_in(self, group: str) -> set[int]:
+        """The shards of a group that have a completion record, by one listing."""
+        names = _names_in(self.path / "shards" / group)
+        return {int(match[1]) for name in names if (match := RECORD_FILE.fullmatch(name))}
 
     def _place(self, kind: str, shard: int) -> Path:
         return self.path / kind / self.group_of(shard)

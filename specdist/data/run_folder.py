@@ -117,8 +117,7 @@ class RunFolder(RunLayout):
             if group in totalled:
                 found.update(self.shards_of(group, num_shards))
             else:
-                files = self.files("shards", group)
-                found.update(int(match[1]) for path, match in files if path.suffix == ".json")
+                found |= self.recorded_in(group)
         return found
 
     def begun_shards(self) -> list[int]:

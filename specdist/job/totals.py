@@ -46,8 +46,7 @@ def write_total(folder: RunFolder, shard: int, num_shards: int) -> None:
     if not group:
         return
     shards = folder.shards_of(group, num_shards)
-    recorded = {int(match[1]) for path, match in folder.files("shards", group) if path.suffix == ".json"}
-    if recorded.issuperset(shards):
+    if folder.recorded_in(group).issuperset(shards):
         with writing(folder.total_path(group)):
             write_json(folder.total_path(group), sealed(_of_shards(folder, shards).to_json()))
 

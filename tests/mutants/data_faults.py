@@ -313,8 +313,8 @@ DATA_FAULTS = (
     Mutant(
         name="total-of-one-shard-too-few",
         file="job/totals.py",
-        old="if recorded.issuperset(shards):",
-        new="if recorded.issuperset(shards[:-1]):",
+        old="if folder.recorded_in(group).issuperset(shards):",
+        new="if folder.recorded_in(group).issuperset(shards[:-1]):",
         tests=(LAYOUT,),
     ),
     Mutant(
