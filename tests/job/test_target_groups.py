@@ -51,7 +51,8 @@ def test_three_groups_and_a_draft_that_works_ahead(options: dict[str, Any], tmp_
     assert fork_ranks(2, **chosen, output=tmp_path / "one").code == 0
     ended = fork_ranks(4, **chosen, num_targets=3, output=tmp_path / "run")
     assert ended.code == 0, ended.stderr
-    assert shard_bytes(tmp_path / "run") == shard_bytes(tmp_path / "one")
+    # How far it works ahead follows from times that each run measures.
+    check_same(tmp_path / "run", tmp_path / "one", "ahead")
 
 
 def test_kills_and_stops_of_groups_and_their_draft_change_no_row(
