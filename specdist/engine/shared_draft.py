@@ -52,7 +52,7 @@ class LinkedDraft:
         if answer.kind is Kind.OUT_OF_MEMORY:
             raise DraftOutOfMemory(answer.text)
         if answer.kind is not Kind.REPLY:
-            raise LinkError(f"{answer.kind.name} is no reply")
+            raise LinkError(f"the draft sent {answer.kind.name}, not a reply")
         with clock.phase("transfer"):
             reply = unpack(ProposalReply, list(answer.arrays))
         return dataclasses.replace(reply, traffic=self._traffic() - before)

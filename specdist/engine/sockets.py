@@ -1,4 +1,4 @@
-"""Messages between a target group and a draft that are no ranks of one process group: over a socket.
+"""Messages between a target group and a draft that are not ranks of one process group: over a socket.
 
 If either side ends, the socket breaks and nothing else does. A message is a kind, arrays of words of eight
 bytes, and at most one matrix of float32, all from host memory.
@@ -40,7 +40,7 @@ class Kind(IntEnum):
 
 
 class LinkError(RuntimeError):
-    """The other side is gone, does not answer in time, or sends what is no message."""
+    """The other side is gone, does not answer in time, or sends something else than a message."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Message:
         try:
             found = json.loads(self.text)
         except ValueError as error:
-            raise LinkError(f"a greeting that is no JSON ({error})") from error
+            raise LinkError(f"its greeting is not valid JSON ({error})") from error
         if not isinstance(found, dict):
-            raise LinkError("a greeting that is no JSON object")
+            raise LinkError("its greeting is not a JSON object")
         return found
 
     def encoded(self) -> list[bytes]:
@@ -95,13 +95,13 @@ class Inbox:
         self._buffer += content
 
     def take(self) -> Message | None:
-        """The next message, if all of it is there. Raises LinkError for what is none."""
+        """The next message, if all of it is there. Raises LinkError for anything else."""
         if len(self._buffer) < HEADER.size:
             return None
         magic, kind, num_words, rows, columns = HEADER.unpack_from(self._buffer)
         is_known = magic == MAGIC and kind in tuple(Kind)
         if not is_known or not 1 <= num_words <= MAX_WORDS or rows * columns > MAX_FLOATS:
-            raise LinkError("it sends what is no message of specdist")
+            raise LinkError("it sends something else than messages of specdist")
         begin_matrix = HEADER.size + WORD_BYTES * num_words
         end = begin_matrix + 4 * rows * columns
         if len(self._buffer) < end:

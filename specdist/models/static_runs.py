@@ -156,7 +156,7 @@ class StaticRuns:
         num_steps_A: np.ndarray,
         keys: RandomKeys,
     ) -> int:
-        """Write the inputs of a run behind those of its first pass; returns their number."""
+        """Write the inputs of a run after those of its first pass; returns their number."""
         passes, num_steps, num_rows = self._passes, int(num_steps_A.max()), len(num_steps_A)
         lengths = lengths_of(bucket.num_logits, num_steps)
         first = sum(bucket.part_lengths)
