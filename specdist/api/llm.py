@@ -100,7 +100,7 @@ class SpeculativeLLM:
                 raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
             if name not in known:
                 raise UserError(f"{name} is not an option: python jobs/generate.py --help lists them")
-        policy = policy or ("fixed" if draft is None else "goodput")
+        policy = policy or ("fixed" if draft is None else "auto")
         self._options = {"target": target, "draft": draft, "policy": policy, **options}
         config = self._config(CompletionOptions())
         config.check_world(1)
@@ -120,7 +120,7 @@ class SpeculativeLLM:
                 rank=0,
                 world_size=1,
                 tp_size=1,
-                uses_draft=config.uses_draft,
+                uses_draft=config.uses_draft_model,
                 device=local_device(config.device),
             ),
             num_context_tokens=min(TYPICAL_CONTEXT_TOKENS, models.max_seq_len // 2),

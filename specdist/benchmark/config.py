@@ -9,6 +9,7 @@ from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import ModelOptions, PromptOptions, SamplingOptions, TrustOptions, values_of
+from specdist.config.speculation import require_model
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
 from specdist.policies.costs import BRANCH_COUNTS
@@ -142,6 +143,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
     brief: bool = option(False, help="with --update_readme: only the first table of each result")
 
     def __post_init__(self) -> None:
+        require_model(self.draft)
         if (self.update_readme is None) != (not self.results):
             raise UserError("--update_readme FILE and --results FILE ... go together: give both or neither")
         if self.update_readme is not None:

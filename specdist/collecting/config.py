@@ -16,6 +16,7 @@ from specdist.config.groups import (
     SamplingOptions,
     values_of,
 )
+from specdist.config.speculation import require_model
 from specdist.policies import HeadKind
 from specdist.utils.errors import UserError
 
@@ -79,6 +80,7 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
     )
 
     def __post_init__(self) -> None:
+        require_model(self.draft)
         if self.kind == "verifier" and self.token_mixing is not None:
             raise UserError(
                 f"--token_mixing {self.token_mixing} has no effect with --kind verifier, which uses four "

@@ -20,6 +20,7 @@ from specdist.config.groups import (
     QuantizationOptions,
     RankOptions,
 )
+from specdist.config.speculation import MEMORY, SpeculationOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -32,7 +33,6 @@ from specdist.policies.registry import (
     HEAD_KINDS,
     HEAD_POLICIES,
     OPTION_NAMES,
-    PolicyName,
     needs_costs,
 )
 from specdist.utils.errors import UserError
@@ -50,45 +50,6 @@ BYTES_PER_UNIT = {
     "MB": 10**6,
     "GB": 10**9,
 }
-
-
-@dataclass(kw_only=True)
-class SpeculationOptions:
-    """What the draft does, and how it is verified."""
-
-    _argument_group_name = "Speculation"
-
-    policy: PolicyName = option(
-        AUTO,
-        help="how many tokens to draft per round; auto = goodput, which learns what pays; none = target only",
-    )
-    acceptance: Literal["rejection", "gumbel"] = option(
-        "rejection",
-        help="rejection = highest acceptance; gumbel = the tokens that the target alone would sample with "
-        "this seed, whatever the draft",
-    )
-    overlap: Literal["auto", "none", "ahead"] = option(
-        AUTO,
-        help="none = target and draft take turns; ahead = the draft, on a rank of its own, keeps drafting "
-        "while the target verifies; auto = with such a rank every round is whichever is faster by measured "
-        "times and learned acceptance, or plain decoding, in which the draft is not asked",
-    )
-    num_branches: int | None = option(
-        None,
-        help="branches per sequence that a draft working ahead prepares for likely misses; 0 = none "
-        "(default: as many as pay)",
-    )
-    head: str | None = option(
-        None,
-        help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
-        "jobs/train_head.py",
-    )
-    verify: Literal["doubted", "all"] | None = option(
-        None,
-        help="sprinter: doubted = the target verifies only the last token of a block and the others are "
-        "accepted unverified, which is NOT exact; all = it verifies every token, which is exact (default "
-        "doubted)",
-    )
 
 
 @dataclass(kw_only=True)
@@ -196,6 +157,7 @@ class GenerateConfig(
     def _resolve_policy(self) -> None:
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
+        defaults = self._resolve_memory() if self.draft == MEMORY else {}
         if self.policy == AUTO:
             self.policy = "none" if self.draft is None else "goodput"
         if self.draft is None and self.policy not in ("fixed", "none"):
@@ -205,9 +167,21 @@ class GenerateConfig(
             )
         if self.draft is None:
             self.policy = "none"
-        for name, value in resolve_policy_options(self.policy, self._given_policy_options()).items():
+        given = {**defaults, **self._given_policy_options()}
+        for name, value in resolve_policy_options(self.policy, given).items():
             setattr(self, name, value)
         self._resolve_head()
+
+    def _resolve_memory(self) -> dict[str, float]:
+        """Candidates without a draft model: refuse what such a model is needed for. Returns the policy's
+        defaults."""
+        self.check_memory(
+            draft_placement=None if self.draft_placement == AUTO else self.draft_placement,
+            draft_quantization=self.draft_quantization,
+        )
+        # Where no token depends on a block's length, blocks share the room of a pass.
+        num_rows = 1 if self.is_coupled else self.max_num_seqs
+        return self.memory_defaults(self.max_num_batched_tokens // num_rows)
 
     def _resolve_head(self) -> None:
         """Check the head, and fill in how its tokens are verified."""
@@ -242,6 +216,15 @@ class GenerateConfig(
         return self.policy != "none"
 
     @property
+    def uses_memory(self) -> bool:
+        """Whether candidates come from a sequence's own tokens, without a draft model."""
+        return self.uses_draft and self.draft == MEMORY
+
+    @property
+    def uses_draft_model(self) -> bool:
+        return self.uses_draft and self.draft != MEMORY
+
+    @property
     def is_exact(self) -> bool:
         """Whether the completions follow the target's own distribution; with sprinter they may not."""
         return not (self.policy == "sprinter" and self.verify == "doubted")
@@ -253,13 +236,13 @@ class GenerateConfig(
     @property
     def drafts_ahead(self) -> bool:
         """Whether a draft on a rank of its own works while the target does, in every round."""
-        return self.uses_draft and self.overlap == "ahead"
+        return self.uses_draft_model and self.overlap == "ahead"
 
     @property
     def chooses_rounds(self) -> bool:
         """Whether a draft on a rank of its own chooses what every round does. A lossy run takes turns: its
         tokens depend on where blocks end."""
-        return self.uses_draft and self.overlap == AUTO and self.is_exact
+        return self.uses_draft_model and self.overlap == AUTO and self.is_exact
 
     @property
     def needs_costs(self) -> bool:
@@ -290,7 +273,7 @@ class GenerateConfig(
         """Ranks to launch: the target's, and one for a draft that need not be on one of these."""
         if self.shares_drafts:
             return self.num_targets * self.tp_size + self.num_drafts
-        return self.tp_size + int(self.uses_draft and self.draft_placement != "shared")
+        return self.tp_size + int(self.uses_draft_model and self.draft_placement != "shared")
 
     @property
     def shares_drafts(self) -> bool:
@@ -366,7 +349,7 @@ class GenerateConfig(
     def _check_parts(self, world_size: int) -> None:
         """Of a launch whose target groups share drafts."""
         asked = f"--num_targets {self.num_targets} --num_drafts {self.num_drafts}"
-        if not self.uses_draft or self.draft_placement == "shared":
+        if not self.uses_draft_model or self.draft_placement == "shared":
             raise UserError(
                 f"{asked} needs drafts on ranks of their own, but there is none: name one with --draft and a "
                 "--policy, without --draft_placement shared; or launch a replica for each target"

@@ -46,7 +46,7 @@ class ModelOptions:
     draft: str | None = option(
         None,
         help="hub id or folder of the small model; self:int4, self:int8, self:float8 = the target's own "
-        "weights, quantised; none = target only",
+        "weights, quantised; memory = no model, candidates from a row's own tokens; none = target only",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", help="auto = the checkpoint's")
     device: Literal["auto", "cpu", "cuda"] = option("auto", help="auto = cuda if available")

@@ -13,6 +13,7 @@ from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.local_target import LocalTarget
+from specdist.engine.memory_draft import MemoryDraft
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.request import Request
 from specdist.engine.scheduler import Scheduler
@@ -108,6 +109,18 @@ class Assembly:
         if runner is None or not policy.max_draft_tokens:
             return NoDraft()
         return ColocatedDraft(self.draft_worker(runner, policy, clock))
+
+    def memory_draft(self, least_chance: float) -> MemoryDraft:
+        """Candidates from a sequence's own tokens, in the process that verifies them, as far as their chance
+        is at least this."""
+        return MemoryDraft(
+            least_chance=least_chance,
+            max_draft_tokens=self.scheduling.max_draft_tokens,
+            num_slots=self.scheduling.num_slots,
+            max_seq_len=self.scheduling.max_seq_len,
+            stop_token_ids=self.stop_rules.token_ids,
+            is_traced=self.is_traced,
+        )
 
     def engine(
         self,

@@ -8,6 +8,7 @@ from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Dense
+from specdist.sampling.one_hot_drafts import without_rejected
 from specdist.sampling.random import RandomKeys
 from specdist.sampling.rejection_sampler import sample_next_tokens
 
@@ -32,17 +33,24 @@ class NoDraft:
         """Nothing to do: no other rank waits."""
 
 
-def sample_alone(request: ProposalRequest) -> np.ndarray:
-    """[R]: next tokens after which, and in whose places, nothing was drafted."""
+def sample_alone(request: ProposalRequest, rejected_ids_R: np.ndarray | None = None) -> np.ndarray:
+    """[R]: next tokens in whose places no draft model drew anything.
+
+    ``rejected_ids_R``: candidates of a draft that was certain of them and that were rejected there, or
+    ``NONE_REJECTED``.
+    """
     next_token_ids_R = request.next_token_ids_R.copy()
     drawn = np.flatnonzero(next_token_ids_R == DRAW)
     if len(drawn):
-        assert isinstance(request.next_distributions_W, Dense)
+        target_W = request.next_distributions_W
+        assert isinstance(target_W, Dense)
         sequences = [request.sequences[index] for index in drawn]
         keys_W = RandomKeys(
             np.array([sequence.stream_key for sequence in sequences], np.int64),
             np.array([len(sequence.token_ids) for sequence in sequences], np.int64),
             np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
         )
-        next_token_ids_R[drawn] = sample_next_tokens(request.next_distributions_W, keys_W).cpu().numpy()
+        if rejected_ids_R is not None:
+            target_W = without_rejected(target_W, rejected_ids_R[drawn])
+        next_token_ids_R[drawn] = sample_next_tokens(target_W, keys_W).cpu().numpy()
     return next_token_ids_R

@@ -40,6 +40,8 @@ from specdist.utils.json_values import from_fields
 # memory (specdist.job.restart), how the batch was made smaller.
 PROMPT_FILES = "prompt_files"
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
+# In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
+MEMORY_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
 logger = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
     target = _open_model("--target", config.target, config, config.target_quantization, config.tp_size)
     draft = head = None
-    if config.uses_draft:
+    if config.uses_draft_model:
         assert config.draft is not None
         if config.draft.startswith(SELF):
             kind = config.draft.removeprefix(SELF)
@@ -174,7 +176,7 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
         max_seq_len=models.max_seq_len,
         seed=config.seed,
         # Its block lengths depend on the batch anyway.
-        shares_room=config.policy == "goodput",
+        shares_room=config.policy == "goodput" or (config.uses_memory and config.is_coupled),
     )
     for _ in range(num_halvings):
         limits = limits.halved()
@@ -294,7 +296,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "num_rows": prompts.num_rows,
         "rows_per_shard": config.rows_per_shard,
         "target": models.target.fingerprint(),
-        "draft": draft.fingerprint() if draft else None,
+        "draft": draft.fingerprint() if draft else MEMORY_OF_OWN_TOKENS if config.uses_memory else None,
         "dtype": config.dtype,
         "policy": config.policy,
         "num_draft_tokens": None,
@@ -369,7 +371,7 @@ def _info(config: GenerateConfig, models: ModelPlan, topology: Topology) -> dict
         "flops_per_token": _flops_per_token(models),
         "reproducibility": reproducibility(config, topology),
         "target": models.target.name,
-        "draft": models.draft.name if models.draft else None,
+        "draft": models.draft.name if models.draft else config.draft if config.uses_memory else None,
         "head": models.head.description() if models.head else None,
         "prompts": config.prompts,
         "vocab_size": models.vocab_size,

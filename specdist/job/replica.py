@@ -384,6 +384,8 @@ class Replica:
         return ShardedTarget(self._target, self._group, settings=settings, vocab_size=vocab_size)
 
     def _proposer(self) -> Proposer:
+        if self._config.uses_memory:
+            return self.assembly().memory_draft(self._config.policy_options.get("stop_probability", 0.0))
         if not self._topology.uses_draft:
             return NoDraft()
         if self._topology.is_colocated:

@@ -125,7 +125,7 @@ def topology_from_environment(config: GenerateConfig) -> Topology:
         rank=rank_from_environment(),
         world_size=world_size,
         tp_size=config.tp_size,
-        uses_draft=config.uses_draft,
+        uses_draft=config.uses_draft_model,
         device=local_device(config.device, int(os.environ.get("LOCAL_RANK", "0"))),
         rank_timeout_s=config.rank_timeout,
         part=part,

@@ -1,6 +1,6 @@
-"""The library of ``cpu_pass.c``, compiled for this machine's processor where a C compiler is found.
+"""The libraries of ``cpu_pass.c`` and ``ngrams.c``, compiled for this processor where a C compiler is found.
 
-It is kept in the user's cache folder, so that a machine compiles it once.
+They are kept in the user's cache folder, so that a machine compiles each once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("cpu_pass.c")
+PASS_SOURCE = Path(__file__).with_name("cpu_pass.c")
+NGRAMS_SOURCE = Path(__file__).with_name("ngrams.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fopenmp")
 COMPILE_SECONDS = 120
+# Raised where a library cannot be compiled.
+NOT_COMPILED = (OSError, subprocess.SubprocessError)
 CPU_INFO = Path("/proc/cpuinfo")
 # Lines of it that tell the instructions that the processor has.
 INSTRUCTIONS = ("flags", "Features", "model name")
@@ -67,28 +70,60 @@ class Batch(ctypes.Structure):
     )
 
 
+class Ngrams(ctypes.Structure):
+    """See ``ngrams.c``."""
+
+    _fields_ = (
+        *(
+            (name, c_index)
+            for name in ("capacity", "num_head_bits", "num_classes", "max_match", "max_places")
+        ),
+        *((name, c_address) for name in ("class_of", "prior_right")),
+        ("prior_tried", ctypes.c_double),
+        *((name, c_address) for name in ("tokens", "earlier", "heads", "num_tokens", "num_prompt_tokens")),
+        *((name, c_address) for name in ("match_places", "match_lengths", "num_right", "num_tried")),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Raises :class:`OSError` or :class:`subprocess.SubprocessError` where it cannot be compiled."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), *COMPILERS))), None)
-    if compiler is None:
-        raise FileNotFoundError("no C compiler was found")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "specdist")
-    parts = [SOURCE.read_text(), *FLAGS, compiler, *_instructions()]
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    path = folder / f"cpu-pass-{digest}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            compiled = Path(unfinished, path.name)
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(compiled), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
-            compiled.replace(path)
-    loaded = ctypes.CDLL(str(path))
+    """A model's passes. Raises :class:`OSError` or :class:`subprocess.SubprocessError` where it cannot be
+    compiled."""
+    loaded = _compiled(PASS_SOURCE)
     loaded.panel_width.restype = loaded.num_workspace_numbers.restype = c_index
     loaded.pack_weight.argtypes = (c_address, c_index, c_index, c_index, c_address)
     loaded.pack_weight.restype = loaded.run_pass.restype = None
     return loaded
+
+
+@functools.cache
+def ngrams_library() -> ctypes.CDLL:
+    """The look-up of n-grams. Raises as :func:`library` does."""
+    loaded = _compiled(NGRAMS_SOURCE)
+    of_rows = (c_address, c_index, c_address, c_address)
+    loaded.append_tokens.argtypes = (*of_rows, c_address)
+    loaded.append_tokens.restype = None
+    loaded.propose_tokens.argtypes = (*of_rows, ctypes.c_double, *[c_address] * 3)
+    loaded.propose_tokens.restype = c_index
+    return loaded
+
+
+def _compiled(source: Path) -> ctypes.CDLL:
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), *COMPILERS))), None)
+    if compiler is None:
+        raise FileNotFoundError("no C compiler was found")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "specdist")
+    parts = [source.read_text(), *FLAGS, compiler, *_instructions()]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    path = folder / f"{source.stem.replace('_', '-')}-{digest}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            compiled = Path(unfinished, path.name)
+            command = [compiler, *FLAGS, str(source), "-o", str(compiled), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
+            compiled.replace(path)
+    return ctypes.CDLL(str(path))
 
 
 def _instructions() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from specdist.config.arguments import option
 from specdist.config.groups import SELF, QuantizationOptions, TrustOptions
+from specdist.config.speculation import require_model
 from specdist.planning.hardware import GPUS, HERE
 from specdist.synthetic.shapes import SHAPES
 from specdist.utils.errors import UserError
@@ -75,6 +76,7 @@ class PlanConfig(QuantizationOptions, TrustOptions):
 
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
+        require_model(self.draft)
         self.check_quantization(self.draft)
         for name in ("prompt_tokens", "output_tokens", "num_prompts", "repeats"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "must be at least 1")

@@ -15,6 +15,7 @@ from specdist.config.groups import (
     TrustOptions,
     values_of,
 )
+from specdist.config.speculation import require_model
 from specdist.utils.errors import UserError
 
 
@@ -51,6 +52,7 @@ class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, Tru
     seed: int = option(0, help="seed of the calibration completions")
 
     def __post_init__(self) -> None:
+        require_model(self.draft)
         for name in ("num_prompts", "max_draft_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)} must be at least 1")

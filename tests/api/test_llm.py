@@ -96,8 +96,8 @@ def test_what_the_job_refuses_is_refused_here_too(pair: Pair, llm: SpeculativeLL
     target, draft = str(pair.target), str(pair.draft)
     with pytest.raises(UserError, match="temperature is an option of generate"):
         SpeculativeLLM(target, temperature=0)
-    with pytest.raises(UserError, match="num_drafts is not an option"):
-        SpeculativeLLM(target, num_drafts=3)
+    with pytest.raises(UserError, match="num_draughts is not an option"):
+        SpeculativeLLM(target, num_draughts=3)
     with pytest.raises(UserError, match="--num_draft_tokens 4 has no effect with --policy svip"):
         SpeculativeLLM(target, draft, policy="svip", num_draft_tokens=4)
     mixed: Any = [5, {"role": "user", "content": "a"}]

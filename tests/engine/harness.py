@@ -2,7 +2,8 @@
 
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
 ``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
-draft's hidden states; with ``trusts_draft`` only the last token of a block is verified.
+draft's hidden states; with ``trusts_draft`` only the last token of a block is verified. With ``memory`` the
+candidates are from a row's own tokens, those of at least this chance.
 """
 
 from __future__ import annotations
@@ -88,14 +89,16 @@ class Harness:
         is_traced: bool = False,
         head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
+        memory: float | None = None,
     ) -> None:
+        self.memory = memory
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
         self.scheduling = SchedulerSettings(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_draft_tokens=self.policy.max_draft_tokens if draft is not None else 0,
+            max_draft_tokens=0 if draft is None and memory is None else self.policy.max_draft_tokens,
             num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
@@ -141,6 +144,8 @@ class Harness:
         return self.assembly.local_target(self.runners[0])
 
     def proposer(self) -> Proposer:
+        if self.memory is not None:
+            return self.assembly.memory_draft(self.memory)
         if len(self.runners) == 1:
             return NoDraft()
         worker = self.assembly.draft_worker(self.runners[1], self.policy)

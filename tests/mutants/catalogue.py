@@ -7,6 +7,7 @@ from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
 from tests.mutants.launch_faults import LAUNCH_FAULTS
 from tests.mutants.layer_faults import LAYER_FAULTS
+from tests.mutants.memory_faults import MEMORY_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.round_faults import ROUND_FAULTS
@@ -21,6 +22,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *KERNEL_FAULTS,
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,
+    *MEMORY_FAULTS,
     *MODEL_FAULTS,
     *ROUND_FAULTS,
 )

@@ -1,0 +1,90 @@
+"""The options of speculation: what drafts, how far, and how it is verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from specdist.config.arguments import option
+from specdist.policies.registry import AUTO, TARGET_ONLY, PolicyName
+from specdist.utils.errors import UserError
+
+# --draft memory: candidates from a sequence's own tokens, without a draft model.
+MEMORY = "memory"
+MEMORY_POLICIES = ("confidence", "fixed")
+# Most candidates of one block from memory, unless the batch has room for fewer, but not for less than these;
+# and the least chance of one that is proposed.
+MEMORY_BLOCK, SHORTEST_MEMORY_BLOCK = 64, 8
+MEMORY_CHANCE = 0.1
+
+
+@dataclass(kw_only=True)
+class SpeculationOptions:
+    """What the draft does, and how it is verified."""
+
+    _argument_group_name = "Speculation"
+
+    policy: PolicyName = option(
+        AUTO,
+        help="how many tokens to draft per round; auto = goodput, which learns what pays; none = target only",
+    )
+    acceptance: Literal["rejection", "gumbel"] = option(
+        "rejection",
+        help="rejection = highest acceptance; gumbel = the tokens that the target alone would sample with "
+        "this seed, whatever the draft",
+    )
+    overlap: Literal["auto", "none", "ahead"] = option(
+        AUTO,
+        help="none = target and draft take turns; ahead = the draft, on a rank of its own, keeps drafting "
+        "while the target verifies; auto = with such a rank every round is whichever is faster by measured "
+        "times and learned acceptance, or plain decoding, in which the draft is not asked",
+    )
+    num_branches: int | None = option(
+        None,
+        help="branches per sequence that a draft working ahead prepares for likely misses; 0 = none "
+        "(default: as many as pay)",
+    )
+    head: str | None = option(
+        None,
+        help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
+        "jobs/train_head.py",
+    )
+    verify: Literal["doubted", "all"] | None = option(
+        None,
+        help="sprinter: doubted = the target verifies only the last token of a block and the others are "
+        "accepted unverified, which is NOT exact; all = it verifies every token, which is exact (default "
+        "doubted)",
+    )
+
+    def check_memory(self, **of_model: str | None) -> None:
+        """Of ``--draft memory``: choose the policy, and refuse what needs a draft model. ``of_model``: other
+        options of a draft model that were given. Raises :class:`UserError`."""
+        if self.policy == AUTO:
+            self.policy = MEMORY_POLICIES[0]
+        if self.policy not in (*MEMORY_POLICIES, TARGET_ONLY):
+            raise UserError(
+                f"--policy {self.policy} decides by what a draft model says of its tokens, and --draft "
+                f"{MEMORY} has no model: use --policy {' or '.join(MEMORY_POLICIES)}, or leave it out"
+            )
+        given = {"overlap": "ahead" if self.overlap == "ahead" else None, **of_model}
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(
+                    f"--{name} {value} is for a draft model, and --draft {MEMORY} has none: leave it out"
+                )
+
+    def memory_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
+        """Of the policy's options with memory, where a pass has so many tokens for each row."""
+        if self.policy != "confidence":
+            return {}
+        most = max(SHORTEST_MEMORY_BLOCK, min(MEMORY_BLOCK, num_tokens_per_row - 1))
+        return {"max_draft_tokens": most, "stop_probability": MEMORY_CHANCE}
+
+
+def require_model(draft: str | None) -> None:
+    """Of a job that measures or trains with a draft model. Raises :class:`UserError`."""
+    if draft == MEMORY:
+        raise UserError(
+            f"--draft {MEMORY} is no model, and this job needs a draft model: give its folder or hub id; "
+            "jobs/generate.py takes candidates from memory"
+        )

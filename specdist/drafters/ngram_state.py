@@ -1,0 +1,40 @@
+"""The arrays of :mod:`specdist.drafters.ngram_index`, which two implementations work on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+MAX_MATCH = 32
+MAX_PLACES = 64
+# Lengths of a match that are counted together: each class begins at one of these.
+CLASS_STARTS = (0, 3, 4, 6, 9, 17)
+# Share of right tokens in each class before anything is known, and how many tokens that counts for.
+PRIOR_RATES = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95)
+PRIOR_TOKENS = 4.0
+# Of the table of a sequence's bigrams.
+NUM_HEAD_BITS = 12
+
+
+class NgramState:
+    """The arrays of the index, by slot. Memory that is never written is never used."""
+
+    def __init__(self, num_slots: int, capacity: int) -> None:
+        self.max_match, self.max_places = MAX_MATCH, MAX_PLACES
+        self.class_of = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right") - 1
+        self.prior_right, self.prior_tried = np.array(PRIOR_RATES) * PRIOR_TOKENS, PRIOR_TOKENS
+        self.tokens = np.empty((num_slots, capacity), np.int32)
+        self.earlier = np.empty((num_slots, capacity), np.int32)
+        self.heads = np.empty((num_slots, 1 << NUM_HEAD_BITS), np.int32)
+        self.num_tokens = np.zeros(num_slots, np.int64)
+        self.num_prompt_tokens = np.zeros(num_slots, np.int64)
+        self.match_places = np.full(num_slots, -1)
+        self.match_lengths = np.zeros(num_slots, np.int64)
+        self.num_right = np.zeros((num_slots, len(CLASS_STARTS)))
+        self.num_tried = np.zeros((num_slots, len(CLASS_STARTS)))
+
+    def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray) -> None:
+        """New sequences in these slots, of which no token is known yet."""
+        self.num_prompt_tokens[slots] = num_prompt_tokens
+        self.num_tokens[slots] = self.match_lengths[slots] = 0
+        self.match_places[slots] = self.heads[slots] = -1
+        self.num_right[slots] = self.num_tried[slots] = 0

@@ -1,0 +1,122 @@
+"""The index of a sequence's own n-grams, compiled and in NumPy, against a search written out."""
+
+import numpy as np
+import pytest
+
+from specdist.drafters.ngram_index import NgramIndex, Proposals
+from specdist.drafters.ngram_state import MAX_MATCH, MAX_PLACES
+
+both_kinds = pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "plain"])
+
+
+def index_of(prompt: list[int], output: list[int], *, is_compiled: bool, slot: int = 1) -> NgramIndex:
+    index = NgramIndex(num_slots=3, max_length=600, is_compiled=is_compiled)
+    index.begin(np.array([slot]), np.array([len(prompt)]))
+    append(index, slot, prompt)
+    for token_id in output:
+        append(index, slot, [token_id])
+    return index
+
+
+def append(index: NgramIndex, slot: int, token_ids: list[int]) -> None:
+    index.append(np.array([slot]), np.array([len(token_ids)]), np.array(token_ids, np.int64))
+
+
+def proposed(index: NgramIndex, *, limit: int = 6, least_chance: float = 0.0, slot: int = 1) -> list[int]:
+    found = index.propose(np.array([slot]), np.array([limit]), least_chance=least_chance)
+    assert found.lengths_R.tolist() == [len(found.token_ids_C)] == [len(found.chances_C)]
+    return found.token_ids_C.tolist()
+
+
+def continuation(token_ids: list[int], limit: int) -> list[int]:
+    """By definition: after the longest match of the latest places, the latest of equal ones."""
+    last = len(token_ids) - 1
+    places = [place for place in range(1, last) if token_ids[place - 1 : place + 1] == token_ids[-2:]]
+    lengths = {
+        place: next(
+            (n for n in range(min(MAX_MATCH, place + 1)) if token_ids[place - n] != token_ids[last - n]),
+            min(MAX_MATCH, place + 1),
+        )
+        for place in places[-MAX_PLACES:]
+    }
+    if not lengths:
+        return []
+    best = max(lengths, key=lambda place: (lengths[place], place))
+    text = list(token_ids)
+    for step in range(limit):
+        text.append(text[best + 1 + step])
+    return text[len(token_ids) :]
+
+
+@both_kinds
+def test_the_longest_latest_match_is_continued(is_compiled: bool) -> None:
+    """Short periods, many places with the same two tokens, and long repetitions."""
+    rng = np.random.default_rng(3)
+    for vocab_size, length in ((2, 300), (3, 120), (8, 200), (50, 400)):
+        text = rng.integers(vocab_size, size=length).tolist()
+        text = text + text[length // 3 : length // 2] + [1, 2] * 3
+        index = NgramIndex(num_slots=3, max_length=600, is_compiled=is_compiled)
+        index.begin(np.array([1]), np.array([5]))
+        begin = 0
+        while begin < len(text):
+            end = begin + int(rng.integers(1, 9))
+            append(index, 1, text[begin:end])
+            begin = min(end, len(text))
+            assert proposed(index, limit=9) == continuation(text[:begin], 9)
+
+
+def test_both_kinds_give_the_same_bits() -> None:
+    """Tokens, chances and lengths of several rows, with slots that begin again."""
+    rng = np.random.default_rng(5)
+    kinds = [NgramIndex(num_slots=4, max_length=600, is_compiled=each) for each in (True, False)]
+    for round_ in range(60):
+        if round_ % 20 == 0:
+            for index in kinds:
+                index.begin(np.arange(4), np.array([7, 0, 30, 1]))
+        slots = rng.permutation(4)[:3]
+        counts = rng.integers(0, 12, size=3)
+        token_ids = rng.integers(4, size=counts.sum())
+        limits = rng.integers(0, 40, size=3)
+        found: list[Proposals] = []
+        for index in kinds:
+            index.append(slots, counts, token_ids)
+            found.append(index.propose(slots, limits, least_chance=0.05))
+        for name in ("token_ids_C", "chances_C", "lengths_R", "match_lengths_R"):
+            np.testing.assert_array_equal(*(getattr(each, name) for each in found))
+        assert (found[0].lengths_R <= limits).all()
+
+
+@both_kinds
+def test_nothing_is_known_of_what_comes_later_or_stood_in_the_slot_before(is_compiled: bool) -> None:
+    index = index_of([1, 2, 3, 4, 1], [2], is_compiled=is_compiled)
+    assert proposed(index, limit=3) == [3, 4, 1]
+    index.begin(np.array([1]), np.array([2]))
+    assert proposed(index) == []
+    append(index, 1, [1, 2])
+    assert proposed(index) == []  # the only place with 1, 2 is their own
+    append(index, 1, [9, 1, 2])
+    assert proposed(index, limit=4) == [9, 1, 2, 9]
+    assert proposed(index, slot=0) == []
+
+
+@both_kinds
+def test_chances_are_learned_from_the_output_alone(is_compiled: bool) -> None:
+    """A period in the prompt promises nothing; one in the output, more and more. What was wrong, less."""
+    period = [5, 6, 7, 8]
+    fresh = index_of(period * 6, [], is_compiled=is_compiled)
+    once = index_of(period * 2, [], is_compiled=is_compiled)
+    right = index_of(period * 6, period * 5, is_compiled=is_compiled)
+    wrong = index_of(period * 6, [9, 9, *period * 2, 9, 9, *period * 2], is_compiled=is_compiled)
+
+    def chances(index: NgramIndex, limit: int = 40) -> np.ndarray:
+        return index.propose(np.array([1]), np.array([limit])).chances_C
+
+    assert chances(once, 1) == 0.6  # four tokens before: the prior of their class
+    assert chances(fresh, 1) == 0.95
+    assert chances(right, 1) == (0.95 * 4 + 20) / (4 + 20)
+    assert (np.diff(chances(right)) < 0).all()
+    assert chances(wrong, 1) < 0.9
+    rates = chances(fresh)[1:] / chances(fresh)[:-1]
+    assert np.allclose(rates, 0.95)
+    assert len(proposed(right, limit=40, least_chance=0.5)) == 40
+    assert len(proposed(fresh, limit=40, least_chance=0.5)) == 13  # 0.95 ** 13 > 0.5 > 0.95 ** 14

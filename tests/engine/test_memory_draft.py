@@ -1,0 +1,125 @@
+"""Candidates from memory: what is emitted follows the target's distribution, whatever is proposed and when.
+
+On a target whose next token depends on the last one most, memory proposes in a third of the rounds, and its
+first candidate is then accepted about every second time. Seen with these seeds, sound code: p = 0.02 to 0.98.
+With faults planted, at a spread of 3.0 instead of 3.5, p of the transitions:
+
+    candidates judged with a draft model's probability, 0.5                       1e-168
+    recovered token drawn from P with the candidate in it                         1e-43
+    the block's first candidate taken out of P, whichever was rejected            2e-6
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
+from tests.engine.harness import Harness, requests_for
+from tests.engine.markov import MarkovModel, markov_pair
+from tests.engine.sampled import (
+    ALARM,
+    COUPLED,
+    COUPLED_FILTERED,
+    FILTERED,
+    PLAIN,
+    PROMPTS,
+    TOP_K,
+    markov_replica,
+    p_values,
+)
+from tests.engine.sliced import SlicedMarkovReplica
+
+# What follows a token depends on the text before it a little, so that memory is often right.
+TARGET = MarkovModel(
+    markov_pair(spread=3.5)[0].logits_VVV[:, :1] + markov_pair(spread=0.4, seed=2)[0].logits_VVV
+)
+ALWAYS: dict[str, Any] = {"memory": 0.0, "num_draft_tokens": 4}
+SHORT: dict[str, Any] = {"memory": 0.1, "num_draft_tokens": 3}
+LIKELY: dict[str, Any] = {"memory": 0.3, "num_draft_tokens": 16}
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+def memory_replica(rule: dict[str, Any], settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
+    return markov_replica(settings, pair=(options.pop("target", TARGET), None), **rule, **options)
+
+
+def tokens_of(replica: Harness, num_samples: int = 60) -> list[list[int]]:
+    completions = replica.generate(requests_for(PROMPTS, num_samples))
+    assert all(completion.error is None for completion in completions)
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "eos"),
+    [(ALWAYS, PLAIN, []), (ALWAYS, FILTERED, [5]), (LIKELY, TOP_K, [])],
+    ids=["plain", "filtered", "likely"],
+)
+def test_tokens_follow_the_target_s_distribution(
+    rule: dict[str, Any], settings: SamplingSettings, eos: list[int]
+) -> None:
+    replica = memory_replica(rule, settings, eos=eos)
+    found = p_values(replica, TARGET, eos=eos)
+    assert min(found) > ALARM, found
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0.03 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.7
+    assert stats.num_draft_passes == 0 and stats.num_drafts > 0.08 * stats.num_row_steps
+
+
+def test_preemption_does_not_bias_the_output() -> None:
+    replica = memory_replica(SHORT, max_num_seqs=400, num_pages=600)
+    found = p_values(replica, TARGET)
+    assert min(found) > ALARM, found
+    assert replica.stats_recorder.close_shard(0).num_preemptions > 5
+
+
+@pytest.mark.parametrize("settings", [GREEDY, COUPLED, COUPLED_FILTERED])
+def test_one_hot_targets_emit_what_they_emit_alone(settings: SamplingSettings) -> None:
+    alone = markov_replica(settings, pair=(TARGET, None), eos=[5])
+    assert tokens_of(memory_replica(LIKELY, settings, eos=[5])) == tokens_of(alone)
+
+
+def test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices() -> None:
+    """Also under rejection, where a block's length decides between a bonus token and a verified one: the
+    memory of a sequence that is admitted again, or in a slot that another had, is its own."""
+    expected = tokens_of(memory_replica(SHORT, FILTERED))
+    crowded = memory_replica(SHORT, FILTERED, max_num_seqs=60, num_pages=120)
+    assert tokens_of(crowded) == expected
+    assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
+    sliced = tokens_of(memory_replica(SHORT, FILTERED, kind=SlicedMarkovReplica, max_num_seqs=400))
+    # A probability that differs in the last bit may very rarely change a token.
+    assert sum(one != other for one, other in zip(sliced, expected, strict=True)) < 3
+
+
+@pytest.mark.parametrize("settings", [PLAIN, COUPLED, GREEDY])
+def test_a_text_that_repeats_itself_is_accepted_as_a_whole(settings: SamplingSettings) -> None:
+    """And blocks grow to their limit, beyond the period: 7 tokens."""
+    cycle = torch.full((7, 7, 7), -1e9)
+    for token_id in range(7):
+        cycle[token_id, :, (token_id + 3) % 7] = 0
+    replica = memory_replica(
+        {"memory": 0.5, "num_draft_tokens": 16}, settings, target=MarkovModel(cycle),
+        max_new_tokens=120, max_seq_len=140, is_traced=True,
+    )  # fmt: skip
+    completions = replica.generate(requests_for([[0], [1, 4, 0]], 5))
+    assert all(
+        len(each.token_ids) == 120 and each.token_ids[7:] == each.token_ids[:-7] for each in completions
+    )
+    stats = replica.stats_recorder.close_shard(0)
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0 and stats.num_misses == 0
+    assert max(length for length, count in enumerate(stats.draft_length_histogram) if count) == 16
+    # Seven tokens before anything has stood there before, then blocks.
+    assert all(each.num_spec_steps < 14 for each in completions)
+    traced = [token for each in completions for token in each.trace]
+    assert sum(token.is_accepted for token in traced) == stats.num_accepted_tokens
+    assert {token.draft_probability for token in traced} == {1.0}
+
+
+def test_the_residual_lacks_the_rejected_candidate() -> None:
+    given = torch.tensor([[0.5, 0.3, 0.2], [0.25, 0.25, 0.5], [0.0, 1.0, 0.0]])
+    left = without_rejected(Dense(given), np.array([0, NONE_REJECTED, 1]))
+    expected = torch.tensor([[0.0, 0.6, 0.4], [0.25, 0.25, 0.5], [0.0, 1.0, 0.0]])
+    assert torch.allclose(left.probabilities_NV, expected)
+    assert given[0, 0] == 0.5

@@ -1,0 +1,91 @@
+"""Faults in candidates from memory: the index, their acceptance, and the token after a rejection."""
+
+from tests.mutants.mutant import Mutant
+
+MEMORY = "tests/engine/test_memory_draft.py"
+PLAIN = f"{MEMORY}::test_tokens_follow_the_target_s_distribution[plain]"
+ONE_HOT = f"{MEMORY}::test_one_hot_targets_emit_what_they_emit_alone"
+BATCH = f"{MEMORY}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
+REPEATED = f"{MEMORY}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
+INDEX = "tests/drafters/test_ngram_index.py"
+
+MEMORY_FAULTS = (
+    Mutant(
+        name="memory-judged-with-a-draft-models-probability",
+        file="engine/memory_draft.py",
+        old="draft_probabilities_C=np.ones(len(candidate_ids_C)),",
+        new="draft_probabilities_C=np.full(len(candidate_ids_C), 0.5),",
+        tests=(PLAIN,),
+    ),
+    Mutant(
+        name="residual-of-memory-keeps-the-candidate",
+        file="engine/no_draft.py",
+        old="target_W = without_rejected(target_W, rejected_ids_R[drawn])",
+        new="without_rejected(target_W, rejected_ids_R[drawn])",
+        tests=(PLAIN,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="residual-of-memory-without-the-first-candidate-of-the-block",
+        file="engine/memory_draft.py",
+        old="places_R = np.where(is_rejected_R, num_accepted_R, 0)",
+        new="places_R = np.where(is_rejected_R, 0, 0)",
+        tests=(PLAIN,),
+    ),
+    Mutant(
+        name="residual-of-memory-lacks-a-token-after-full-blocks-too",
+        file="engine/memory_draft.py",
+        old="(num_accepted_R < self._num_candidates[slots_R]) & ~self._is_new[slots_R]",
+        new="(self._num_candidates[slots_R] > 0) & ~self._is_new[slots_R]",
+        tests=(PLAIN,),
+    ),
+    Mutant(
+        name="residual-of-memory-of-another-row",
+        file="engine/no_draft.py",
+        old="without_rejected(target_W, rejected_ids_R[drawn])",
+        new="without_rejected(target_W, np.roll(rejected_ids_R[drawn], 1))",
+        tests=(PLAIN,),
+    ),
+    Mutant(
+        name="memory-of-a-preempted-sequence-is-another-ones",
+        file="engine/memory_draft.py",
+        old="        self._is_new[request.opened.slots] = True\n",
+        new="",
+        tests=(BATCH,),
+    ),
+    Mutant(
+        name="memory-proposes-beyond-a-rows-end",
+        file="engine/memory_draft.py",
+        old="limits_R = np.where(is_end_R, 0, request.draft_now_R)",
+        new="limits_R = np.where(is_end_R, 0, request.draft_now_R * 0 + self._candidate_ids.shape[1])",
+        tests=(REPEATED, BATCH),
+    ),
+    Mutant(
+        name="index-finds-the-last-tokens-themselves",
+        file="drafters/plain_ngrams.py",
+        old="(tokens[1:-1] == tokens[-1]) & (tokens[:-2] == tokens[-2])",
+        new="(tokens[1:] == tokens[-1]) & (tokens[:-1] == tokens[-2])",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="index-predicts-from-the-token-that-came",
+        file="kernels/ngrams.c",
+        old="index->num_right[class] += tokens[place + 1] == token;",
+        new="index->num_right[class] += tokens[place] == token;",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="index-takes-the-earliest-match",
+        file="kernels/ngrams.c",
+        old="if (length > best_length) {",
+        new="if (length >= best_length) {",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="slot-keeps-the-last-sequences-chances",
+        file="drafters/ngram_state.py",
+        old="self.num_right[slots] = self.num_tried[slots] = 0",
+        new="pass",
+        tests=(BATCH,),
+    ),
+)
