@@ -59,11 +59,13 @@ def check_runs(num_steps: int) -> None:
     draft = noisy_copy(target)
     head = random_head(draft, uses_features=True)
     stops = range(0, VOCAB_SIZE, 9)
-    pair = Pair(target, draft, {"max_new_tokens": NUM_NEW_TOKENS, "head": head, "eos": stops})
+    options = {"max_new_tokens": NUM_NEW_TOKENS, "eos": stops}
+    pairs = {True: Pair(target, draft, {**options, "head": head}), False: Pair(target, draft, options)}
     with patch.object(RunLengths, "next", lambda *_: num_steps):
         for rule in ("top_k", "gumbel"):
             for name in (*LATE_POLICIES, "fixed"):
                 asked: list[list[Any]] = []
+                pair = pairs[name != "fixed"]
                 pair.check(RULES[rule], lambda name=name, asked=asked: _noting(ALL_POLICIES[name](), asked))
                 assert len(asked) != 2 or asked[0] == asked[1] != [], (rule, name)
                 drafted = [replica.stats_recorder.close_shard(0) for replica in (pair.on_gpu, pair.on_cpu)]

@@ -73,7 +73,7 @@ class Storm:
         rank = self.rng.choice(ranks)
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
             children = psutil.Process(world.processes[rank].pid).children()
-            if not children:
+            if not children or children[0].status() == psutil.STATUS_ZOMBIE:
                 return
             kill = self.rng.random() * (self.num_kills + self.num_stops) < self.num_kills
             if kill:
@@ -95,8 +95,8 @@ def storm_through(
     num_targets: int,
     num_drafts: int,
     only: str | None = None,
-) -> None:
-    """One run to its end, under the storm."""
+) -> str:
+    """One run to its end, under the storm; what its ranks have logged."""
     launch = LAUNCH_ONLY | {"num_targets": num_targets, "num_drafts": num_drafts}
     with started_ranks(num_targets + num_drafts, **options, **launch, output=output) as world:
         while not storm.is_over and world.is_running():
@@ -105,6 +105,7 @@ def storm_through(
         code = world.end(TIMEOUT_S)
         words = "\n---\n".join(world.words("stderr"))
     assert code == 0, f"exit code {code}\n{words}"
+    return words
 
 
 def check_same(output: Path, expected: Path, rule: str) -> None:

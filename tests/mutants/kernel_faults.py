@@ -160,8 +160,8 @@ KERNEL_FAULTS = (
     Mutant(
         name="scores-of-run-kept-for-other-sequences",
         file="engine/draft_runs.py",
-        old="indices_of(takes_part_DA[step], scores_AV.device)",
-        new="indices_of(takes_part_DA[step][::-1], scores_AV.device)",
+        old="scores_AV = run.scores[step]",
+        new="scores_AV = run.scores[step].flip(0)",
         tests=("tests/gpu/test_waits.py::test_how_late_a_policy_is_asked_changes_no_row",),
     ),
     Mutant(
