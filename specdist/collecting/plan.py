@@ -41,8 +41,7 @@ class CollectPlan:
     @property
     def pending_shards(self) -> list[int]:
         """The shards without a completion record."""
-        recorded = self.folder.recorded_shards()
-        return [shard for shard in range(self.shards.num_shards) if shard not in recorded]
+        return self.folder.unrecorded_shards(self.shards.num_shards)
 
     def release(self) -> None:
         self.responses.membership.leave()

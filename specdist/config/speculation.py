@@ -85,6 +85,6 @@ def require_model(draft: str | None) -> None:
     """Of a job that measures or trains with a draft model. Raises :class:`UserError`."""
     if draft == MEMORY:
         raise UserError(
-            f"--draft {MEMORY} is no model, and this job needs a draft model: give its folder or hub id; "
+            f"--draft {MEMORY} is not a model, and this job needs a draft model: give its folder or hub id; "
             "jobs/generate.py takes candidates from memory"
         )

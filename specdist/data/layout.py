@@ -139,6 +139,8 @@ class RunLayout:
 
     def make_folders(self, shard: int) -> None:
         """The numbered folders of a shard, durably. Raises OSError."""
+        if self.shards_per_folder is None:
+            return
         for kind in SHARD_FOLDERS:
             folder = self._place(kind, shard)
             if not folder.is_dir():

@@ -120,6 +120,11 @@ class RunFolder(RunLayout):
                 found |= self.recorded_in(group)
         return found
 
+    def unrecorded_shards(self, num_shards: int) -> list[int]:
+        """Of so many shards those without a completion record, ascending."""
+        recorded = self.recorded_shards()
+        return [shard for shard in range(num_shards) if shard not in recorded]
+
     def begun_shards(self) -> list[int]:
         """The shards that have part logs, ascending."""
         files = (file for group in self.groups() for file in self.files("parts", group))

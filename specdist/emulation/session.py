@@ -31,7 +31,6 @@ from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
-from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.request import Completion
 from specdist.engine.sequence import Sequence
 from specdist.models.runner import ModelRunner
@@ -182,9 +181,6 @@ class Replica:
             assert self._rank is not None
             self._rank.build(order)
             with self._rank.serving(recording.busy_wait) as proposer:
-                most = order.assembly.scheduling.max_num_batched_tokens // 2
-                observed = ObservedProposer(proposer, recording)
-                is_chosen = order.assembly.chooser is not None
-                yield DraftOnDemand(observed, max_missed_tokens=most) if is_chosen else observed
+                yield order.assembly.asked_when_it_pays(ObservedProposer(proposer, recording))
         else:
             yield ColocatedDraft(new_draft(order, self._draft, timeline("idle", self._device)))

@@ -15,6 +15,7 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.engine.local_target import LocalTarget
 from specdist.engine.memory_draft import MemoryDraft
 from specdist.engine.no_draft import NoDraft
+from specdist.engine.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.request import Request
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import StopRules
@@ -121,6 +122,13 @@ class Assembly:
             stop_token_ids=self.stop_rules.token_ids,
             is_traced=self.is_traced,
         )
+
+    def asked_when_it_pays(self, draft: InformedDraft) -> Proposer:
+        """A draft in a process of its own: with a ``chooser`` it is not asked in rounds that are faster
+        without it."""
+        if self.chooser is None:
+            return draft
+        return DraftOnDemand(draft, max_missed_tokens=self.scheduling.max_num_batched_tokens // 2)
 
     def engine(
         self,

@@ -18,6 +18,7 @@ from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_server import DraftServer
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.grouping import GroupSizes
+from specdist.engine.limits import SchedulerSettings
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache
@@ -57,16 +58,21 @@ class DraftPart(Replica):
     def _set_policy(self) -> None:
         """When the first group has connected."""
 
+    @property
+    def _scheduling_of_all(self) -> SchedulerSettings:
+        """The batches of all groups together."""
+        return dataclasses.replace(
+            self._scheduling,
+            max_num_seqs=self._num_groups * self.num_slots,
+            max_num_batched_tokens=self._num_groups * self._scheduling.max_num_batched_tokens,
+        )
+
     def _agree_on_pages(self) -> int:
         """Pages of each group."""
-        batch, num_groups = self._scheduling, self._num_groups
+        num_groups = self._num_groups
         num_branch_slots, max_branch_tokens = self._room_for_branches()
         limits = BatchLimits(
-            scheduling=dataclasses.replace(
-                batch,
-                max_num_seqs=num_groups * batch.num_slots,
-                max_num_batched_tokens=num_groups * batch.max_num_batched_tokens,
-            ),
+            scheduling=self._scheduling_of_all,
             num_branch_slots=num_branch_slots,
             max_branch_tokens=max_branch_tokens,
             works_ahead=self._works_ahead,
@@ -151,14 +157,7 @@ class DraftPart(Replica):
         """Of steps of all groups' sequences and branches."""
         num_branch_slots, _ = self._room_for_branches()
         curve, slopes = measure_draft(
-            dataclasses.replace(
-                self.assembly(),
-                scheduling=dataclasses.replace(
-                    self._scheduling,
-                    max_num_seqs=self._num_groups * self.num_slots,
-                    max_num_batched_tokens=self._num_groups * self._scheduling.max_num_batched_tokens,
-                ),
-            ),
+            dataclasses.replace(self.assembly(), scheduling=self._scheduling_of_all),
             self.draft_runner,
             num_branch_slots=num_branch_slots,
             num_context_tokens=num_context_tokens,

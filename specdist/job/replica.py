@@ -21,7 +21,6 @@ from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.local_target import LocalTarget
 from specdist.engine.no_draft import NoDraft
-from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.request import Request
 from specdist.engine.sequence import StopRules
@@ -391,9 +390,7 @@ class Replica:
         if self._topology.is_colocated:
             return ColocatedDraft(self._draft_worker())
         draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP, device=self._topology.device)
-        if self._chooser is None:
-            return draft
-        return DraftOnDemand(draft, max_missed_tokens=self._scheduling.max_num_batched_tokens // 2)
+        return self.assembly().asked_when_it_pays(draft)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
         return self.assembly().draft_worker(self.draft_runner, self._policy, clock)

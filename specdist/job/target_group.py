@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from specdist.config.generate import GenerateConfig
 from specdist.engine.interfaces import Proposer
-from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.shared_draft import Dialer, LinkedDraft, SharedDraft
 from specdist.engine.sockets import Link
 from specdist.job.measuring import combined_costs, context_of, measure_target, message_curve
@@ -114,15 +113,9 @@ class TargetGroup(Replica):
 
         return SharedDraft(
             Dialer(dial),
-            self._over,
+            lambda link: self.assembly().asked_when_it_pays(LinkedDraft(link)),
             decodes_alone=decodes_alone(self._config, self._topology),
             repeats_blocks=not self._config.is_coupled,
             first_wait_s=self._config.draft_timeout,
             longest_wait_s=self._config.rank_timeout,
         )
-
-    def _over(self, link: Link) -> Proposer:
-        draft = LinkedDraft(link)
-        if self._chooser is None:
-            return draft
-        return DraftOnDemand(draft, max_missed_tokens=self._scheduling.max_num_batched_tokens // 2)

@@ -63,7 +63,7 @@ def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp
 
 
 def test_jobs_that_need_a_draft_model_say_so(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--draft memory is no model, and this job needs a draft model"):
+    with pytest.raises(UserError, match="--draft memory is not a model, and this job needs a draft model"):
         CollectConfig(
             kind="acceptance",
             prompts=str(pair.prompts),

@@ -1,0 +1,43 @@
+"""Options of drafting from memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdist.utils.errors import UserError
+from tests.config.options import config
+
+
+def test_memory_drafts_without_a_model() -> None:
+    """No rank and no costs for it; blocks are as long as a batch has room for where tokens depend on them."""
+    memory = config(draft="memory")
+    assert (memory.policy, memory.policy_options) == (
+        "confidence", {"max_draft_tokens": 63, "stop_probability": 0.1}
+    )  # fmt: skip
+    assert config(draft="memory", temperature=0).block_tokens == 65
+    assert config(draft="memory", max_num_seqs=1000).block_tokens == 9
+    assert config(draft="memory", policy="fixed").policy_options == {"num_draft_tokens": 5}
+    assert memory.uses_draft and not memory.uses_draft_model
+    assert not (memory.needs_costs or memory.chooses_rounds or memory.drafts_ahead or memory.warnings())
+    config(draft="memory", tp_size=2).check_world(2)
+    with pytest.raises(UserError, match="3 ranks were launched, but --tp_size 2 needs 2"):
+        config(draft="memory", tp_size=2).check_world(3)
+    assert not config(draft="memory", policy="none").uses_memory
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "goodput"}, "--policy goodput decides by what a draft model says"),
+        ({"policy": "svip"}, "--policy svip decides by what a draft model says"),
+        ({"overlap": "ahead"}, "--overlap ahead is for a draft model"),
+        ({"draft_placement": "own"}, "--draft_placement own is for a draft model"),
+        ({"draft_quantization": "int8"}, "--draft_quantization int8 is for a draft model"),
+        ({"head": "h"}, "--head h has no effect with --policy confidence"),
+    ],
+)
+def test_what_needs_a_draft_model_does_not_go_with_memory(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config(draft="memory", **options)
