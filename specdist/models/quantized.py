@@ -27,8 +27,6 @@ CONFIG_KEY = "quantization_config"
 # Where other tools declare their quantisation: AutoGPTQ, AutoAWQ, NVIDIA's ModelOpt.
 SCHEME_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 BLOCK_FP8, COMPRESSED = "fp8", "compressed-tensors"
-# Read along with block-wise FP8: scales of activations, which are not rounded here.
-ACTIVATION_SCALES = ("activation_scale", "input_scale")
 QUANTISED_NAMES = ("scale", "zero_point", "zeros", "qweight", "g_idx", "absmax", "quant_state", "packed")
 UNQUANTISED = "name the unquantised checkpoint that it was made from"
 # A group of columns of int4: the first that divides the inputs. Others are left as they are.
