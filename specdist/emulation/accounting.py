@@ -1,9 +1,10 @@
 """Where the time of emulated rounds went: what the devices needed, and what the host added.
 
 A *round* lasts from the beginning of one target pass to that of the next. Without any host it would last as
-long as its passes: in turns, as long as any of the two devices works; with a draft that works ahead, as long
-as the busier of the two. The rest is *exposed* host time: Python, messages and files for which a device that
-the round needs stood still. Host time in which such a device worked is *hidden*.
+long as its passes: in turns, as long as any of the two devices works; with a draft that may work ahead, as
+long as what the draft does before its reply, and then the busier of the two. The rest is *exposed* host time:
+Python, messages and files for which a device that the round needs stood still. Host time in which such a
+device worked is *hidden*.
 
 R rounds.
 """
@@ -59,14 +60,19 @@ def round_times(
     """
     lengths_R = np.diff(edges_R1)
     busy_R = np.diff(busy_until(target.passes_P2, edges_R1))
-    draft_busy_R = np.zeros(len(lengths_R), np.int64)
+    # Of the draft's device: work ahead, and work before a reply, which may be some even where it works ahead.
+    ahead_R, now_R = np.zeros((2, len(lengths_R)), np.int64)
     passes_P2 = target.passes_P2
     if draft is not None:
-        draft_busy_R = np.diff(busy_until(draft.passes_P2, edges_R1))
-        passes_P2 = np.concatenate([passes_P2, draft.passes_P2])
+        own_P2 = draft.passes_P2
+        is_now_P = _lies_in(own_P2[:, 0], draft.spans_S2)
+        ahead_R, now_R = (np.diff(busy_until(own_P2[index], edges_R1)) for index in (~is_now_P, is_now_P))
+        passes_P2 = np.concatenate([passes_P2, own_P2])
     none_busy_R = lengths_R - np.diff(busy_until(passes_P2, edges_R1))
-    exposed_R = lengths_R - np.maximum(busy_R, draft_busy_R) if works_ahead else none_busy_R
-    waits_for_draft_R = draft_busy_R > busy_R
+    exposed_R = none_busy_R
+    if works_ahead:
+        exposed_R = lengths_R - now_R - np.maximum(busy_R, ahead_R)
+    waits_for_draft_R = ahead_R > busy_R
     others_R = exposed_R - none_busy_R
     exposed_by_draft = float(others_R[waits_for_draft_R].sum())
     if draft is not None:
@@ -129,6 +135,14 @@ def _host_time(side: SideLog, edges_R1: np.ndarray, exposed: float, num_rounds: 
     begin, end = np.interp(edges_R1[[0, -1]], moments_M, used_M)
     hidden = max(0.0, float(end - begin) - exposed)
     return HostTime(exposed / num_rounds / 1e6, hidden / num_rounds / 1e6)
+
+
+def _lies_in(moments_M: np.ndarray, spans_S2: np.ndarray) -> np.ndarray:
+    """bool [M]: whether each moment lies in one of the spans, which are in order."""
+    if not len(spans_S2):
+        return np.zeros(len(moments_M), bool)
+    index_M = np.searchsorted(spans_S2[:, 0], moments_M, side="right") - 1
+    return (index_M >= 0) & (moments_M < spans_S2[index_M, 1])
 
 
 def busy_until(intervals_P2: np.ndarray, moments_M: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 What the engine does for a real one is done for this one: pages, branches, flat batches. What a device would
 do is not: there is no cache, since the table needs none.
 
-T flat tokens, N tokens whose logits are wanted, S segments.
+T flat tokens, N tokens whose logits are wanted, S segments; of a draft's run A sequences, D steps, C columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from specdist.cache.pages import PageUpdates
 from specdist.emulation.device import EmulatedDevice
 from specdist.emulation.markov import MarkovModel
 from specdist.models.flat import FlatBatch, Segments
+from specdist.models.static_runs import DraftedRun
 from specdist.planning.roofline import Placement
+from specdist.sampling.draft_draws import DraftDraws
+from specdist.sampling.random import Purpose, RandomKeys, uniforms
 from specdist.stats.regression import NS_PER_S
 
 # The planner is asked for mean context lengths that are multiples of this, so that its answers can be kept.
@@ -53,8 +56,6 @@ class EmulatedRunner:
 
     device = torch.device("cpu")
     is_asynchronous = True
-    # Every step has its time.
-    runs = None
     has_head = head_uses_features = head_reads_drawing_state = False
 
     def __init__(
@@ -67,6 +68,7 @@ class EmulatedRunner:
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0
         self._is_full_R = np.zeros(0, bool)
+        self.runs = EmulatedRuns(self, device)
 
     @property
     def is_full(self) -> bool:
@@ -113,22 +115,76 @@ class EmulatedRunner:
     def forward(self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray) -> Tensor:
         """Logits [N, V], which are there once the pass is over."""
         segments = Segments.of(batch)
-        if self.is_full:
-            num_keys = float(segments.num_keys_S.mean())
-            self._queue.queue(self._pace.pass_ns(len(batch), len(segments.starts_S), num_keys))
-        else:
-            self._queue.queue(0)
+        self._queue.queue(self.pass_ns(segments, len(batch)))
+        if not self.is_full:
             self._note_prompts(batch, segments)
         with self._queue.standing_in():
-            token_ids_T = batch.token_ids_T
-            if isinstance(token_ids_T, np.ndarray):
-                token_ids_T = torch.from_numpy(token_ids_T)
-            # Which tokens they are the device knows; nobody waits for it.
-            last_ids_N = token_ids_T.as_subclass(Tensor)[torch.as_tensor(logits_index, dtype=torch.int64)]
-            model = self._models[self._num_left < 0]
-            return self._queue.tensor(model.logits(last_ids_N))
+            return self._queue.tensor(self.model.logits(last_ids(batch, logits_index)))
+
+    @property
+    def model(self) -> MarkovModel:
+        """As it is now."""
+        return self._models[self._num_left < 0]
+
+    def pass_ns(self, segments: Segments, num_tokens: int) -> int:
+        """Nanoseconds of a pass."""
+        if not self.is_full:
+            return 0
+        num_keys = float(segments.num_keys_S.mean())
+        return self._pace.pass_ns(num_tokens, len(segments.starts_S), num_keys)
 
     def _note_prompts(self, batch: FlatBatch, segments: Segments) -> None:
         slots_S = batch.slots_T[segments.starts_S][segments.num_keys_S >= self._prompt_tokens]
         self._num_missing -= int((~self._is_full_R[slots_S]).sum())
         self._is_full_R[slots_S] = True
+
+
+class EmulatedRuns:
+    """What the draft uses of :class:`specdist.models.static_runs.StaticRuns`: on a GPU the steps of a run are
+    one graph, which the host replays at once."""
+
+    def __init__(self, runner: EmulatedRunner, device: EmulatedDevice) -> None:
+        self._runner = runner
+        self._queue = device
+
+    def run(
+        self,
+        batch: FlatBatch,
+        num_steps_A: np.ndarray,
+        keys: RandomKeys,
+        draws: DraftDraws,
+        features_3A: Tensor | None = None,
+    ) -> DraftedRun:
+        """See :meth:`StaticRuns.run`. A recorded step takes the time of all sequences of the first."""
+        del features_3A
+        segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
+        step_ns = self._runner.pass_ns(segments, num_rows)
+        self._queue.queue(self._runner.pass_ns(segments, len(batch)) + (num_steps - 1) * step_ns)
+        with self._queue.standing_in():
+            model = self._runner.model
+            ids_A = last_ids(batch, segments.starts_S + segments.lengths_S - 1)
+            stream_keys_A = torch.from_numpy(keys.stream_keys_N)
+            positions_DA = torch.from_numpy(keys.positions_N) + torch.arange(num_steps)[:, None]
+            misses_A = torch.from_numpy(keys.num_misses_N)
+            uniforms_DA = None
+            if draws.settings.is_random:
+                uniforms_DA = uniforms(stream_keys_A, positions_DA, misses_A, Purpose.DRAFT)
+            columns: list[Tensor] = []
+            scores: list[Tensor] = []
+            for step in range(num_steps):
+                uniforms_A = None if uniforms_DA is None else uniforms_DA[step]
+                drawn = draws.draw(model.logits(ids_A), stream_keys_A, positions_DA[step], uniforms_A)
+                ids_A = drawn.token_ids_N
+                columns += [ids_A.double(), drawn.probabilities_N]
+                columns += [] if drawn.features_3N is None else drawn.features_3N.double().unbind()
+                scores.append(self._queue.tensor(drawn.scores_NV))
+            columns_DCA = torch.stack(columns).view(num_steps, -1, num_rows)
+            return DraftedRun(self._queue.tensor(columns_DCA), scores)
+
+
+def last_ids(batch: FlatBatch, index: Sequence[int] | np.ndarray) -> Tensor:
+    """[N]: the tokens at these places, which the device knows: nobody waits for it."""
+    token_ids_T = batch.token_ids_T
+    if isinstance(token_ids_T, np.ndarray):
+        token_ids_T = torch.from_numpy(token_ids_T)
+    return token_ids_T.as_subclass(Tensor)[torch.as_tensor(index, dtype=torch.int64)]

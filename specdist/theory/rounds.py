@@ -124,7 +124,10 @@ class RoundChooser:
         self._catching += num_caught, num_misses * caught_share(num_branches)
 
     def observe_pass(self, num_prompt_tokens: int, num_new_tokens: int) -> None:
-        """A target pass has so many tokens of prompts, and the round has committed so many tokens."""
+        """A target pass has so many tokens of prompts, and the round has committed so many tokens. Prompts of
+        a pass without sequences that decode, such as a run's first ones, stand beside none."""
+        if not num_new_tokens:
+            return
         self._prompts *= 0.5 ** (num_new_tokens / (16 * MEMORY))
         self._prompts += num_prompt_tokens, num_new_tokens
         if num_prompt_tokens:
@@ -203,7 +206,7 @@ class RoundChooser:
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
         chunk = int(self._chunk_tokens)
         alone_ns = float(costs.target_ns(num_rows, num_rows, context))
-        # Prompts take the same time per new token, however it is generated.
+        # Prompts take the same time per new token, however it is generated: in a part of the passes.
         beside_ns = float(costs.target_ns(num_rows + chunk, num_rows, context)) - alone_ns
         prompt_ns = prompts * num_rows * beside_ns / chunk
         message_ns = float(costs.message.look_up(num_rows))
@@ -227,7 +230,11 @@ class RoundChooser:
         drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B
         sizes_KB = np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
         pass_ns_KB = costs.target_ns(sizes_KB, num_rows, context)
-        ahead_ns_KB = np.maximum(pass_ns_KB + prompt_ns * tokens_KB, drafting_ns_KB) + message_ns
+        # Only a pass with a prompt beside the rows leaves the draft more time.
+        share_KB = np.minimum(1.0, prompts * num_rows * tokens_KB / chunk)
+        longer_ns_KB = pass_ns_KB + prompt_ns * tokens_KB / np.maximum(share_KB, 1e-9)
+        ahead_ns_KB = share_KB * np.maximum(longer_ns_KB, drafting_ns_KB)
+        ahead_ns_KB = ahead_ns_KB + (1 - share_KB) * np.maximum(pass_ns_KB, drafting_ns_KB) + message_ns
         return _Rates(
             alone=num_rows / max(1.0, alone_ns + prompt_ns),
             in_turns=float(in_turns_K.max()),

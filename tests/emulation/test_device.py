@@ -104,3 +104,11 @@ def test_what_is_exposed_in_turns_and_ahead() -> None:
     assert ahead.draft.exposed_ms == pytest.approx((10 + 10) * per_round)
     # All of its own 250 of CPU time but what is exposed.
     assert ahead.draft.hidden_ms == pytest.approx((100 - 20) * per_round)
+
+
+def test_a_round_in_turns_of_a_draft_that_may_work_ahead_needs_both_devices() -> None:
+    """Where every round is chosen, a draft may work before its reply, too: nobody's host is to blame."""
+    edges, spans = np.array([100, 200]), [(170, 190)]
+    draft = side([(100, 160), (172, 187)], spans)
+    times = round_times(edges, side([(100, 165), (200, 250)]), draft, works_ahead=True)
+    assert times.exposed_R.tolist() == [100 - 65 - 15]

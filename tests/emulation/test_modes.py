@@ -111,7 +111,8 @@ def test_acceptance_changes_in_the_middle_of_a_run() -> None:
     outcome, run = emulation.measure(emulation.replica(None), case)
     assert outcome.tokens_per_round == pytest.approx((6 + 1) / 2, abs=0.2)
     assert emulation.pair != emulation.then and outcome.planned_tokens_per_s is None
-    assert len(run.target.passes_P2) > 60 * 6
+    # A pass, and a run of draft steps.
+    assert len(run.target.passes_P2) >= 60 * 2
 
 
 def test_a_draft_on_rank_0_of_a_sharded_target_takes_the_time_that_was_planned() -> None:

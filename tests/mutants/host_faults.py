@@ -75,9 +75,30 @@ HOST_FAULTS = (
     Mutant(
         name="round-ahead-counts-both-devices",
         file="emulation/accounting.py",
-        old="lengths_R - np.maximum(busy_R, draft_busy_R)",
-        new="lengths_R - (busy_R + draft_busy_R)",
+        old="lengths_R - now_R - np.maximum(busy_R, ahead_R)",
+        new="lengths_R - now_R - (busy_R + ahead_R)",
         tests=(DEVICE,),
+    ),
+    Mutant(
+        name="draft-before-its-reply-counts-as-work-ahead",
+        file="emulation/accounting.py",
+        old="is_now_P = _lies_in(own_P2[:, 0], draft.spans_S2)",
+        new="is_now_P = np.zeros(len(own_P2), bool)",
+        tests=(DEVICE,),
+    ),
+    Mutant(
+        name="emulated-run-takes-the-time-of-one-step",
+        file="emulation/runner.py",
+        old="+ (num_steps - 1) * step_ns)",
+        new=")",
+        tests=("tests/emulation/test_runs.py",),
+    ),
+    Mutant(
+        name="emulated-run-draws-all-steps-with-one-number",
+        file="emulation/runner.py",
+        old="uniforms_A = None if uniforms_DA is None else uniforms_DA[step]",
+        new="uniforms_A = None if uniforms_DA is None else uniforms_DA[0]",
+        tests=("tests/emulation/test_runs.py",),
     ),
     Mutant(
         name="draft-beside-a-sharded-target-out-of-memory-ends-the-job",

@@ -43,4 +43,18 @@ ROUND_FAULTS = (
         new="if rate > 100 * WORTH_ASKING * rates.alone:",
         tests=(ROUNDS,),
     ),
+    Mutant(
+        name="prompts-give-the-draft-time-in-all-rounds",
+        file="theory/rounds.py",
+        old="share_KB = np.minimum(1.0, prompts * num_rows * tokens_KB / chunk)",
+        new="share_KB = np.ones_like(tokens_KB)",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="first-prompts-stand-beside-rounds",
+        file="theory/rounds.py",
+        old="        if not num_new_tokens:\n            return\n",
+        new="",
+        tests=(ROUNDS,),
+    ),
 )

@@ -145,3 +145,21 @@ def test_prompts_beside_the_rows_make_candidates_dear() -> None:
         found.observe_pass(500, 50)
     rates = found._rates(16, 100.0)
     assert rates.alone < alone and rates.ahead_KB.max() / rates.alone < ahead / alone
+
+
+def test_a_prompt_now_and_then_gives_the_draft_no_time_in_other_rounds() -> None:
+    """A thousand tokens of a prompt beside two hundred new ones: every tenth round has one. The steps that
+    are worth it in such a round are too many for all others."""
+    found = taught(chooser(step_ms=4, branch_counts=(0,)), 0.8)
+    before = choose(found, 4).num_ahead
+    for _ in range(100):
+        for round in range(20):
+            found.observe_pass(1000 * (round == 0), 10)
+    assert before < 9 and choose(found, 4).num_ahead == before
+
+
+def test_the_prompts_of_a_first_pass_stand_beside_no_round() -> None:
+    found = taught(chooser(), 0.8)
+    before = found._rates(4, 100.0).alone
+    found.observe_pass(100_000, 0)
+    assert found._rates(4, 100.0).alone == before
