@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+
+from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
 from specdist.engine.colocated import ColocatedDraft
@@ -16,14 +19,17 @@ from specdist.engine.local_target import LocalTarget
 from specdist.engine.memory_draft import MemoryDraft
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand, InformedDraft
+from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
 from specdist.engine.request import Request
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import StopRules
+from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import Timeline
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.processors import TokenMasker
 from specdist.theory.rounds import RoundChooser
 
 # Default number of tokens per page of the cache.
@@ -42,6 +48,7 @@ class Assembly:
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
+        masker: makes what says which tokens are allowed, for each side one of its own.
     """
 
     settings: SamplingSettings
@@ -55,6 +62,7 @@ class Assembly:
     chooser: RoundChooser | None = None
     is_traced: bool = False
     trusts_draft: bool = False
+    masker: Callable[[], TokenMasker] | None = None
 
     def allocate(self, runner: ModelRunner, *, num_branch_slots: int = 0, max_branch_tokens: int = 0) -> None:
         """Allocate a runner's cache, once: the pages, and those of the draft's branches."""
@@ -75,7 +83,46 @@ class Assembly:
 
     def local_target(self, runner: ModelRunner) -> LocalTarget:
         """The whole target in this process."""
-        return LocalTarget(runner, settings=self.settings, vocab_size=self.vocab_size)
+        return LocalTarget(
+            runner,
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            pipeline=self.target_pipeline(runner),
+        )
+
+    def sharded_target(self, runner: ModelRunner, group: ProcessGroup) -> ShardedTarget:
+        """Rank 0 of a target on several ranks; the others are in :meth:`serve_target`."""
+        return ShardedTarget(
+            runner,
+            group,
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            new_pipeline=partial(self.target_pipeline, runner),
+        )
+
+    def serve_target(self, runner: ModelRunner, group: ProcessGroup) -> None:
+        """Run the passes that rank 0 announces, until it closes."""
+        target_worker_loop(
+            runner,
+            group,
+            settings=self.settings,
+            vocab_size=self.vocab_size,
+            new_pipeline=partial(self.target_pipeline, runner),
+        )
+
+    def target_pipeline(
+        self, runner: ModelRunner, ids: range | None = None, is_rank0: bool = True
+    ) -> LogitsPipeline | None:
+        """The processing of logits on a rank of the target, which has these ``ids``; None without any."""
+        return pipeline_of_target(
+            self.settings,
+            num_slots=self.scheduling.num_slots,
+            max_length=self.scheduling.max_seq_len + self.scheduling.max_draft_tokens + 2,
+            vocab_size=self.vocab_size,
+            device=runner.device,
+            ids=ids,
+            masker=self.masker() if self.masker is not None and is_rank0 else None,
+        )
 
     def draft_worker(
         self,
@@ -101,6 +148,7 @@ class Assembly:
             chooser=self.chooser if ahead is None else None,
             is_traced=self.is_traced,
             clock=clock,
+            masker=None if self.masker is None else self.masker(),
         )
 
     def local_draft(
@@ -158,6 +206,7 @@ class Assembly:
             stats_recorder=stats_recorder,
             trusts_draft=self.trusts_draft,
             clock=clock,
+            processing=self.settings.processing,
             on_resize=on_resize,
             on_lone_row=on_lone_row,
         )

@@ -338,6 +338,8 @@ class AheadDrafter:
             num_branches,
         )
         draft_slots_B, slots_B, positions_B = branches.draft_slots_B, branches.slots_B, branches.positions_B
+        if self._settings.processing is not None:
+            state.copy_prefixes(slots_B, draft_slots_B, positions_B)
         state.put_undrafted((draft_slots_B, positions_B), branches.token_ids_B)
         state.stream_keys[draft_slots_B] = state.stream_keys[slots_B]
         # A branch is what the sequence would draft after one more miss, with the same random numbers.

@@ -28,6 +28,7 @@ from specdist.engine.draft_state import DraftState
 from specdist.engine.draft_steps import DrawnTokens, Step, at_depth, fetch, indices_of
 from specdist.engine.faults import DRAFT_NOT_FINITE
 from specdist.engine.histories import Histories
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.reports import PassCounts
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
@@ -77,12 +78,14 @@ class DraftLoop:
         stop_token_ids: Collection[int],
         keeps_scores: bool,
         is_traced: bool = False,
+        pipeline: LogitsPipeline | None = None,
     ) -> None:
         runner.reuses_logits = False  # they may be kept
         self._runner = runner
         self._policy = policy
         self._draft_state = draft_state
         self._histories = histories
+        self._pipeline = pipeline
         self.is_stop_V = np.zeros(vocab_size, bool)
         self.is_stop_V[[token_id for token_id in stop_token_ids if token_id < vocab_size]] = True
         keeps_estimates = policy.uses_features or is_traced
@@ -214,12 +217,21 @@ class DraftLoop:
     ) -> Step:
         """One draw each."""
         stream_keys_A = torch.from_numpy(self._draft_state.stream_keys[places[0]])
-        drawn = self._draws.draw(logits_AV, stream_keys_A, torch.from_numpy(places[1]), uniforms_A)
+        filters = None
+        if self._pipeline is not None:
+            logits_AV, filters = self._pipeline.process_drafted(logits_AV, places)
+        drawn = self._draws.draw(logits_AV, stream_keys_A, torch.from_numpy(places[1]), uniforms_A, filters)
         if self._draws.keeps_scores:
             self._draft_state.scores.keep(*places, drawn.scores_NV)
         if self._draws.keeps_features:
             self._draft_state.features.keep_estimates(places, UNKNOWN)
-        return Step(active_A, *drawn[:3])
+        step = Step(active_A, *drawn[:3])
+        if self._pipeline is None:
+            return step
+        # What follows is processed with what has been drawn before it.
+        step = step.on_host()
+        self._draft_state.token_ids[places] = step.drawn_A.numpy()
+        return step
 
     def _uniforms(self, draft_slots_R: np.ndarray, tails_R: np.ndarray, num_steps: int) -> Tensor | None:
         """[D, R]: all random numbers of the loop."""

@@ -54,6 +54,11 @@ class DraftState:
         self.token_ids[places] = token_ids_T
         self.features.forget(places)
 
+    def copy_prefixes(self, slots_B: np.ndarray, draft_slots_B: np.ndarray, ends_B: np.ndarray) -> None:
+        """Let branches have their sequences' tokens, up to where they begin."""
+        for slot, draft_slot, end in zip(slots_B, draft_slots_B, ends_B, strict=True):
+            self.token_ids[draft_slot, :end] = self.token_ids[slot, :end]
+
     def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         """The tokens before each position that the cache lacks, and the index of each slot's last one.
 

@@ -26,6 +26,13 @@ class Step(NamedTuple):
     earlier_estimates_A: Tensor | None = None
     estimates_A: Tensor | None = None
 
+    def on_host(self) -> Step:
+        """With the draws on the host; waits for them."""
+        features_3A = None if self.features_3A is None else self.features_3A.cpu()
+        return self._replace(
+            drawn_A=self.drawn_A.cpu(), probabilities_A=self.probabilities_A.cpu(), features_3A=features_3A
+        )
+
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""
         if keep_A.all():

@@ -26,6 +26,7 @@ from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
 from specdist.engine.histories import Histories
 from specdist.engine.out_of_memory import DraftUndo
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import RoleTimes
 from specdist.engine.timeline import Timeline
@@ -33,6 +34,7 @@ from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
 from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
 from specdist.sampling.distributions import Dense, SamplingSettings
+from specdist.sampling.processors import TokenMasker
 from specdist.sampling.rejection_sampler import sample_next_tokens
 from specdist.theory.rounds import RoundChooser
 from specdist.utils.ranges import places_from
@@ -56,12 +58,14 @@ class DraftWorker:
         chooser: RoundChooser | None = None,
         is_traced: bool = False,
         clock: Timeline | None = None,
+        masker: TokenMasker | None = None,
     ) -> None:
         """With branches, the runner must have been allocated with slots for them.
 
         ``num_groups``: target groups, each with an equal part of the slots.
         ``chooser`` chooses every round's work, at most that of ``ahead``.
-        ``clock``: by default one on which all time outside this model's work is idle.
+        ``clock``: by default one on which all time outside this model's work is idle. ``masker``: the
+        draft's own, where tokens may be masked.
         """
         self._runner = runner
         self.device = runner.device
@@ -76,8 +80,20 @@ class DraftWorker:
         )
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._histories = Histories(policy, num_slots, num_groups)
-        # On a device the policy is asked after several steps; on a host that would cost steps.
-        new_draft_loop = DraftRuns if runner.is_asynchronous else DraftLoop
+        self._pipeline: LogitsPipeline | None = None
+        if settings.processing is not None:
+            self._pipeline = LogitsPipeline(
+                settings,
+                self._draft_state.token_ids,
+                num_slots=num_slots,
+                vocab_size=vocab_size,
+                device=runner.device,
+                masker=masker,
+            )
+        # On a device the policy is asked after several steps; on a host that would cost steps. Where logits
+        # are processed, the host knows each token before the next one.
+        is_asynchronous = runner.is_asynchronous and self._pipeline is None
+        new_draft_loop = DraftRuns if is_asynchronous else DraftLoop
         self._draft_loop = new_draft_loop(
             runner,
             policy,
@@ -88,6 +104,7 @@ class DraftWorker:
             stop_token_ids=stop_token_ids,
             keeps_scores=ahead.num_branches > 0,
             is_traced=is_traced,
+            pipeline=self._pipeline,
         )
         self._ahead = AheadDrafter(
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop, settings=settings,
@@ -225,6 +242,8 @@ class DraftWorker:
         state.context_lengths[opened.slots] = opened.context_lengths
         state.num_candidates[opened.slots] = state.num_ahead[opened.slots] = 0
         self._ahead.drop_branches(opened.slots)
+        if self._pipeline is not None:
+            self._pipeline.open(opened)
         context = request.context
         if len(context):
             state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))

@@ -21,8 +21,9 @@ from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
+from specdist.engine.opened import OpenedSequences
 from specdist.engine.out_of_memory import MemoryGuard
-from specdist.engine.proposals import DRAW, OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import EngineLoad
 from specdist.engine.request import Completion, FinishReason
 from specdist.engine.scheduler import RoundPlan, Scheduler
@@ -33,6 +34,7 @@ from specdist.engine.tracing import record_block, record_token_ahead
 from specdist.engine.verify import VerifiedBlock, Verifier
 from specdist.models.memory import peak_memory_bytes
 from specdist.sampling.distributions import NOT_FINITE
+from specdist.sampling.options import Processing
 from specdist.sampling.rejection_sampler import known_next_tokens
 from specdist.stats.shard import TargetTimes
 from specdist.utils.garbage import frozen_garbage
@@ -51,6 +53,7 @@ class Engine:
         stats_recorder: StatsRecorder,
         trusts_draft: bool = False,
         clock: Timeline | None = None,
+        processing: Processing | None = None,
         on_resize: Callable[[SchedulerSettings], None] | None = None,
         on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> None:
@@ -58,6 +61,7 @@ class Engine:
         Args:
             trusts_draft: lossy: commit all candidates of a block but the last without verification.
             clock: time outside its phases counts as the host's.
+            processing: of logits, by target and draft, which are then told of rows what it needs.
             on_resize: called with new limits of the batch, which later engines should start with.
             on_lone_row: called before every round with the row and sample that runs alone in the smallest
                 batch, or None; lets a restart know which row a crash was about.
@@ -69,6 +73,7 @@ class Engine:
         self._stop_rules = stop_rules
         self._stats_recorder = stats_recorder
         self._trusts_draft = trusts_draft
+        self._processing = processing
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._nonfinite_guard = NonFiniteGuard()
         # Ended, but not made known yet; and what is to be counted in this round's and the next one's pass.
@@ -152,7 +157,9 @@ class Engine:
         try:
             if num_pass_tokens:
                 with self._clock.mixed_phase(weights) as pass_time:
-                    verified_blocks = self._verifier.verify(plan.page_updates, new_blocks, plan.chunks)
+                    verified_blocks = self._verifier.verify(
+                        plan.page_updates, new_blocks, plan.chunks, request.opened
+                    )
         finally:
             # The target is at work, or its pass has failed; the draft counts on the next tokens in any case.
             blocks = self._commit_next_tokens(plan, reply, ends, finished)
@@ -207,7 +214,7 @@ class Engine:
             next_distributions_W=next_distributions,
             sequences=sequences,
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
-            opened=OpenedSequences.of(plan.opened),
+            opened=OpenedSequences.of(plan.opened, self._processing),
             context=flat_context(plan.chunks),
         )
 

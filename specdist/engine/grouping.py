@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.opened import OpenedSequences
+from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, RoleTimes, TracedDrafts
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense

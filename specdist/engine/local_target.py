@@ -15,11 +15,13 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import VerifyInput
 from specdist.engine.reports import Traffic
 from specdist.models.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Dense, Distributions, OneHot, SamplingSettings
+from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
 
@@ -38,12 +40,17 @@ class FullDistributions:
         return given.token_ids_N.cpu().numpy() if isinstance(given, OneHot) else None
 
     @staticmethod
-    def of(logits_NV: Tensor, settings: SamplingSettings, verify_input: VerifyInput) -> FullDistributions:
-        """From logits over the whole vocabulary."""
+    def of(
+        logits_NV: Tensor,
+        settings: SamplingSettings,
+        verify_input: VerifyInput,
+        filters: RowFilters | None = None,
+    ) -> FullDistributions:
+        """From logits over the whole vocabulary; with ``filters``, processed ones."""
         keys_N = torch.from_numpy(verify_input.stream_keys_N)
         positions_N = torch.from_numpy(verify_input.positions_N)
         return FullDistributions(
-            next_token_distributions(logits_NV, settings, keys_N, positions_N), verify_input
+            next_token_distributions(logits_NV, settings, keys_N, positions_N, filters), verify_input
         )
 
     def candidate_probabilities(self) -> np.ndarray:
@@ -69,8 +76,16 @@ class LocalTarget:
 
     is_single_rank = True
 
-    def __init__(self, runner: ModelRunner, *, settings: SamplingSettings, vocab_size: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        pipeline: LogitsPipeline | None = None,
+    ) -> None:
         self._runner = runner
+        self._pipeline = pipeline
         self._settings = settings
         self._vocab_size = vocab_size
         self.device = runner.device
@@ -81,7 +96,12 @@ class LocalTarget:
         # What is asked of the logits of a pass is computed before the next one.
         self._runner.reuses_logits = True
         logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
-        return FullDistributions.of(logits_NV[:, : self._vocab_size], self._settings, verify_input)
+        logits_NV = logits_NV[:, : self._vocab_size]
+        if self._pipeline is None:
+            return FullDistributions.of(logits_NV, self._settings, verify_input)
+        asked = self._pipeline.asked_of(verify_input)
+        processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))
+        return FullDistributions.of(processed.scores_Nv, self._settings, verify_input, processed.filters)
 
     def close(self) -> None:
         """Nothing to do: no other rank waits."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.opened import NOTHING_OPENED, OpenedSequences
 from specdist.engine.packing import FloatArray, not_sent
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
@@ -19,44 +20,7 @@ from specdist.sampling.distributions import Distributions
 
 # In a token id's place: to be sampled.
 DRAW = -1
-NO_CONTEXT = -1
 NOTHING_MISSED = FlatBatch(*np.zeros((3, 0), np.int64))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenedSequences:
-    """Sequences admitted since the last request.
-
-    Attributes:
-        slots, stream_keys, num_misses, max_lengths: as of :class:`Sequence`.
-        context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed
-            sequence.
-    """
-
-    slots: np.ndarray
-    stream_keys: np.ndarray
-    num_misses: np.ndarray
-    context_lengths: np.ndarray
-    max_lengths: np.ndarray
-
-    @staticmethod
-    def of(sequences: list[Sequence]) -> OpenedSequences:
-        if not sequences:
-            return NOTHING_OPENED
-        contexts = [s.context_length if s.forced_next_token is None else NO_CONTEXT for s in sequences]
-        return OpenedSequences(
-            slots=np.array([sequence.slot for sequence in sequences], np.int64),
-            stream_keys=np.array([sequence.stream_key for sequence in sequences], np.int64),
-            num_misses=np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
-            context_lengths=np.array(contexts, np.int64),
-            max_lengths=np.array([sequence.max_length for sequence in sequences], np.int64),
-        )
-
-
-_NONE = np.zeros(0, np.int64)
-NOTHING_OPENED = OpenedSequences(
-    slots=_NONE, stream_keys=_NONE, num_misses=_NONE, context_lengths=_NONE, max_lengths=_NONE
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +93,8 @@ class VerifyInput:
     logits_indices_N: np.ndarray
     stream_keys_N: np.ndarray
     target_logits_indices_C: np.ndarray
+    # Sent by itself, where logits are processed.
+    opened: OpenedSequences = not_sent(NOTHING_OPENED)
 
     @property
     def positions_N(self) -> np.ndarray:

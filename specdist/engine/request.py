@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specdist.data.traces import TracedToken
+from specdist.sampling.options import TokenOptions
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -15,7 +16,8 @@ class Request:
     """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
 
     ``shard``: whose statistics its work belongs to. ``max_new_tokens``: this request's own limit; None: the
-    scheduler's.
+    scheduler's. ``options``: its own, if logits are processed; None: the run's. ``constraint``: what a
+    :class:`specdist.sampling.processors.TokenMasker` is told of it.
     """
 
     row_id: int
@@ -23,6 +25,8 @@ class Request:
     prompt_ids: list[int]
     shard: int = 0
     max_new_tokens: int | None = None
+    options: TokenOptions | None = None
+    constraint: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ N tokens whose logits are wanted, v token ids of one rank's part of the vocabula
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -13,13 +15,24 @@ from torch import Tensor
 from specdist.cache.pages import PageUpdates
 from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.interfaces import VerifyOutput
+from specdist.engine.opened import OpenedSequences
 from specdist.engine.packing import pack, unpack
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import VerifyInput
 from specdist.engine.reports import Traffic
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.engine.wire import wire_broadcast
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.vocab_parallel import vocab_ranges
+
+# From the ids of a rank's slice and whether it is rank 0; None where nothing is processed.
+NewPipeline = Callable[[range, bool], LogitsPipeline | None]
+
+
+def no_pipeline(ids: range, is_rank0: bool) -> None:
+    """Nothing is processed."""
+    del ids, is_rank0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +43,32 @@ class TargetPass:
     verify_input: VerifyInput
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpeningPass(TargetPass):
+    """Where logits are processed: what every rank knows of the rows."""
+
+    opened: OpenedSequences
+
+
 class ShardedTarget:
     """The target's rank 0: announces each pass to the other ranks, runs it with them, and verifies alone."""
 
     is_single_rank = False
 
     def __init__(
-        self, runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int
+        self,
+        runner: ModelRunner,
+        group: dist.ProcessGroup,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        new_pipeline: NewPipeline = no_pipeline,
     ) -> None:
         self._runner = runner
         self._passes = wire_broadcast(RANK_ZERO, group)
         self._collectives = Collectives(group)
-        self._verifier = VocabParallelVerifier(self._collectives, settings=settings, vocab_size=vocab_size)
+        self._verifier = _verifier(self._collectives, settings, vocab_size, new_pipeline)
+        self._processes = settings.processing is not None
         self.device = runner.device
 
     @property
@@ -52,7 +79,8 @@ class ShardedTarget:
 
     def forward(self, updates: PageUpdates, verify_input: VerifyInput) -> VerifyOutput:
         target_pass = TargetPass(page_updates=updates, verify_input=verify_input)
-        self._passes.send(pack(target_pass))
+        opening = OpeningPass(**vars(target_pass), opened=verify_input.opened) if self._processes else None
+        self._passes.send(pack(opening or target_pass))
         logits_Nv = _run(self._runner, target_pass)
         verify_output = self._verifier.verify(logits_Nv, verify_input)
         assert verify_output is not None
@@ -63,17 +91,34 @@ class ShardedTarget:
 
 
 def target_worker_loop(
-    runner: ModelRunner, group: dist.ProcessGroup, *, settings: SamplingSettings, vocab_size: int
+    runner: ModelRunner,
+    group: dist.ProcessGroup,
+    *,
+    settings: SamplingSettings,
+    vocab_size: int,
+    new_pipeline: NewPipeline = no_pipeline,
 ) -> None:
     """The loop of the target's other ranks: run every pass that rank 0 announces and send it what it needs of
     the logits, until it closes."""
     passes = wire_broadcast(RANK_ZERO, group)
-    verifier = VocabParallelVerifier(Collectives(group), settings=settings, vocab_size=vocab_size)
+    verifier = _verifier(Collectives(group), settings, vocab_size, new_pipeline)
+    pass_type = TargetPass if settings.processing is None else OpeningPass
     while arrays := passes.receive():
-        target_pass = unpack(TargetPass, arrays)
+        target_pass = unpack(pass_type, arrays)
         logits_Nv = _run(runner, target_pass)
-        verifier.verify(logits_Nv, target_pass.verify_input)
-        verifier.serve_next_distributions(logits_Nv)
+        verify_input = target_pass.verify_input
+        if isinstance(target_pass, OpeningPass):
+            verify_input = dataclasses.replace(verify_input, opened=target_pass.opened)
+        verifier.verify(logits_Nv, verify_input)
+        verifier.serve_next_distributions()
+
+
+def _verifier(
+    collectives: Collectives, settings: SamplingSettings, vocab_size: int, new_pipeline: NewPipeline
+) -> VocabParallelVerifier:
+    ids = vocab_ranges(vocab_size, collectives.size)[collectives.rank]
+    pipeline = new_pipeline(ids, collectives.rank == RANK_ZERO)
+    return VocabParallelVerifier(collectives, settings=settings, vocab_size=vocab_size, pipeline=pipeline)
 
 
 def _run(runner: ModelRunner, target_pass: TargetPass) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import Block, NewBlocks, flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.opened import OpenedSequences
 from specdist.engine.proposals import VerifyInput
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
@@ -58,7 +59,7 @@ class Verifier:
         return self._next_distributions.select(*upload(self._next_distributions.device, index_W))
 
     def verify(
-        self, page_updates: PageUpdates, new_blocks: NewBlocks, chunks: list[Chunk]
+        self, page_updates: PageUpdates, new_blocks: NewBlocks, chunks: list[Chunk], opened: OpenedSequences
     ) -> Callable[[list[Block]], list[VerifiedBlock]]:
         """Begin one target pass over the blocks and the prompt chunks. What is returned waits for it, and is
         to be given the same blocks once their next tokens are committed."""
@@ -81,6 +82,7 @@ class Verifier:
             stream_keys_N=np.repeat(stream_keys, [*num_logits_R, *[1] * len(complete)]),
             # All logits of a block but the last verify the candidate after their token.
             target_logits_indices_C=np.repeat(starts_R, num_logits_R - 1) + arange_segments(num_logits_R - 1),
+            opened=opened,
         )
         verify_output = self._target.forward(page_updates, verify_input)
         self._next_index_of = {sequence.order: index for index, sequence in enumerate(sequences)}

@@ -27,6 +27,7 @@ from torch import Tensor
 from specdist.engine.collectives import Collectives
 from specdist.engine.interfaces import VerifyOutput
 from specdist.engine.local_target import FullDistributions
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import VerifyInput
 from specdist.sampling.distributions import (
     Distributions,
@@ -34,6 +35,8 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 from specdist.sampling.filters import tempered
+from specdist.sampling.processors import MASK_BITS
+from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 from specdist.sampling.vocab_parallel import (
     candidate_probabilities,
@@ -53,49 +56,85 @@ NO_NEXT_TOKEN = -1
 class VocabParallelVerifier:
     """One rank's part: rank 0 gets a verify output, the others send it what it needs."""
 
-    def __init__(self, collectives: Collectives, *, settings: SamplingSettings, vocab_size: int) -> None:
+    def __init__(
+        self,
+        collectives: Collectives,
+        *,
+        settings: SamplingSettings,
+        vocab_size: int,
+        pipeline: LogitsPipeline | None = None,
+    ) -> None:
+        """``pipeline``: this rank's processing of the logits of its :func:`slice_of`."""
         self._collectives = collectives
         self._settings = settings
         self._slices = vocab_ranges(vocab_size, collectives.size)
         self._ids = self._slices[collectives.rank]
         self._vocab_size = vocab_size
+        self._pipeline = pipeline
+        # Of this pass: this rank's logits, what each position is filtered by, and whether by top-p.
+        self._logits_Nv = torch.empty(0)
+        self._filters: RowFilters | None = None
+        self._has_top_p = settings.top_p < 1 and not settings.is_greedy
 
     @property
     def _fetches_distributions(self) -> bool:
         """Rank 0 does not have the next tokens' distributions yet when it has the candidates'
         probabilities."""
-        return self._settings.is_random and self._settings.top_p == 1
+        return self._settings.is_random and not self._has_top_p
 
     def verify(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
         """Rank 0's verify output of a pass. None on the other ranks, which then call
         :meth:`serve_next_distributions`."""
         settings = self._settings
+        if self._pipeline is not None:
+            logits_Nv = self._processed(self._pipeline, logits_Nv, verify_input)
+        self._logits_Nv = logits_Nv
         if not len(logits_Nv):
             # No logits are wanted, and nothing is exchanged.
             return FullDistributions.of(logits_Nv.new_empty(0, self._vocab_size), settings, verify_input)
         if self._fetches_distributions:
             return self._verify_by_rejection(logits_Nv, verify_input)
-        if settings.top_p < 1 and not settings.is_greedy:
+        if self._has_top_p:
             logits_NV = self._gather_rows(logits_Nv)
-            return None if logits_NV is None else FullDistributions.of(logits_NV, settings, verify_input)
+            if logits_NV is None:
+                return None
+            return FullDistributions.of(logits_NV, settings, verify_input, self._filters)
         packed_S2N = self._collectives.gather(self._winners(logits_Nv, verify_input))
         return None if packed_S2N is None else FullDistributions(merge_winners(packed_S2N), verify_input)
 
-    def next_distributions(self, logits_Nv: Tensor, index_W: np.ndarray) -> Distributions:
+    def _processed(self, pipeline: LogitsPipeline, logits_Nv: Tensor, verify_input: VerifyInput) -> Tensor:
+        """Before temperature and filters, whose numbers are noted. Rank 0 sends its masks to all."""
+        asked = pipeline.asked_of(verify_input)
+        if not len(logits_Nv):
+            return logits_Nv
+        masks_NW = pipeline.masks(asked)
+        if pipeline.has_masks:
+            if masks_NW is None:
+                masks_NW = np.full((len(logits_Nv), -(-self._vocab_size // MASK_BITS)), -1, np.int32)
+            masks_NW = self._collectives.from_rank0(torch.from_numpy(masks_NW)).numpy()
+        scores_Nv, self._filters = pipeline.process(logits_Nv, asked, masks_NW)
+        self._has_top_p = self._filters.has_top_p
+        return scores_Nv
+
+    def next_distributions(self, index_W: np.ndarray) -> Distributions:
         """On rank 0: the distributions at these of the N positions, while the others run
         :meth:`serve_next_distributions`.
 
         They are made from the whole logits, so that they equal those of an unsharded model bit by bit.
         """
+        logits_Nv = self._logits_Nv
         index_N = torch.full((len(logits_Nv),), NO_NEXT_TOKEN, dtype=torch.int32)
         index_N[: len(index_W)] = torch.from_numpy(index_W)
         self._collectives.from_rank0(index_N)
-        logits_WV = self._gather_rows(logits_Nv[upload(logits_Nv.device, index_W)[0]])
+        (places_W,) = upload(logits_Nv.device, index_W)
+        logits_WV = self._gather_rows(logits_Nv[places_W])
         assert logits_WV is not None
-        return distributions_from_logits(logits_WV, self._settings)
+        filters = None if self._filters is None else self._filters.select(places_W)
+        return distributions_from_logits(logits_WV, self._settings, filters)
 
-    def serve_next_distributions(self, logits_Nv: Tensor) -> None:
+    def serve_next_distributions(self) -> None:
         """On the other ranks: send rank 0 the logits that next tokens are sampled from, if it lacks them."""
+        logits_Nv = self._logits_Nv
         if not len(logits_Nv) or not self._fetches_distributions:
             return
         index_N = self._collectives.from_rank0(torch.empty(len(logits_Nv), dtype=torch.int32))
@@ -122,12 +161,30 @@ class VocabParallelVerifier:
         ).packed()
 
     def _scores(self, logits_Nv: Tensor) -> Tensor:
-        """After temperature and top-k."""
+        """After temperature, top-k and, without top-p, min-p."""
+        if self._filters is not None:
+            return self._filtered(logits_Nv, self._filters)
         scores_Nv = tempered(logits_Nv, self._settings.temperature)
         top_k = self._settings.top_k
         if not 0 < top_k < self._vocab_size:
             return scores_Nv
         return without_the_rest(scores_Nv, self._collectives.gather_everywhere(top_scores(scores_Nv, top_k)))
+
+    def _filtered(self, logits_Nv: Tensor, filters: RowFilters) -> Tensor:
+        """With numbers of each position's own; of a greedy one, only the likeliest token is left."""
+        scores_Nv = filters.tempered(logits_Nv)
+        if filters.most_top_k or filters.has_min_p:
+            num_largest = max(1, filters.most_top_k)
+            top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, num_largest))
+            largest_NK = top_SNK.transpose(0, 1).flatten(1).topk(num_largest, dim=1).values
+            scores_Nv = filters.within_top_k(scores_Nv, largest_NK)
+            scores_Nv = filters.within_min_p(scores_Nv, largest_NK[:, :1])
+        if not filters.has_greedy:
+            return scores_Nv
+        winners = merge_winners(self._collectives.gather_everywhere(likeliest(logits_Nv, self._ids).packed()))
+        ids_v = torch.arange(self._ids.start, self._ids.stop, device=logits_Nv.device)
+        is_left_Nv = (ids_v == winners.token_ids_N[:, None]) | ~filters.is_greedy_N1.bool()
+        return scores_Nv.masked_fill(~is_left_Nv, -torch.inf)
 
     def _verify_by_rejection(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
         scores_Nv = self._scores(logits_Nv)
@@ -140,7 +197,7 @@ class VocabParallelVerifier:
             return None
         normalisers_SN, scores_SC = gathered.split([len(logits_Nv), len(target_logits_indices_C)], dim=1)
         return _RejectionOutput(
-            candidate_probabilities(normalisers_SN, scores_SC, target_logits_indices_C), self, logits_Nv
+            candidate_probabilities(normalisers_SN, scores_SC, target_logits_indices_C), self
         )
 
 
@@ -150,10 +207,9 @@ class _RejectionOutput:
 
     probabilities_C: Tensor
     vocabulary: VocabParallelVerifier
-    logits_Nv: Tensor
 
     def candidate_probabilities(self) -> np.ndarray:
         return np.asarray(self.probabilities_C.cpu().numpy())
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
-        return self.vocabulary.next_distributions(self.logits_Nv, index_W)
+        return self.vocabulary.next_distributions(index_W)

@@ -18,7 +18,8 @@ from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import synchronized_ns
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.interfaces import Proposer
-from specdist.engine.proposals import DRAW, OpenedSequences, ProposalRequest
+from specdist.engine.opened import OpenedSequences
+from specdist.engine.proposals import DRAW, ProposalRequest
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Timeline
 from specdist.job.costs import context_slopes, draft_curve, draft_work, target_curve, target_work

@@ -19,12 +19,10 @@ from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
-from specdist.engine.local_target import LocalTarget
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.request import Request
 from specdist.engine.sequence import StopRules
-from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
@@ -196,9 +194,7 @@ class Replica:
         """The loop of all ranks except rank 0."""
         if self._topology.holds_target:
             assert self._target is not None and self._group is not None
-            target_worker_loop(
-                self._target, self._group, settings=self.settings, vocab_size=self._models.vocab_size
-            )
+            self.assembly().serve_target(self._target, self._group)
         else:
             clock = Timeline("transfer", clock=clock_of(self._topology.device))
             serve_drafts(
@@ -377,10 +373,9 @@ class Replica:
     def rank0_target(self) -> Target:
         """The target on rank 0; the other target ranks follow its passes in :meth:`serve`."""
         assert self._target is not None
-        settings, vocab_size = self.settings, self._models.vocab_size
         if self._group is None:
-            return LocalTarget(self._target, settings=settings, vocab_size=vocab_size)
-        return ShardedTarget(self._target, self._group, settings=settings, vocab_size=vocab_size)
+            return self.assembly().local_target(self._target)
+        return self.assembly().sharded_target(self._target, self._group)
 
     def _proposer(self) -> Proposer:
         if self._config.uses_memory:

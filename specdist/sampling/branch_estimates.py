@@ -23,6 +23,7 @@ from specdist.sampling.distributions import (
     SamplingSettings,
     distributions_from_logits,
 )
+from specdist.sampling.row_filters import RowFilters
 
 # The probability that a token has the target's largest score, as a softmax of the draft's scores. A draft
 # that was distilled from its target agrees with it more often than the softmax at temperature 1 says: tokens
@@ -43,11 +44,15 @@ class DraftDistributions(NamedTuple):
 
 
 def draft_distributions(
-    logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
+    logits_NV: Tensor,
+    settings: SamplingSettings,
+    stream_keys_N: Tensor,
+    positions_N: Tensor,
+    filters: RowFilters | None = None,
 ) -> DraftDistributions:
     """Like :func:`specdist.sampling.coupling.next_token_distributions`, with the scores that decide the
     draw."""
-    distributions = distributions_from_logits(logits_NV, settings)
+    distributions = distributions_from_logits(logits_NV, settings, filters)
     if isinstance(distributions, OneHot):
         return DraftDistributions(distributions, logits_NV, None)
     if not settings.is_coupled:

@@ -24,6 +24,7 @@ from specdist.sampling.distributions import (
 )
 from specdist.sampling.keys import GOLDEN_GAMMA, signed
 from specdist.sampling.random import Purpose, hash_words, mix, open_unit_interval
+from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
 
@@ -69,7 +70,11 @@ def waiting_times_of(words_N: Tensor, ids: range) -> Tensor:
 
 
 def next_token_distributions(
-    logits_NV: Tensor, settings: SamplingSettings, stream_keys_N: Tensor, positions_N: Tensor
+    logits_NV: Tensor,
+    settings: SamplingSettings,
+    stream_keys_N: Tensor,
+    positions_N: Tensor,
+    filters: RowFilters | None = None,
 ) -> Distributions:
     """The distribution of the token at each position; with coupled draws, the draw itself as a one-hot
     distribution.
@@ -77,7 +82,7 @@ def next_token_distributions(
     Greedy is the coupled draw without noise: in both the distribution is one-hot, a candidate is accepted if
     it is the target's token, and the recovered token is the target's.
     """
-    distributions = distributions_from_logits(logits_NV, settings)
+    distributions = distributions_from_logits(logits_NV, settings, filters)
     if settings.is_coupled and isinstance(distributions, Dense):
         return coupled_draws(distributions, stream_keys_N, positions_N)
     return distributions

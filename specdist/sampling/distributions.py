@@ -17,6 +17,8 @@ from torch import Tensor
 
 from specdist.sampling.device_kernels import sampling_kernels
 from specdist.sampling.filters import plain_probabilities
+from specdist.sampling.options import Processing
+from specdist.sampling.row_filters import RowFilters
 
 # In a token id's place where the logits are not finite; other placeholders are -1.
 NOT_FINITE = -2
@@ -26,13 +28,16 @@ NOT_FINITE = -2
 class SamplingSettings:
     """Temperature (0 = greedy), top-k (0 = all) and top-p (1 = all), applied in this order.
 
-    ``is_coupled``: target and draft draw with the same noise (``--acceptance gumbel``).
+    ``is_coupled``: target and draft draw with the same noise (``--acceptance gumbel``). ``processing``: what
+    else happens to logits; every position then has numbers of its own (:class:`RowFilters`), and the
+    temperature here is the highest of all rows.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     is_coupled: bool = False
+    processing: Processing | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -119,11 +124,15 @@ class Dense:
 Distributions: TypeAlias = OneHot | Dense
 
 
-def distributions_from_logits(logits_NV: Tensor, settings: SamplingSettings) -> Distributions:
+def distributions_from_logits(
+    logits_NV: Tensor, settings: SamplingSettings, filters: RowFilters | None = None
+) -> Distributions:
     """Temperature, then top-k, then top-p, as transformers' logits processors define them; of equal scores at
-    the edge of a filter all are kept."""
+    the edge of a filter all are kept. ``filters``: of processed logits, instead of the settings' numbers."""
     if settings.is_greedy:
         return OneHot.of_largest(logits_NV)
+    if filters is not None:
+        return Dense(filters.probabilities(logits_NV))
     kernels = sampling_kernels(logits_NV)
     process = plain_probabilities if kernels is None else kernels.processed_probabilities
     return Dense(

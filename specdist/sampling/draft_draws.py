@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdist.sampling.branch_estimates import draft_distributions, draft_features
 from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.row_filters import RowFilters
 
 
 class Drawn(NamedTuple):
@@ -39,17 +40,23 @@ class DraftDraws:
     keeps_features: bool
 
     def draw(
-        self, logits_NV: Tensor, stream_keys_N: Tensor, positions_N: Tensor, uniforms_N: Tensor | None
+        self,
+        logits_NV: Tensor,
+        stream_keys_N: Tensor,
+        positions_N: Tensor,
+        uniforms_N: Tensor | None,
+        filters: RowFilters | None = None,
     ) -> Drawn:
         """One token each.
 
         Args:
             stream_keys_N, positions_N: as of :func:`specdist.sampling.coupling.coupled_scores`.
             uniforms_N: as of :class:`specdist.sampling.distributions.Dense`; None if draws are not random.
+            filters: of logits that are processed.
         """
         logits_NV = logits_NV[:, : self.vocab_size]
         distributions_N, scores_NV, undecided = draft_distributions(
-            logits_NV, self.settings, stream_keys_N, positions_N
+            logits_NV, self.settings, stream_keys_N, positions_N, filters
         )
         # Where the logits are not finite, any id will do for the next pass: the block is cut before it.
         drawn_N = distributions_N.draw(uniforms_N).clamp(min=0)

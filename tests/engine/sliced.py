@@ -92,7 +92,7 @@ class SlicedTarget:
 
         def follow(vocabulary: VocabParallelVerifier, logits_Nv: Tensor) -> None:
             assert vocabulary.verify(logits_Nv, verify_input) is None or not len(logits_Nv)
-            vocabulary.serve_next_distributions(logits_Nv)
+            vocabulary.serve_next_distributions()
 
         followers = [
             self._pool.submit(follow, *pair)

@@ -9,7 +9,8 @@ from specdist.cache.pages import PageTable
 from specdist.engine.branches import BranchTable
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
-from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.opened import OpenedSequences
+from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.models.flat import FlatBatch
 from specdist.policies import FixedLength
 from specdist.sampling.branch_estimates import BranchEstimates, estimate_branches

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
 from specdist.engine import links
+from specdist.engine.opened import OpenedSequences
 from specdist.engine.packing import pack, unpack
-from specdist.engine.proposals import OpenedSequences, ProposalReply, ProposalRequest
+from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
 from specdist.engine.wire import FRAME_WORDS, Wire
 from specdist.models.flat import FlatBatch
