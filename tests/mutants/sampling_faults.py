@@ -246,8 +246,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="temperature-0-probabilities-of-temperature-1",
         file="sampling/distributions.py",
-        old="        return OneHot.of_largest(logits_NV)\n    kernels",
-        new="        return Dense(logits_NV.float().softmax(dim=1))\n    kernels",
+        old="        return OneHot.of_largest(logits_NV)\n    if filters",
+        new="        return Dense(logits_NV.float().softmax(dim=1))\n    if filters",
         tests=(ENUMERATION,),
     ),
     Mutant(
