@@ -31,7 +31,7 @@ from specdist.job.costs import plan_ahead
 from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
 from specdist.planning.hardware import find_gpu
 from specdist.planning.job import open_model
-from specdist.planning.roofline import PROPOSAL_S, Placement, roofline_costs
+from specdist.planning.roofline import Placement, roofline_costs
 from specdist.planning.simulate import (
     OWN_GPU,
     PREFILL_CHUNK_TOKENS,
@@ -41,10 +41,9 @@ from specdist.planning.simulate import (
     predict,
 )
 from specdist.policies.choice import PolicyChoice
-from specdist.policies.costs import BRANCH_COUNTS, Curve
+from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.registry import needs_costs
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import NS_PER_S
 from specdist.theory.formulas import caught_share
 from specdist.theory.rounds import RoundChooser
 
@@ -122,10 +121,10 @@ class Emulation:
         )
         return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
 
-    def order(self, case: Case) -> EmulatedOrder:
-        """The assembly as the main job would make it from these costs."""
+    def order(self, case: Case, costs: CostModel | None = None) -> EmulatedOrder:
+        """The assembly as the main job would make it from these costs, by default those of the passes."""
         config, choice, num_slots = self._config, case.choice, case.batch_size
-        costs = self.costs(case).passes
+        costs = costs or self.costs(case).passes
         ahead = DraftAhead()
         if case.mode in ("ahead", "branches"):
             sizes: dict[str, Any] = {
@@ -139,14 +138,9 @@ class Emulation:
                 ahead = plan_ahead(costs, **sizes, num_branches=1)
         block, chooser = choice.max_draft_tokens + 1, None
         if case.mode == AUTO:
-            message = Curve([1], [round(PROPOSAL_S * NS_PER_S)])
             fixed_length = choice.first_length if choice.policy == "fixed" else None
             ahead = DraftAhead(num_tokens=block, num_branches=BRANCH_COUNTS[-1])
-            chooser = RoundChooser(
-                dataclasses.replace(costs, message=message),
-                max_draft_tokens=choice.max_draft_tokens,
-                fixed_length=fixed_length,
-            )
+            chooser = RoundChooser(costs, max_draft_tokens=choice.max_draft_tokens, fixed_length=fixed_length)
         max_seq_len = config.prompt_tokens + config.output_tokens
         row_pages = -(-(max_seq_len + block + ahead.num_tokens) // PAGE_SIZE) + 1
         assembly = Assembly(
@@ -185,6 +179,9 @@ class Emulation:
         on_completion: Callable[[Completion], None] | None = None,
     ) -> tuple[Outcome, Run]:
         config, order = self._config, self.order(case)
+        if case.mode == AUTO:
+            # The main job measures them at its start, too.
+            order = self.order(case, replica.with_host_times(order, self.costs(case).passes))
         # More cannot end in these rounds.
         num_rounds = config.rounds + NUM_MORE_ROUNDS
         num_ended = num_rounds * case.batch_size * (order.block_tokens + 1) // config.output_tokens

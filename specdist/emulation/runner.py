@@ -64,7 +64,7 @@ class EmulatedRunner:
         """``then``: another model, in whose place it changes: see :meth:`fill`."""
         self._models = model, then or model
         self._num_left = 0
-        self._pace = pace
+        self.pace = pace
         self._queue = device
         self._num_missing, self._prompt_tokens = 0, 0
         self._is_full_R = np.zeros(0, bool)
@@ -131,7 +131,7 @@ class EmulatedRunner:
         if not self.is_full:
             return 0
         num_keys = float(segments.num_keys_S.mean())
-        return self._pace.pass_ns(num_tokens, len(segments.starts_S), num_keys)
+        return self.pace.pass_ns(num_tokens, len(segments.starts_S), num_keys)
 
     def _note_prompts(self, batch: FlatBatch, segments: Segments) -> None:
         slots_S = batch.slots_T[segments.starts_S][segments.num_keys_S >= self._prompt_tokens]

@@ -27,14 +27,18 @@ from specdist.emulation.sides import (
     timeline,
 )
 from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.request import Completion
 from specdist.engine.sequence import Sequence
+from specdist.job.measuring import message_curve
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
+from specdist.policies.choice import PolicyChoice
+from specdist.policies.costs import CostModel
 
 # Rounds before the first that is measured, and after the last.
 NUM_WARMUPS = 8
@@ -170,6 +174,18 @@ class Replica:
             target=target_log,
             draft=draft_log,
         )
+
+    def with_host_times(self, order: EmulatedOrder, costs: CostModel) -> CostModel:
+        """The costs with what the draft's host and messages to it take, as the main job measures them."""
+        assert self._rank is not None
+        turns, ahead = self._rank.call("measure", order)
+        # Neither drafts nor branches: no pass is run.
+        silent = dataclasses.replace(order.assembly, ahead=DraftAhead(), chooser=None)
+        self._rank.build(dataclasses.replace(order, assembly=silent, choice=PolicyChoice()))
+        recording = Recording(self._device)
+        with half_of_the_cores(0), self._rank.serving(recording.busy_wait) as proposer:
+            message = message_curve(silent, proposer, self._target.device)
+        return dataclasses.replace(costs, message=message, turns=turns, ahead=ahead)
 
     @contextlib.contextmanager
     def _proposer(

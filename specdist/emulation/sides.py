@@ -31,11 +31,13 @@ from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInpu
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Kind, Timeline
+from specdist.job.measuring import FIRST_TOKENS, drafting_curves
 from specdist.job.replica import TARGET_GROUP
 from specdist.models.runner import ModelRunner
 from specdist.planning.roofline import Placement
 from specdist.policies.choice import PolicyChoice, build_policy
-from specdist.policies.costs import CostModel
+from specdist.policies.costs import CostModel, Curve
+from specdist.policies.registry import uses_features
 
 CPU = torch.device("cpu")
 
@@ -158,6 +160,20 @@ class DraftServer:
         self._order = order
         self._clock = timeline("transfer", self._device)
         self._draft = new_draft(order, self._runner, self._clock)
+
+    def measure(self, order: EmulatedOrder) -> tuple[Curve, Curve]:
+        """What rounds in turns and ahead take beyond their passes, as the main job measures it."""
+        self.build(order)
+        # All passes take their time.
+        self._runner.fill(0, order.prompt_tokens)
+        pace = self._runner.pace
+        return drafting_curves(
+            order.assembly,
+            cast(ModelRunner, self._runner),
+            lambda size: pace.pass_ns(size, size, FIRST_TOKENS),
+            num_branches=order.assembly.ahead.num_branches,
+            uses_features=uses_features(order.choice.policy),
+        )
 
     def serve(self) -> None:
         """Serve one engine to its end."""

@@ -156,12 +156,14 @@ class DraftPart(Replica):
     def _measure_passes(self, num_context_tokens: int) -> dict[str, Any]:
         """Of steps of all groups' sequences and branches."""
         num_branch_slots, _ = self._room_for_branches()
-        curve, slopes = measure_draft(
+        found = measure_draft(
             dataclasses.replace(self.assembly(), scheduling=self._scheduling_of_all),
             self.draft_runner,
             num_branch_slots=num_branch_slots,
             num_context_tokens=num_context_tokens,
             max_seq_len=self._models.max_seq_len,
             uses_features=self._config.is_traced or uses_features(self._config.policy),
+            chooses_rounds=self._works_ahead,
         )
-        return {"curve": {"sizes": list(curve.sizes), "ns": list(curve.ns)}, "slopes": list(slopes)}
+        curves = {"curve": found.passes, "turns": found.turns, "ahead": found.ahead}
+        return {name: dataclasses.asdict(curve) for name, curve in curves.items()} | {"slopes": found.slopes}

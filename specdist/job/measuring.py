@@ -1,12 +1,16 @@
 """Measures what the rounds of a replica cost: passes of every size, context, and asking the draft.
 
 A request to a draft on a rank of its own costs more than its steps: both ranks' bookkeeping, the messages,
-and the sampling of next tokens on the draft's side. It is measured with requests by the run's own code.
+and the sampling of next tokens on the draft's side. It is measured with requests by the run's own code. So is
+what the draft's host takes beyond the steps of a round.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +22,7 @@ from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import synchronized_ns
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.interfaces import Proposer
-from specdist.engine.opened import OpenedSequences
+from specdist.engine.opened import NO_CONTEXT, OpenedSequences
 from specdist.engine.proposals import DRAW, ProposalRequest
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.timeline import Timeline
@@ -26,15 +30,28 @@ from specdist.job.costs import context_slopes, draft_curve, draft_work, target_c
 from specdist.job.topology import Topology
 from specdist.models.flat import FlatBatch
 from specdist.models.runner import ModelRunner
-from specdist.policies import FixedLength
+from specdist.policies import FixedLength, Goodput, LengthPolicy
 from specdist.policies.costs import ContextCosts, CostModel, Curve
 from specdist.sampling.distributions import Dense
 
 TARGET_GROUP = 0
-# Over the size of a pass; and what context adds for every sequence, and for every token.
-PassTimes = tuple[Curve, tuple[float, float]]
 NUM_REQUESTS = 7
 NUM_WARMUPS = 2
+# Tokens of the sequences of a request; rounds of every kind, and most draft steps in one.
+FIRST_TOKENS = 2
+NUM_ROUNDS = 5
+MOST_STEPS = 4
+NOTHING = Curve([1], [0])
+
+
+class PassTimes(NamedTuple):
+    """Over the size of a pass; what context adds for every sequence, and for every token. Of the draft also
+    what rounds in turns and ahead take beyond their steps, over the number of sequences."""
+
+    passes: Curve
+    slopes: tuple[float, float]
+    turns: Curve = NOTHING
+    ahead: Curve = NOTHING
 
 
 def measure_costs(
@@ -68,9 +85,14 @@ def measure_costs(
         dist.barrier()
     if draft is not None:
         found[1] = measure_draft(
-            assembly, draft, num_branch_slots=num_branch_slots, uses_features=uses_features, **lengths
+            assembly,
+            draft,
+            num_branch_slots=num_branch_slots,
+            uses_features=uses_features,
+            chooses_rounds=asks_draft,
+            **lengths,
         )
-    message = Curve([1], [0])
+    message = NOTHING
     if asks_draft:
         if topology.is_rank0:
             remote = RemoteDraft(topology.draft_rank, group=TARGET_GROUP, device=topology.device)
@@ -110,7 +132,7 @@ def measure_target(
     }
     curve = target_curve(target, settings, vocab_size, **sizes)
     work = target_work(settings, vocab_size)
-    return curve, context_slopes(target, work, **sizes, max_context_tokens=room)
+    return PassTimes(curve, context_slopes(target, work, **sizes, max_context_tokens=room))
 
 
 def measure_draft(
@@ -121,8 +143,9 @@ def measure_draft(
     num_context_tokens: int,
     max_seq_len: int,
     uses_features: bool,
+    chooses_rounds: bool = False,
 ) -> PassTimes:
-    """On the draft's rank."""
+    """On the draft's rank. ``chooses_rounds``: measure the host's time in rounds, too."""
     settings, vocab_size, num_rows = assembly.settings, assembly.vocab_size, assembly.scheduling.num_slots
     context, room = context_of(assembly, num_context_tokens, max_seq_len)
     sizes = {"num_tokens_per_row": 1, "num_context_tokens": context}
@@ -135,19 +158,103 @@ def measure_draft(
         **sizes,
     )
     work = draft_work(settings, vocab_size, uses_features=uses_features)
-    return curve, context_slopes(draft, work, num_rows=num_rows, **sizes, max_context_tokens=room)
+    slopes = context_slopes(draft, work, num_rows=num_rows, **sizes, max_context_tokens=room)
+    times = PassTimes(curve, slopes)
+    if not chooses_rounds:
+        return times
+    costs = combined_costs(times, times, NOTHING, context, num_rows)
+    turns, ahead = drafting_curves(
+        assembly,
+        draft,
+        lambda size: float(costs.draft_ns(size, FIRST_TOKENS)),
+        num_branches=num_branch_slots // num_rows,
+        uses_features=uses_features,
+    )
+    return times._replace(turns=turns, ahead=ahead)
+
+
+def drafting_curves(
+    assembly: Assembly,
+    runner: ModelRunner,
+    step_ns: Callable[[int], float],
+    *,
+    num_branches: int,
+    uses_features: bool,
+) -> tuple[Curve, Curve]:
+    """What rounds in turns and ahead take on the draft's rank beyond their steps, and beyond a round without
+    any, over the number of sequences: mostly the host's work between two runs of steps.
+
+    Args:
+        step_ns: nanoseconds of a step of so many sequences, of :data:`FIRST_TOKENS` tokens each.
+        uses_features: the policy is asked after every token, as ``goodput`` is.
+    """
+    num_steps = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
+    ahead = DraftAhead(num_tokens=num_steps + 1, num_branches=num_branches)
+    sizes = sorted({1, assembly.scheduling.num_slots})
+    found = []
+    for size in sizes:
+        nothing, *drafting = (
+            _beyond_steps_ns(assembly, runner, step_ns, size, each, num_now, uses_features)
+            for each, num_now in ((DraftAhead(), 0), (DraftAhead(), num_steps), (ahead, 0))
+        )
+        found.append([max(0, round(each - nothing)) for each in drafting])
+    turns, with_ahead = np.maximum.accumulate(found).T.tolist()
+    return Curve(sizes, turns), Curve(sizes, with_ahead)
+
+
+def _beyond_steps_ns(
+    assembly: Assembly,
+    runner: ModelRunner,
+    step_ns: Callable[[int], float],
+    num_rows: int,
+    ahead: DraftAhead,
+    num_now: int,
+    uses_features: bool,
+) -> float:
+    """Nanoseconds of a round of this kind, without its steps."""
+    policy: LengthPolicy = FixedLength(num_now or max(0, ahead.num_tokens - 1))
+    if uses_features and policy.max_draft_tokens:
+        # Beside so slow a target every token pays.
+        costs = CostModel(Curve([1], [10**15]), NOTHING)
+        policy = Goodput(max_draft_tokens=policy.max_draft_tokens, costs=costs, is_coupled=True)
+    worker = assembly.draft_worker(runner, policy, ahead=ahead)
+    request = _request(assembly, num_rows, runner.device)
+    slots_R = request.slots_R
+    request = dataclasses.replace(
+        request,
+        draft_now_R=np.full(num_rows, num_now),
+        opened=OpenedSequences(
+            slots=slots_R,
+            stream_keys=slots_R,
+            num_misses=0 * slots_R,
+            context_lengths=np.full(num_rows, NO_CONTEXT),
+            max_lengths=np.full(num_rows, assembly.scheduling.max_seq_len),
+        ),
+    )
+    found = []
+    for _ in range(NUM_WARMUPS + NUM_ROUNDS):
+        begin_ns = synchronized_ns(runner.device)
+        reply = worker.respond(request)
+        worker.prefill_and_draft_ahead(request)
+        spent_ns = synchronized_ns(runner.device) - begin_ns
+        # Of the work ahead of the round before, which was the same.
+        found.append(spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist()))
+    # Others at work on this machine only add to it.
+    return min(found[NUM_WARMUPS:])
 
 
 def combined_costs(
     of_target: PassTimes, of_draft: PassTimes, message: Curve, num_context_tokens: int, num_rows: int
 ) -> CostModel:
     """Measured after so many tokens of context, with at most so many sequences."""
-    (target_ns, (row_ns, token_ns)), (draft_ns, (draft_row_ns, _)) = of_target, of_draft
+    row_ns, token_ns = of_target.slopes
     return CostModel(
-        target_ns,
-        draft_ns,
-        ContextCosts(num_context_tokens, num_rows, row_ns, token_ns, draft_row_ns),
+        of_target.passes,
+        of_draft.passes,
+        ContextCosts(num_context_tokens, num_rows, row_ns, token_ns, of_draft.slopes[0]),
         message,
+        of_draft.turns,
+        of_draft.ahead,
     )
 
 

@@ -11,7 +11,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.engine.interfaces import Proposer
 from specdist.engine.shared_draft import Dialer, LinkedDraft, SharedDraft
 from specdist.engine.sockets import Link
-from specdist.job.measuring import combined_costs, context_of, measure_target, message_curve
+from specdist.job.measuring import PassTimes, combined_costs, context_of, measure_target, message_curve
 from specdist.job.preflight import ModelPlan, reproducibility
 from specdist.job.replica import Replica
 from specdist.job.shared_drafts import DraftDirectory, terms_of
@@ -93,7 +93,12 @@ class TargetGroup(Replica):
                 message = message_curve(self.assembly(), LinkedDraft(link), self._topology.device)
             else:
                 link.close()
-            of_draft = Curve(**welcome["curve"]), tuple(welcome["slopes"])
+            of_draft = PassTimes(
+                Curve(**welcome["curve"]),
+                tuple(welcome["slopes"]),
+                Curve(**welcome["turns"]),
+                Curve(**welcome["ahead"]),
+            )
             context, _ = context_of(self.assembly(), self._num_context_tokens, self._models.max_seq_len)
             costs = combined_costs(of_target, of_draft, message, context, self._scheduling.num_slots)
             costs = self._agree(costs) if self._agree is not None else costs

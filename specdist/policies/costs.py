@@ -83,12 +83,16 @@ class CostModel:
         context: how both change with the length of the context.
         message: over the number of sequences that decode: a request to the draft and its reply, without any
             pass; 0 within one process.
+        turns, ahead: over the same number: what drafting in turns, and drafting ahead with branches, takes
+            beyond its steps and the message: time of the host in which the draft's device stands still.
     """
 
     target: Curve
     draft: Curve
     context: ContextCosts = field(default_factory=ContextCosts)
     message: Curve = field(default_factory=lambda: Curve([1], [0]))
+    turns: Curve = field(default_factory=lambda: Curve([1], [0]))
+    ahead: Curve = field(default_factory=lambda: Curve([1], [0]))
 
     def target_ns(self, num_tokens: Sizes, num_rows: Sizes, num_context_tokens: float) -> np.ndarray:
         """A pass of so many tokens, those of ``num_rows`` sequences after a context of so many tokens."""
@@ -121,7 +125,7 @@ class CostModel:
         """Raises ValueError for anything but the output of :meth:`to_json`. Manifests of older runs have two
         curves alone."""
         costs = from_fields(CostModel, values)
-        for curve in (costs.target, costs.draft, costs.message):
+        for curve in (costs.target, costs.draft, costs.message, costs.turns, costs.ahead):
             ascends = list(curve.sizes) == sorted(curve.sizes)
             if not curve.sizes or len(curve.sizes) != len(curve.ns) or not ascends:
                 raise ValueError("a curve needs a time for each of its sizes, in ascending order")

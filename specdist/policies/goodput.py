@@ -185,8 +185,9 @@ class Goodput(RegisteredPolicy):
         self._num_tokens = 0
         self._drafting_ns = 0.0
         if rows.round.is_ahead:
-            # The step that drafts in place of the next tokens is done.
+            # The step that drafts in place of the next tokens is done; the host takes time, too.
             self._drafting_ns = float(self._draft_ns(rows.round.num_rows, rows.round))
+            self._drafting_ns += float(self._costs.ahead.look_up(rows.round.num_rows))
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()

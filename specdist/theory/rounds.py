@@ -2,11 +2,12 @@
 
 ``--overlap auto``. Three rates are compared for the sequences that run now, in tokens per nanosecond, each
 with its best number of draft tokens; a is the probability that a token is accepted, T and D the times of a
-target pass and of a draft step, M that of asking the draft, all of them measured before the run:
+target pass and of a draft step, M that of asking the draft, H that of the draft's host beside its steps, all
+of them measured before the run:
 
     alone    R / T(R)
-    in turns R (1 + a + ... + a^K) / (K D(R) + T(R (K + 1)) + M)
-    ahead    R (tokens of a pass with K candidates ready) / (max(T, D(R) + K D(R (1 + branches))) + M)
+    in turns R (1 + a + ... + a^K) / (K D(R) + H + T(R (K + 1)) + M)
+    ahead    R (tokens of a pass with K candidates ready) / (max(T, D(R) + K D(R (1 + branches)) + H) + M)
 
 The times are those of this many sequences after contexts of this length, so the choice follows the batch as
 it grows and drains. The acceptance, and what branches catch, are learned from what the target verifies. Which
@@ -217,7 +218,8 @@ class RoundChooser:
         # After a block that was accepted whole the draft runs its last token too.
         first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
         pass_ns_K = costs.target_ns(num_rows * (lengths_K + 1), num_rows, context)
-        in_turns_ns_K = first_ns_K + (lengths_K - 1) * step_ns + pass_ns_K + message_ns
+        host_ns = float(costs.turns.look_up(num_rows))
+        in_turns_ns_K = first_ns_K + (lengths_K - 1) * step_ns + host_ns + pass_ns_K + message_ns
         in_turns_K = num_rows * in_block_K / (in_turns_ns_K + prompt_ns * in_block_K)
 
         caught_B = catching * self._caught_B
@@ -227,7 +229,7 @@ class RoundChooser:
         ready_KB = comes_B / (1 - stays_KB + comes_B)
         tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
         wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
-        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B
+        drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + float(costs.ahead.look_up(num_rows))
         sizes_KB = np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
         pass_ns_KB = costs.target_ns(sizes_KB, num_rows, context)
         # Only a pass with a prompt beside the rows leaves the draft more time.

@@ -57,4 +57,25 @@ ROUND_FAULTS = (
         new="",
         tests=(ROUNDS,),
     ),
+    Mutant(
+        name="host-of-a-draft-that-works-ahead-is-free",
+        file="theory/rounds.py",
+        old=" + float(costs.ahead.look_up(num_rows))",
+        new="",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="host-of-a-draft-in-turns-is-free",
+        file="theory/rounds.py",
+        old="host_ns = float(costs.turns.look_up(num_rows))",
+        new="host_ns = 0.0",
+        tests=(ROUNDS,),
+    ),
+    Mutant(
+        name="steps-count-as-the-hosts-time",
+        file="job/measuring.py",
+        old="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist())",
+        new="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist()[:1])",
+        tests=("tests/job/test_drafting_times.py",),
+    ),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from specdist.policies.costs import ContextCosts, CostModel, Curve
@@ -163,3 +166,17 @@ def test_the_prompts_of_a_first_pass_stand_beside_no_round() -> None:
     before = found._rates(4, 100.0).alone
     found.observe_pass(100_000, 0)
     assert found._rates(4, 100.0).alone == before
+
+
+def test_the_hosts_time_beside_the_steps_leaves_less_of_it() -> None:
+    """Of 20 ms under a pass, 8 ms are the host's: steps of 2 ms fit six times, not ten."""
+    draft, host = Curve([1], [2 * MS]), Curve([1], [8 * MS])
+    costs = CostModel(TARGET, draft, message=Curve([1], [MS // 5]))
+    options: dict[str, Any] = {"max_draft_tokens": 16, "branch_counts": (0,)}
+    free = taught(RoundChooser(costs, **options), 0.9)
+    busy = taught(RoundChooser(dataclasses.replace(costs, ahead=host), **options), 0.9)
+    slow = taught(RoundChooser(dataclasses.replace(costs, turns=host), **options), 0.9)
+    rates, busy_rates, slow_rates = (found._rates(1, 100.0) for found in (free, busy, slow))
+    assert rates.ahead_KB.argmax() + 1 == 9 and busy_rates.ahead_KB.argmax() + 1 == 5
+    assert slow_rates.in_turns < rates.in_turns and slow_rates.alone == rates.alone
+    assert (slow_rates.ahead_KB == rates.ahead_KB).all()
