@@ -188,6 +188,9 @@ def drafting_curves(
         step_ns: nanoseconds of a step of so many sequences, of :data:`FIRST_TOKENS` tokens each.
         uses_features: the policy is asked after every token, as ``goodput`` is.
     """
+    # Rows' own options are left out: the rows of this measurement have none.
+    settings = dataclasses.replace(assembly.settings, processing=None)
+    assembly = dataclasses.replace(assembly, settings=settings)
     num_steps = min(MOST_STEPS, assembly.scheduling.max_draft_tokens)
     ahead = DraftAhead(num_tokens=num_steps + 1, num_branches=num_branches)
     sizes = sorted({1, assembly.scheduling.num_slots})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import cast
 
 import pytest
@@ -12,6 +13,7 @@ from specdist.emulation.run import Emulation
 from specdist.emulation.sides import DraftServer, EmulatedOrder
 from specdist.job.measuring import MOST_STEPS, drafting_curves
 from specdist.models.runner import ModelRunner
+from specdist.sampling.options import Processing
 
 NUM_ROWS = 3
 SECOND = 10**9
@@ -36,8 +38,10 @@ def test_the_steps_of_both_kinds_of_round_are_not_counted(
     """A step that took a second less than nothing for every sequence shows how many there are: in turns as
     many as the policy may take, ahead one more, and in all but the first the branches."""
     server, order = served
+    # Options of rows need not be known for it.
+    settings = dataclasses.replace(order.assembly.settings, processing=Processing(min_new_tokens=1))
     turns, ahead = drafting_curves(
-        order.assembly,
+        dataclasses.replace(order.assembly, settings=settings),
         cast(ModelRunner, server._runner),
         lambda size: -SECOND * size,
         num_branches=num_branches,
