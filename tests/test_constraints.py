@@ -18,8 +18,8 @@ except ImportError:  # Python 3.10
     tomllib = None  # type: ignore[assignment]
 
 CPU, CUDA = "constraints-cpu.txt", "constraints-cuda.txt"
-# An extra of its own, which the tests go without.
-UNTESTED = {"lm-eval"}
+# Extras of their own, which the tests go without.
+UNTESTED = {"lm-eval", "gcsfs", "adlfs"}
 TOOLS = ("bash", "dirname", "sha256sum", "rm", "cat")
 
 

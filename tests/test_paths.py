@@ -13,7 +13,7 @@ import pytest
 
 from specdist.benchmark.config import BenchmarkConfig
 from specdist.collecting.config import CollectConfig
-from specdist.config.arguments import PATH_OPTIONS, local_path, parse_arguments
+from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.demo.config import PairConfig
 from specdist.emulation.config import EmulationConfig
@@ -55,23 +55,25 @@ def test_every_option_that_names_a_path_is_known_as_one() -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_url_is_refused_by_name_in_every_path_option(config: Any) -> None:
     required = {field.name for field in dataclasses.fields(config) if field.default is dataclasses.MISSING}
-    for option in sorted(PATH_OPTIONS & names_of(config)):
+    takes_urls = set(getattr(config, URL_OPTIONS, ()))
+    assert takes_urls <= {"prompts", "output"}
+    for option in sorted(PATH_OPTIONS & names_of(config) - takes_urls):
         others = [f"--{name}=acceptance" for name in required - {option}]
         with pytest.raises(UserError, match=f"--{option} s3://bucket/x is a URL, but .*: give .* instead"):
             parse_arguments(config, [*others, f"--{option}=s3://bucket/x"])
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://b/out", "gs://b", "file:///tmp/x", "hdfs://node:9000/x", "https://x/y"]
-)
+@pytest.mark.parametrize("url", ["s3://b/out", "gs://b", "hdfs://node:9000/x", "https://x/y"])
 def test_nothing_is_created_for_a_url(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=rf"--output {url} is a URL"):
-        parse_generate_config([*RUN, "--output", url])
+    with pytest.raises(UserError, match=rf"--head {url} is a URL"):
+        parse_generate_config([*RUN, "--head", url])
     file = tmp_path / "c.yaml"
-    file.write_text(f"prompts: {url}\n")
-    with pytest.raises(UserError, match=rf"--prompts {url} is a URL"):
-        parse_generate_config(["--config", str(file), "--output", "out", "--target", "m"])
+    file.write_text(f"target: {url}\n")
+    with pytest.raises(UserError, match=rf"--target {url} is a URL"):
+        parse_generate_config(["--config", str(file), "--output", "out", "--prompts", "p.jsonl"])
+    taken = parse_generate_config(["--prompts", url, "--output", url, "--target", "model"])
+    assert (taken.prompts, taken.output) == (url, url)
     assert sorted(tmp_path.iterdir()) == [file]
 
 
@@ -101,7 +103,7 @@ def test_jobs_with_a_parser_of_their_own_refuse_urls_too(
         runpy.run_path(str(REPOSITORY / "jobs" / job), run_name="__main__")
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert "s3://b" in told and "is a URL, but specdist reads and writes local files only" in told
+    assert "s3://b" in told and "is a URL, but here specdist reads and writes local files only" in told
 
 
 def test_extras_are_installed_from_the_checkout() -> None:

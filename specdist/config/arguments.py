@@ -53,12 +53,14 @@ def _hf_argument_parser() -> Any:
 if not TYPE_CHECKING:
     HfArgumentParser = _hf_argument_parser()
 GROUP_TITLE = "_argument_group_name"
+# In a configuration: which of its path options may be URLs, too.
+URL_OPTIONS = "_url_options"
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
     ["against", "config", "data", "draft", "eval_data", "folder", "head", "lm_eval_include", "model",
      "output", "output_config", "outputs", "peers_folder", "picture", "profile", "prompts",
-     "results", "run", "synthetic_folder", "target", "trace", "tune", "update_readme"]
+     "results", "run", "spool", "synthetic_folder", "target", "trace", "tune", "update_readme"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "draft", "model"})
 
@@ -97,7 +99,8 @@ def parse_given(
         options = parser.arguments_from_yaml(chosen.config, given) + options
     values = vars(parser.values(options))
     del values["config"]
-    check_paths(values)
+    urls = getattr(config_class, URL_OPTIONS, ())
+    check_paths({name: value for name, value in values.items() if name not in urls})
     return config_class(**values), frozenset({*given, *parser.places})
 
 
@@ -259,8 +262,9 @@ def check_local(text: str, *, label: str = "", instead: str = "a path") -> None:
     """Refuse a URL, of which ``Path`` would make the folder ``s3:/bucket``. Raises :class:`UserError`."""
     if URL.match(text):
         raise UserError(
-            f"{label}{text} is a URL, but specdist reads and writes local files only: give {instead} "
-            "instead, after mounting the storage or copying its files to this machine"
+            f"{label}{text} is a URL, but here specdist reads and writes local files only: give {instead} "
+            "instead, after copying the files to this machine (--prompts, and --output of specdist generate, "
+            "take URLs)"
         )
 
 

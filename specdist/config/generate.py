@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import yaml
 
@@ -21,6 +21,7 @@ from specdist.config.groups import (
     RankOptions,
 )
 from specdist.config.speculation import MEMORY, SpeculationOptions
+from specdist.config.storage import StorageOptions
 from specdist.policies.choice import (
     PolicyArguments,
     PolicyChoice,
@@ -80,12 +81,16 @@ class GenerateConfig(
     BatchOptions,
     PolicyArguments,
     ReplicaOptions,
+    StorageOptions,
 ):
     """Every option of ``jobs/generate.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Run"
+    _url_options: ClassVar[tuple[str, ...]] = ("prompts", "output")
 
-    output: str = option(help="folder of the run: shards/, stats/, manifest.json, ...")
+    output: str = option(
+        help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
+    )
     limit: int | None = option(None, help="use only the first N rows")
     rows_per_shard: int = option(512, help="input rows per output file")
     overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
 from specdist.utils.errors import UserError
@@ -24,8 +24,11 @@ class PromptOptions:
     """Where prompts come from."""
 
     _argument_group_name = "Prompts"
+    _url_options: ClassVar[tuple[str, ...]] = ("prompts",)
 
-    prompts: str = option(help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL")
+    prompts: str = option(
+        help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL; or its URL (s3://, gs://, hf://)"
+    )
     prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
     messages_column: str | None = option(
         None, help="column of chat messages, formatted with the chat template"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from specdist.data.files import names_in, publish, temporary_path, unique_tag
 from specdist.data.heartbeat import BEAT_SUFFIX, Watch, now_utc
+from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_json
 
 # An empty file named after a replica that has nothing to do.
@@ -163,10 +164,13 @@ class Claims:
 
     def _create(self, claim: Claim, replica: str | None) -> bool:
         path = self._folder / claim.file_name
+        content = json.dumps(asdict(Holding(replica, now_utc())))
+        if isinstance(path, StorePath):
+            return path.create(content.encode())
         while True:
             temporary = temporary_path(path, unique_tag())
             try:
-                temporary.write_text(json.dumps(asdict(Holding(replica, now_utc()))))
+                temporary.write_text(content)
                 return publish(temporary, path)
             except FileNotFoundError:
                 if not self._folder.is_dir():
@@ -193,7 +197,7 @@ class Claims:
 
     def _all_of(self, name: str) -> list[Claim]:
         """The claims of a name by ascending generation."""
-        found = (_claim_of(file) for file in names_in(self._folder) if file.startswith(name))
+        found = map(_claim_of, names_in(self._folder, name))
         return sorted(
             (claim for claim in found if claim is not None and claim.name == name),
             key=lambda claim: claim.generation,

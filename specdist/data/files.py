@@ -1,4 +1,4 @@
-"""Files that are either complete or absent, whenever the machine goes down."""
+"""Files that are either complete or absent, whenever the machine goes down; on a store, objects."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from specdist.data.storage import StorePath, local_copy, write_through
 from specdist.utils.errors import UserError
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -45,14 +46,18 @@ def temporary_path(path: Path, tag: str) -> Path:
     return path.with_name(f"{path.name}.{tag}{TEMPORARY_SUFFIX}")
 
 
-def names_in(folder: Path) -> list[str]:
-    """Of the files in a folder, by one listing. Raises OSError."""
+def names_in(folder: Path, prefix: str = "") -> list[str]:
+    """Of the files in a folder that begin with ``prefix``, by one listing. Raises OSError."""
+    if isinstance(folder, StorePath):
+        return folder.names(prefix)
     with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
+        return [entry.name for entry in entries if entry.name.startswith(prefix)]
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable: without it a power loss may undo a rename."""
+    """Make the names in ``folder`` durable: without it a power loss may undo a rename. A store's are."""
+    if isinstance(folder, StorePath):
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,6 +67,9 @@ def fsync_folder(folder: Path) -> None:
 
 def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file that has no readers yet. If ``write`` raises, no file is left."""
+    if isinstance(path, StorePath):
+        write_through(path, write)
+        return
     try:
         with path.open("wb") as file:
             write(file)
@@ -74,6 +82,9 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write ``path`` so that a reader sees the old file, also if ``write`` raises, or the whole new one."""
+    if isinstance(path, StorePath):
+        write_through(path, write)
+        return
     temporary = temporary_path(path, unique_tag())
     write_durably(temporary, write)
     try:
@@ -87,8 +98,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def publish(temporary: Path, path: Path) -> bool:
     """Give a finished file its name, unless the name is taken: of all callers, on any node, one gets True.
 
-    ``temporary`` stays where it is. Raises FileNotFoundError if it is gone.
+    ``temporary`` stays where it is; it is local where ``path`` is on a store. Raises FileNotFoundError if it
+    is gone.
     """
+    if isinstance(path, StorePath):
+        return path.upload(temporary, exclusively=True)
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -122,6 +136,15 @@ def _publish_without_links(temporary: Path, path: Path) -> bool:
     return True
 
 
+def move(temporary: Path, path: Path) -> None:
+    """Give a finished file its name, in the place of what has it. Raises FileNotFoundError if it is gone."""
+    if isinstance(path, StorePath) and not isinstance(temporary, StorePath):
+        path.upload(temporary)
+        temporary.unlink(missing_ok=True)
+    else:
+        temporary.replace(path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as :func:`json_bytes`, atomically."""
     content = json_bytes(value)
@@ -153,7 +176,7 @@ def _seal_of(values: dict[str, Any]) -> str:
 def sha256_of(path: Path) -> bytes:
     """The digest of a file's content."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with local_copy(path) as copy, copy.open("rb") as file:
         while block := file.read(READ_BYTES):
             digest.update(block)
     return digest.digest()

@@ -20,6 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from specdist.data.files import sealed, unsealed
+from specdist.data.storage import StorePath
 from specdist.utils.json_values import from_fields, parse_object
 
 BEATS_PER_SILENCE = 12
@@ -145,6 +146,9 @@ class Heartbeat:
         """Write the next number. Raises OSError."""
         self._beat.count += 1
         self._beat.elapsed_s = round(self._clock() - self._start, 3)
+        if isinstance(self._path, StorePath):
+            self._path.write_bytes(self._beat.to_bytes())
+            return
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.pwrite(descriptor, self._beat.to_bytes(), 0)

@@ -24,6 +24,7 @@ NUMBERED_FOLDER = re.compile(r"\d{5,}")
 TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
 # In the manifest's ``info``, if the shards lie in numbered folders.
 SHARDS_PER_FOLDER = "shards_per_folder"
+RUN_TAG = "run_tag"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
 
@@ -49,6 +50,7 @@ class RunLayout:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._shards_per_folder: int | None = None
+        self._run_tag = ""
         self._is_layout_known = False
 
     @property
@@ -102,12 +104,22 @@ class RunLayout:
     @property
     def shards_per_folder(self) -> int | None:
         """None if all shards lie in one folder. Raises :class:`UserError` as :attr:`manifest` does."""
+        self._read_layout()
+        return self._shards_per_folder
+
+    @property
+    def run_tag(self) -> str:
+        """Of a run on a store: names its files on each machine, so that a run begun anew has others."""
+        self._read_layout()
+        return self._run_tag
+
+    def _read_layout(self) -> None:
         if not self._is_layout_known and self.manifest_path.exists():
             self._set_layout(self.manifest)
-        return self._shards_per_folder
 
     def _set_layout(self, manifest: Manifest) -> None:
         self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
+        self._run_tag = manifest.info.get(RUN_TAG, "")
         self._is_layout_known = True
 
     def group_of(self, shard: int) -> str:
@@ -152,8 +164,7 @@ class RunLayout:
         too, sorted by name; by one listing."""
         folder = self.path / kind / group
         start = "shard-" if shard is None else f"shard-{shard:05d}."
-        names = [name for name in _names_in(folder) if name.startswith(start)]
-        found = map(SHARD_FILE.fullmatch, sorted(names))
+        found = map(SHARD_FILE.fullmatch, sorted(_names_in(folder, start)))
         return [(folder / match[0], match) for match in found if match]
 
     def recorded_in(self, group: str) -> set[int]:
@@ -165,9 +176,9 @@ class RunLayout:
         return self.path / kind / self.group_of(shard)
 
 
-def _names_in(folder: Path) -> list[str]:
+def _names_in(folder: Path, prefix: str = "") -> list[str]:
     """None without the folder."""
     try:
-        return names_in(folder)
+        return names_in(folder, prefix)
     except FileNotFoundError:
         return []

@@ -79,6 +79,10 @@ class PartLog:
             os.fsync(self._file.fileno())
         self._synced_at = self._clock()
 
+    def keep(self) -> None:
+        """Make everything appended so far available to the replica that goes on with the shard."""
+        self.sync()
+
     def close(self) -> None:
         self._file.close()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.data.fetching import fetched
 from specdist.data.files import FileStamp, WatchedFiles
 from specdist.data.input_rows import InputRows
 from specdist.data.inputs import describe_columns, find_files, read_inputs
@@ -125,15 +126,17 @@ def open_prompts(
     messages_column: str | None,
     limit: int | None,
     known: Sequence[FileStamp] = (),
+    spool: str | None = None,
 ) -> Prompts:
-    """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts.
+    """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
+    is fetched into the ``spool``.
 
     Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet or JSONL, and exactly one of the two columns.
     Files that are ``known`` and unchanged were checked before, and are not read as a whole again.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """
     try:
-        files = find_files(Path(path))
+        files = find_files(fetched(path, spool))
     except OSError as error:
         raise UserError(f"--prompts {path} cannot be read: {error}") from error
     watched = WatchedFiles(files, known)

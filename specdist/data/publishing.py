@@ -19,12 +19,15 @@ from specdist.data.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
     json_bytes,
+    move,
     publish,
     sealed,
     sha256_of,
     temporary_path,
     write_durably,
 )
+from specdist.data.object_store import StoreError
+from specdist.data.storage import spooled
 from specdist.utils.json_values import from_fields, parse_json
 
 ROWS_PER_BATCH = 1024
@@ -40,9 +43,11 @@ class ShardRecord:
 
     @staticmethod
     def read(path: Path) -> ShardRecord | None:
-        """None if the file is missing or damaged."""
+        """None if the file is missing or damaged. Raises :class:`StoreError` if a store does not tell."""
         try:
             return from_fields(ShardRecord, parse_json(path.read_bytes()))
+        except StoreError:
+            raise
         except (OSError, ValueError):
             return None
 
@@ -71,6 +76,8 @@ class ShardPaths:
             return (
                 record is not None and self.data.stat().st_size == record.num_bytes and self.stats.is_file()
             )
+        except StoreError:
+            raise
         except OSError:
             return False
 
@@ -121,7 +128,7 @@ class Attempt:
     def replace_data(self) -> bool:
         """Replace data that belongs to no attempt; False if this attempt's data is gone."""
         try:
-            self._own(self._paths.data).replace(self._paths.data)
+            move(self._own(self._paths.data), self._paths.data)
         except FileNotFoundError:
             return False
         fsync_folder(self._paths.data.parent)
@@ -142,6 +149,8 @@ class Attempt:
         self.publish_stats()
         self.publish_trace()
         self.publish_record()
+        if self._own(self._paths.data).parent != self._paths.data.parent:
+            self._own(self._paths.data).unlink(missing_ok=True)
 
     def discard(self) -> None:
         for path in self._paths.all():
@@ -152,6 +161,8 @@ class Attempt:
         """The attempt whose data was published, if its record was not yet."""
         try:
             num_bytes = paths.data.stat().st_size
+        except StoreError:
+            raise
         except OSError:
             return None
         digest = None
@@ -164,7 +175,9 @@ class Attempt:
         return None
 
     def _own(self, path: Path) -> Path:
-        return temporary_path(path, self._tag)
+        own = temporary_path(path, self._tag)
+        # Data travels to a store once, when it gets its name there.
+        return spooled(own) if path == self._paths.data else own
 
     def _rename(self, path: Path) -> None:
         # Not found: another replica went on with this attempt.

@@ -10,22 +10,24 @@ import pyarrow.ipc
 
 from specdist.data.files import sha256_of
 from specdist.data.publishing import ShardPaths, ShardRecord
+from specdist.data.storage import local_copy
 from specdist.utils.errors import UserError
 
 
 def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
-    """The rows of a finished shard, memory-mapped.
+    """The rows of a finished shard, memory-mapped; of one on a store, from a copy of it.
 
     With ``verify`` the file is compared with its recorded checksum, else only with the recorded numbers of
     bytes and rows. Raises :class:`UserError` if they differ.
     """
     record = ShardRecord.read(paths.record)
     try:
-        if record is None or paths.data.stat().st_size != record.num_bytes:
-            raise damaged(paths)
-        if verify and sha256_of(paths.data).hex() != record.sha256:
-            raise damaged(paths)
-        table = pa.ipc.open_file(pa.memory_map(str(paths.data))).read_all()
+        with local_copy(paths.data) as data:
+            if record is None or data.stat().st_size != record.num_bytes:
+                raise damaged(paths)
+            if verify and sha256_of(data).hex() != record.sha256:
+                raise damaged(paths)
+            table = pa.ipc.open_file(pa.memory_map(str(data))).read_all()
     except (OSError, pa.ArrowException) as error:
         raise damaged(paths) from error
     if table.num_rows != record.num_rows:
@@ -35,7 +37,7 @@ def open_shard(paths: ShardPaths, *, verify: bool) -> pa.Table:
 
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
     """These columns of an Arrow file, in the file's order; the others are not read."""
-    with pa.memory_map(str(path)) as source:
+    with local_copy(path) as copy, pa.memory_map(str(copy)) as source:
         known = pa.ipc.open_file(source).schema.names
         options = pa.ipc.IpcReadOptions(included_fields=[known.index(name) for name in names])
         return pa.ipc.open_file(source, options=options).read_all()

@@ -30,6 +30,8 @@ from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog, read_rows
 from specdist.data.publishing import Attempt
 from specdist.data.rows import RowResult
+from specdist.data.storage import StorePath
+from specdist.data.stored_parts import StoredPartLog, forget_logs
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
@@ -100,7 +102,18 @@ class RunFolder(RunLayout):
         self.make_folders(shard)
         numbers = [number for number in self.log_generations(shard) if number < generation]
         earlier = [self.parts_path(shard, number) for number in numbers]
-        return PartLog(self.parts_path(shard, generation), earlier=earlier, rows=rows)
+        path = self.parts_path(shard, generation)
+        if isinstance(path, StorePath):
+            record = self.record_path(shard)
+            return StoredPartLog(
+                path, self.spooled_log(path), earlier=earlier, rows=rows, is_complete=record.exists
+            )
+        return PartLog(path, earlier=earlier, rows=rows)
+
+    def spooled_log(self, path: Path) -> Path:
+        """Where a part log of a run on a store is appended to."""
+        assert isinstance(path, StorePath)
+        return path.spool / f"run-{self.run_tag}" / path.name
 
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
@@ -225,6 +238,8 @@ class RunFolder(RunLayout):
             for path, _ in self.files(kind, group, shard):
                 if path.suffix == TEMPORARY_SUFFIX or kind == "parts":
                     path.unlink(missing_ok=True)
+        if isinstance(self.path, StorePath):
+            forget_logs(self.spooled_log(self.parts_path(shard)))
         fsync_folder(self.parts_path(shard).parent)
 
     def _claim(

@@ -9,10 +9,10 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.storage import local_folder
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_server import DraftServer
@@ -150,7 +150,10 @@ class DraftPart(Replica):
         """A group has opened the run folder."""
         assert self._topology.part is not None
         add_run_log(
-            Path(self._config.output) / "logs" / f"{self._topology.part.name}.log", self._topology.role
+            local_folder(self._config.output, self._config.spool)
+            / "logs"
+            / f"{self._topology.part.name}.log",
+            self._topology.role,
         )
 
     def _measure_passes(self, num_context_tokens: int) -> dict[str, Any]:

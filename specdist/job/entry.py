@@ -165,5 +165,6 @@ def log_to_file(folder: Path, topology: Topology, membership: Membership | None,
     replica = broadcast_from_rank0(topology, "" if membership is None else membership.replica)
     remember_replica(replica)
     path = folder / "logs" / f"{replica}-rank-{topology.rank}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if add_run_log(path, topology.role) and activity.stacks is not None:
         activity.stacks.move_to(path)

@@ -7,9 +7,9 @@ import logging
 import os
 from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 
 from specdist.config.generate import GenerateConfig
+from specdist.data.storage import local_folder
 from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.activity import Activity
@@ -117,7 +117,9 @@ def _run_planned(
     activity: Activity,
 ) -> int:
     """``run`` is None on all ranks except rank 0."""
-    log_to_file(Path(config.output), topology, None if run is None else run.membership, activity)
+    log_to_file(
+        local_folder(config.output, config.spool), topology, None if run is None else run.membership, activity
+    )
     if run is not None:
         used = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
         unused = unused_settings(models.target, used if config.generation_config == "none" else None)
@@ -193,7 +195,11 @@ def generate_rows(
         replica.num_pages,
     )
     progress = Progress(run.prompts.num_rows * config.num_samples, 0)
-    scalars = Scalars(run.folder.path, run.membership.replica) if config.tensorboard else None
+    scalars = (
+        Scalars(local_folder(config.output, config.spool), run.membership.replica)
+        if config.tensorboard
+        else None
+    )
     stats_recorder = StatsRecorder()
     recorder = Recorder(
         run,

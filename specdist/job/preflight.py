@@ -15,8 +15,10 @@ from typing import Any
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.config.groups import SELF
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
-from specdist.data.files import FileStamp
-from specdist.data.layout import layout_info
+from specdist.data.access import check_output
+from specdist.data.files import FileStamp, unique_tag
+from specdist.data.layout import RUN_TAG, layout_info
+from specdist.data.storage import is_url, storage_path
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
@@ -141,13 +143,15 @@ def _open_model(
 
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
+    output = storage_path(config.output, option="--output ", spool=config.spool)
+    check_output(output)
     prompts = open_run_prompts(config)
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)
     part = topology.part
     membership = Membership(
-        Path(config.output),
+        output,
         silent_after_s=config.claim_timeout,
         name=former_replica(),
         suffix="" if part is None else f"-g{part.index}",
@@ -212,7 +216,8 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
         limit=config.limit,
-        known=_known_files(Path(config.output)),
+        known=_known_files(storage_path(config.output, option="--output ", spool=config.spool)),
+        spool=config.spool,
     )
 
 
@@ -230,6 +235,7 @@ def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, to
     info = {
         **_info(config, models, topology),
         **layout_info(shards.num_shards),
+        **({RUN_TAG: unique_tag()} if is_url(config.output) else {}),
         PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
     return Manifest(fingerprint=_fingerprint(config, models, prompts), info=info)

@@ -130,7 +130,7 @@ class Recorder:
             for shard, open_shard in self._open.items():
                 with open_shard.log as log, _tolerating_a_full_disk(shard):
                     log.snapshot(self._stats_recorder.shard(shard).to_json())
-                    log.sync()
+                    log.keep()
         finally:
             self._open.clear()
             self._queue.give_back()

@@ -1,0 +1,21 @@
+"""Options of runs whose prompts or results lie on an object store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdist.config.arguments import option
+
+
+@dataclass(kw_only=True)
+class StorageOptions:
+    """Where copies lie."""
+
+    _argument_group_name = "Storage"
+
+    spool: str | None = option(
+        None,
+        help="folder on a disk of this machine for what a URL in --prompts or --output needs locally: "
+        "fetched prompts, rows of unfinished shards, logs (default: specdist-UID in the folder of temporary "
+        "files)",
+    )

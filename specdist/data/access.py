@@ -1,0 +1,82 @@
+"""Whether a storage can be used, found out before anything expensive starts, and what to do if not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+from specdist.data.files import unique_tag
+from specdist.data.object_store import CONDITIONAL, FIRST_RETRY_S, told
+from specdist.data.storage import StorePath
+from specdist.utils.errors import UserError
+
+CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or give the machine a service account",
+    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "set HF_TOKEN, or run hf auth login",
+}
+ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
+PROBE = "specdist-probe"
+
+
+def check_output(path: Path) -> None:
+    """Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission
+    or a bucket, or if objects cannot be created exclusively."""
+    if not isinstance(path, StorePath):
+        return
+    protocol = path.store.protocol
+    if protocol == "hf":
+        raise UserError(
+            f"--output {path}: a run is not written to a hub piece by piece: give a folder or a bucket, and "
+            "--push_to_hub owner/name, which uploads the finished data set"
+        )
+    if protocol not in CONDITIONAL:
+        raise UserError(
+            f"--output {path}: replicas cannot share {protocol}://, which has no conditional writes: give a "
+            f"folder, or a URL of {', '.join(f'{name}://' for name in sorted(CONDITIONAL))}"
+        )
+    with explain(f"--output {path}", path):
+        is_exclusive = path.store.check((path / PROBE).key, unique_tag())
+    if not is_exclusive:
+        raise UserError(
+            f"--output {path}: this server ignores the condition If-None-Match of a write, so two replicas "
+            "could claim the same shard: use a server that has conditional writes (AWS S3, MinIO since "
+            "2024), or a folder"
+        )
+
+
+@contextlib.contextmanager
+def explain(label: str, path: StorePath) -> Iterator[None]:
+    """For the first requests to a store: they are given up sooner, and an OSError becomes a
+    :class:`UserError` with a remedy."""
+    store = path.store
+    retry_s, store.retry_s = store.retry_s, min(store.retry_s, FIRST_RETRY_S)
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{label} {_reason(error, path)}") from error
+    finally:
+        store.retry_s = retry_s
+
+
+def _reason(error: OSError, path: StorePath) -> str:
+    protocol = path.store.protocol
+    kind = ALIASES.get(protocol, protocol)
+    bucket = path.key.split("/")[0]
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError):
+        missing = f"there is no {protocol}://{bucket} ({told(error)})"
+        return f"cannot be used: {missing}: create it, or correct the URL"
+    if cause is not None and "Credential" in type(cause).__name__:
+        remedy = CREDENTIALS.get(kind, f"see fsspec's documentation of {protocol}://")
+        return f"needs credentials, and none were found ({told(cause)}): {remedy}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"is refused by the store ({told(error)}): these credentials need the permission to list, read, "
+            "write and delete objects there"
+        )
+    where = " (AWS_ENDPOINT_URL)" if kind == "s3" else ""
+    return f"cannot be reached ({told(error)}): check the network and the server's address{where}"

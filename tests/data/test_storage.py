@@ -1,0 +1,279 @@
+"""Files of a run on an S3 server: its conditional writes, and faults of its own."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+
+import pytest
+
+from specdist.data import open_prompts
+from specdist.data.access import check_output
+from specdist.data.files import publish, write_json
+from specdist.data.object_store import ObjectStore, StoreError
+from specdist.data.publishing import ShardRecord
+from specdist.data.storage import StorePath, local_copy, local_folder, storage_path
+from specdist.utils.errors import UserError
+from tests.data.folders import STATS, TABLE, TRACE, contents, finish, open_
+from tests.data.replicas import Member, watch_for
+from tests.data.s3 import Failure, S3Server, s3_server
+from tests.data.samples import row_result
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: S3Server, tmp_path, monkeypatch) -> StorePath:
+    """An empty folder in the bucket."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    server.fault = lambda method, path: None
+    path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
+    assert isinstance(path, StorePath)
+    return path
+
+
+def test_of_many_that_create_an_object_one_does(store):
+    won = []
+    threads = [
+        threading.Thread(target=lambda text=str(number): won.append((store / "x").create(text.encode())))
+        for number in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False] * 7 + [True]
+
+
+def test_an_answer_that_is_lost_is_the_writer_s_own(store, server):
+    """The server creates the object and then fails: the repeated request finds it there."""
+    failures = [Failure(503, "SlowDown", after_work=True)]
+    server.fault = lambda method, path: failures.pop() if method == "PUT" and failures else None
+    assert (store / "claim").create(b"mine") and not failures
+    assert not (store / "claim").create(b"another's")
+
+
+def test_requests_are_repeated_while_a_server_fails(store, server, monkeypatch):
+    """For as long as a store may be out of order, and not for what will not pass."""
+    waited = []
+    store.store._sleep = waited.append
+    left = [Failure()] * 9
+    server.fault = lambda method, path: left.pop() if left else None
+    (store / "x").write_bytes(b"content")
+    assert (store / "x").read_bytes() == b"content" and not left
+    assert len(waited) == 9 and sum(waited) > 9 * waited[0]
+    store.store.retry_s = 0.0
+    server.fault = lambda method, path: Failure()
+    with pytest.raises(StoreError, match="planted"):
+        (store / "x").read_bytes()
+    waited.clear()
+    store.store.retry_s = 1e9
+    server.fault = lambda method, path: Failure(403, "AccessDenied")
+    with pytest.raises(StoreError) as refused:
+        (store / "x").write_bytes(b"")
+    assert refused.value.errno == errno.EACCES and not waited
+
+
+def test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one(store, server):
+    """Otherwise a complete shard would be generated and written again."""
+    folder = open_(store)
+    finish(folder)
+    store.store.retry_s = 0.0
+    server.fault = lambda method, path: Failure(403, "AccessDenied") if "shard-00000.json" in path else None
+    with pytest.raises(StoreError):
+        ShardRecord.read(folder.record_path(0))
+    with pytest.raises(UserError, match="cannot be written"):
+        folder.finish_shard(0, TABLE, STATS)
+    server.fault = lambda method, path: None
+    assert folder.is_complete(0)
+
+
+def stored(path: StorePath, below: str = "") -> dict[str, bytes]:
+    """All objects, as :func:`tests.data.folders.contents` has files."""
+    found: dict[str, bytes] = {}
+    for name, info in path.store.listing(path.key).items():
+        if info is None:
+            found |= stored(path / name, f"{below}{name}/")
+        else:
+            found[f"{below}{name}"] = (path / name).read_bytes()
+    return found
+
+
+def test_a_run_on_a_store_has_the_files_of_one_in_a_folder(store, tmp_path):
+    finish(open_(tmp_path / "local"))
+    finish(open_(store))
+    assert stored(store) == contents(tmp_path / "local")
+    files = [path for path in store.spool.rglob("*") if path.is_file()]
+    assert files == [], "nothing is left on this machine"
+
+
+def test_a_listing_tells_the_names_of_one_folder(store):
+    for name in ("shards/shard-00001.arrow", "shards/00000/shard-00001.arrow", "shards/shard-00010.arrow"):
+        (store / name).write_bytes(b"x")
+    folder = store / "shards"
+    assert sorted(folder.names()) == ["00000", "shard-00001.arrow", "shard-00010.arrow"]
+    assert folder.names("shard-00001.") == ["shard-00001.arrow"]
+    assert [path.name for path in store.glob("shards/shard-*1*.arrow")] == [
+        "shard-00001.arrow", "shard-00010.arrow",
+    ]  # fmt: skip
+    assert (store / "nothing").names() == (store / "nothing").names("a") == []
+
+
+def test_one_attempt_s_data_is_published(store, tmp_path):
+    """The other finds its own not there, and removes what it has written."""
+    for content in (b"first", b"second"):
+        (tmp_path / content.decode()).write_bytes(content)
+    assert publish(tmp_path / "first", store / "data")
+    assert not publish(tmp_path / "second", store / "data")
+    assert (store / "data").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("step", ["publish_stats", "publish_trace", "publish_record"])
+def test_a_crash_after_the_data_is_completed_from_the_attempt(store, monkeypatch, step):
+    from specdist.data.publishing import Attempt
+    from tests.data.folders import Crash, crash
+
+    folder = open_(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(Attempt, step, crash)
+        with pytest.raises(Crash):
+            folder.finish_shard(0, TABLE, STATS, TRACE)
+    assert not folder.is_complete(0)
+    assert open_(store).is_complete(0)
+    assert sorted(stored(store)) == [
+        "config.yaml", "manifest.json", "shards/shard-00000.arrow", "shards/shard-00000.json",
+        "stats/shard-00000.json", "stats/shard-00000.trace.arrow",
+    ]  # fmt: skip
+
+
+def test_a_claim_is_taken_over_from_a_replica_that_is_silent(store):
+    first, second = Member(store, "first"), Member(store, "second", start=1e6)
+    claim = first.take("shard-00000")
+    assert claim is not None and claim.generation == 1
+    assert second.take("shard-00000") is None
+    assert watch_for(second, 30, "shard-00000", beating=first) is None
+    taken = watch_for(second, 30, "shard-00000")
+    assert taken is not None and taken.generation == 2
+    assert not first.claims.is_held(claim) and second.claims.is_held(taken)
+
+
+def test_rows_of_an_unfinished_shard_are_kept_here_and_on_the_store(store, tmp_path):
+    """A replica on the same machine has the log; one on another has the copy."""
+    folder = open_(store)
+    log = folder.parts(0, 1)
+    log.append(row_result(0))
+    log.keep()
+    log.append(row_result(1))
+    log.close()
+    with folder.parts(0, 2) as here:
+        assert set(here.results) == {(0, 0), (1, 0)}
+        here.append(row_result(2))
+        assert set(folder.parts(0, 3).results) == {(0, 0), (1, 0), (2, 0)}
+    elsewhere = open_(storage_path(str(store), spool=str(tmp_path / "other machine")))
+    with elsewhere.parts(0, 4) as there:
+        assert set(there.results) == {(0, 0)}
+        assert len(elsewhere.part_rows(0)) == 1
+    open_(store, overwrite=True)
+    assert folder.part_rows(0) == []
+
+
+def test_a_log_is_copied_while_rows_finish(store):
+    now = [0.0]
+    with open_(store).parts(0, 1) as log:
+        log._clock, log._copied_at, log._synced_at = lambda: now[0], 0.0, 0.0
+        log.append(row_result(0))
+        assert not log._copy.is_file()
+        now[0] = 31.0
+        log.append(row_result(1))
+        log._wait()
+        assert len(open_(store).part_rows(0)) == 2
+
+
+def test_a_copy_of_a_log_that_comes_too_late_is_removed(store):
+    folder = open_(store)
+    paused = folder.parts(0, 1)
+    paused.append(row_result(0))
+    folder.finish_shard(0, TABLE, STATS)
+    paused.keep()
+    assert not (store / "parts").names()
+
+
+def test_prompts_are_fetched_once(store, server, tmp_path):
+    for name, rows in (("a.jsonl", '{"prompt": "one"}\n'), ("b.jsonl", '{"prompt": "two"}\n')):
+        (store / "prompts" / name).write_bytes(rows.encode())
+    (store / "prompts" / "README.md").write_bytes(b"#")
+    options = {
+        "prompt_column": "prompt", "messages_column": None, "limit": None, "spool": str(tmp_path / "spool"),
+    }  # fmt: skip
+    found = open_prompts(f"{store}/prompts", **options)
+    assert [found.prompt(row) for row in range(found.num_rows)] == ["one", "two"]
+    server.fault = lambda method, path: Failure() if method == "GET" and "jsonl" in path else None
+    store.store.retry_s = 0.0
+    again = open_prompts(f"{store}/prompts", **options)
+    assert again.fingerprint == found.fingerprint
+    server.fault = lambda method, path: None
+    (store / "prompts" / "b.jsonl").write_bytes(b'{"prompt": "2"}\n')
+    assert open_prompts(f"{store}/prompts", **options).fingerprint != found.fingerprint
+    with pytest.raises(UserError, match="there is no such object"):
+        open_prompts(f"{store}/nothing", **options)
+
+
+def test_what_cannot_be_used_is_refused_with_a_remedy(store, server, monkeypatch):
+    def refusal(path=store):
+        with pytest.raises(UserError) as refused:
+            check_output(path)
+        return str(refused.value)
+
+    check_output(store)
+    assert store.names() == []
+    monkeypatch.setattr("specdist.data.access.FIRST_RETRY_S", 0.0)
+    server.fault = lambda method, path: Failure(403, "AccessDenied") if method == "PUT" else None
+    assert "need the permission" in refusal()
+    server.fault = lambda method, path: Failure(503, "SlowDown")
+    assert "check the network" in refusal()
+    server.fault = lambda method, path: None
+    assert "create it, or correct the URL" in refusal(storage_path("s3://missing/x"))
+    monkeypatch.setattr(ObjectStore, "create", lambda *_: True)
+    assert "ignores the condition If-None-Match" in refusal()
+    assert "--push_to_hub" in refusal(storage_path("hf://datasets/a/b"))
+    assert "no conditional writes" in refusal(storage_path("memory://a/b"))
+    with pytest.raises(UserError, match="is not a storage that fsspec knows"):
+        storage_path("nowhere://a/b")
+    with pytest.raises(UserError, match=r"pip install -e '\.\[gs\]'"):
+        storage_path("gs://a/b")
+    with pytest.raises(UserError, match="names no bucket"):
+        storage_path("s3://")
+
+
+def test_missing_credentials_are_named(store, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bare = storage_path(f"{store}", skip_instance_cache=True)
+    with pytest.raises(UserError, match=r"needs credentials.* set AWS_ACCESS_KEY_ID"):
+        check_output(bare)
+
+
+def test_local_paths_stay_local(tmp_path, store):
+    assert storage_path(str(tmp_path)) == tmp_path == storage_path(f"file://{tmp_path}")
+    assert local_folder(f"file://{tmp_path}") == tmp_path
+    assert local_folder("s3://a/b") == local_folder("s3://a/b/") != local_folder("s3://a/c")
+    with local_copy(tmp_path / "x") as copy:
+        assert copy == tmp_path / "x"
+    write_json(store / "x", {"a": 1})
+    with local_copy(store / "x") as copy:
+        assert copy.read_text() == '{\n  "a": 1\n}\n'
+    assert not copy.exists()
+
+
+def test_a_slow_answer_delays_and_does_not_harm(store, server):
+    started = time.monotonic()
+    server.fault = lambda method, path: Failure(200, seconds=0.2) if method == "PUT" else None
+    assert (store / "x").create(b"1")
+    assert time.monotonic() - started >= 0.2
