@@ -67,6 +67,10 @@ ELSEWHERE = {
         ["tests/emulation/test_modes.py::test_the_last_line_is_json_with_every_case",
          "tests/emulation/test_modes.py::test_every_mode_emits_the_targets_own_tokens"],
     ),
+    "s3://": (
+        "needs a bucket, of which the tests start a server",
+        ["tests/job/test_buckets.py::test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder"],
+    ),
     "jobs/evaluate.py": (
         "wants prompts with answers",
         ["tests/evaluation/test_readme.py::test_every_command_of_the_section_runs",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import fsspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -97,6 +98,8 @@ def _body(environ: dict[str, Any]) -> bytes:
 def s3_server() -> Iterator[S3Server]:
     """With an empty bucket."""
     server = S3Server()
+    # File systems are kept for the next one of the same name, with the address of another server.
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     backend = s3_backends["123456789012"]["aws"]
     backend.reset()
     backend.create_bucket(BUCKET, "us-east-1")

@@ -1,0 +1,128 @@
+"""Runs in a bucket, through faults of the server and the end of replicas: every row once, no byte different."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.data.storage import StorePath, storage_path
+from tests.data.s3 import Failure, S3Server, s3_server
+from tests.job.launching import refused, run_here, shard_bytes
+from tests.job.pair import Pair
+from tests.job.storm import SHARED, join_all
+from tests.job.telling import fork_telling
+
+NUM_SHARDS = 8
+
+
+@pytest.fixture(scope="module")
+def options(pair: Pair) -> dict[str, Any]:
+    return SHARED | {"prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    output = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run_here(**options, output=output).code == 0
+    return shard_bytes(output)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture
+def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StorePath:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    server.fault = lambda method, path: None
+    path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
+    assert isinstance(path, StorePath)
+    return path
+
+
+def stored_shards(run: StorePath) -> dict[str, bytes]:
+    return {name: (run / "shards" / name).read_bytes()
+            for name in sorted((run / "shards").names()) if name.endswith(".arrow")}  # fmt: skip
+
+
+def left_over(run: StorePath) -> list[str]:
+    """What a complete run does not have."""
+    names = [f"{folder}/{name}" for folder in ("shards", "stats", "parts", "claims")
+             for name in (run / folder).names()]  # fmt: skip
+    return [name for name in names if not name.endswith((".arrow", ".json")) and "claims/setup." not in name]
+
+
+def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
+    bucket: StorePath,
+    server: S3Server,
+    options: dict[str, Any],
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+) -> None:
+    """With prompts in the bucket too, on a server of which every eighth answer is an error, some of them
+    after the work was done."""
+    prompts = bucket / "prompts.arrow"
+    prompts.upload(Path(options["prompts"]))
+    rng = random.Random(1)
+
+    def fault(method: str, path: str) -> Failure | None:
+        return (
+            Failure(rng.choice([500, 503]), after_work=rng.random() < 0.5) if rng.random() < 1 / 8 else None
+        )
+
+    server.fault = fault
+    chosen = options | {"prompts": prompts, "output": bucket / "run", "spool": tmp_path / "spool"}
+    ended = run_here(**chosen)
+    server.fault = lambda method, path: None
+    assert ended.totals["complete"] and ended.totals["output"] == str(bucket / "run")
+    assert stored_shards(bucket / "run") == undisturbed
+    assert left_over(bucket / "run") == []
+    # Nothing is left to do, and another seed is another run.
+    assert run_here(**chosen).totals["complete"]
+    refused(run_here(**chosen, seed=1), "--output holds a run with different settings", "seed")
+
+
+def test_a_replica_that_is_killed_in_an_upload_is_replaced(
+    bucket: StorePath,
+    server: S3Server,
+    options: dict[str, Any],
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+) -> None:
+    """Two replicas; the first upload of a shard's data hangs, and its replica is killed meanwhile."""
+    hanging: list[str] = []
+
+    def fault(method: str, path: str) -> Failure | None:
+        if method == "PUT" and "shards/shard-" in path and ".arrow" in path and not hanging:
+            hanging.append(path)
+            return Failure(seconds=20)
+        return None
+
+    server.fault = fault
+    run = {**options, "output": bucket / "run", "spool": tmp_path / "spool"}
+    first = fork_telling(tmp_path / "words-1", **run)
+    while not hanging:
+        assert first.exitcode is None
+        time.sleep(0.05)
+    second = fork_telling(tmp_path / "words-2", **run)
+    time.sleep(0.3)
+    first.kill()
+    assert join_all([first, second]) == [-signal.SIGKILL, 0]
+    assert stored_shards(bucket / "run") == undisturbed
+    assert left_over(bucket / "run") == []
+
+
+def test_what_cannot_be_used_ends_a_job_before_models_are_loaded(
+    bucket: StorePath, options: dict[str, Any]
+) -> None:
+    """With exit code 2, and no traceback."""
+    refused(run_here(**options, output="s3://missing/run"), "s3://missing", "create it, or correct the URL")
+    refused(run_here(**options | {"prompts": bucket / "none"}, output=bucket), "there is no such object")
