@@ -1,4 +1,4 @@
-"""Runs in a bucket, through faults of the server and the end of replicas: every row once, no byte different."""
+"""Runs in a bucket, through faults of its server and the end of replicas: every row once, the same bytes."""
 
 from __future__ import annotations
 
