@@ -92,6 +92,11 @@ class GenerateConfig(
         help="folder of the run, or a URL such as s3://bucket/run: shards/, stats/, manifest.json, ..."
     )
     limit: int | None = option(None, help="use only the first N rows")
+    length_column: str | None = option(
+        None,
+        help="column of numbers that say how long each row's completion will be, in any unit, where that is "
+        "known: the longest begin first (default: learned during the run)",
+    )
     rows_per_shard: int = option(512, help="input rows per output file")
     overwrite: bool = option(False, help="delete the results of an earlier run in the output folder")
     trace: bool = option(False, help="write a per-token acceptance trace next to the statistics")

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from specdist.utils.json_values import from_fields, parse_json
 WAITING_SUFFIX = ".waiting"
 # A claim's file is read again after so many looks at the heartbeat of its holder.
 MAX_LOOKS = 8
-SHARD_PREFIX = "shard-"
-CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5,})?)\.(\d{5,})")
+SHARD_PREFIX, SPLIT_PREFIX = "shard-", "split-"
+CLAIM_FILE = re.compile(r"([a-z]+(?:-\d{5,}){0,2})\.(\d{5,})")
+SHARD_CLAIM = re.compile(r"(?:shard|split)-(\d{5,})(?:-(\d{5,}))?")
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Holding:
-    """The content of a claim's file. ``replica``: None if it was released; ``since``: for people."""
+    """The content of a claim's file. ``replica``: None if it was released; ``since``: for people; ``rows``:
+    those of a split, which every claim of it repeats."""
 
     replica: str | None
     since: str
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,23 @@ class Claims:
         except (OSError, ValueError):
             return None
 
+    def offer(self, name: str, rows: Sequence[int]) -> Claim | None:
+        """The first claim of a split, free for everybody; None if there is one already. Raises OSError."""
+        claim = Claim(name, 1)
+        return claim if self._create(claim, None, tuple(rows)) else None
+
+    def take_split(self, latest: Claim) -> tuple[Claim, tuple[int, ...]] | None:
+        """Claim a split as :meth:`take` does; also its rows. One whose file is damaged is given up: its rows
+        are then the shard's again."""
+        if not self._is_free(latest):
+            return None
+        holding = self.holding(latest)
+        if holding is None or holding.rows is None:
+            self._remove(latest)
+            return None
+        claim = self._take(latest.name, latest, latest.generation + 1, holding.rows)
+        return None if claim is None else (claim, holding.rows)
+
     def take(self, name: str, latest: Claim | None, *, above: int = 0) -> Claim | None:
         """Claim a name that is free or whose holder is gone; None if another replica holds it.
 
@@ -101,8 +121,13 @@ class Claims:
         """
         if latest is not None and not self._is_free(latest):
             return None
-        claim = Claim(name, max(above, latest.generation if latest else 0) + 1)
-        if not self._create(claim, self._replica):
+        return self._take(name, latest, max(above, latest.generation if latest else 0) + 1)
+
+    def _take(
+        self, name: str, latest: Claim | None, generation: int, rows: tuple[int, ...] | None = None
+    ) -> Claim | None:
+        claim = Claim(name, generation)
+        if not self._create(claim, self._replica, rows):
             return None
         # ``latest`` may be out of date, and numbers below the claim in force free. If it is gone, all claims
         # were removed meanwhile, and numbers may have begun anew.
@@ -116,12 +141,13 @@ class Claims:
         """Whether a claim of this replica is still in force."""
         return self._all_of(claim.name)[-1:] == [claim]
 
-    def release(self, claim: Claim) -> None:
-        """Give the claim back if it is still in force. Raises nothing if the disk fails."""
+    def release(self, claim: Claim, rows: tuple[int, ...] | None = None) -> None:
+        """Give the claim back if it is still in force, that of a split with its rows. Raises nothing if the
+        disk fails."""
         try:
             if self.is_held(claim):
                 freed = Claim(claim.name, claim.generation + 1)
-                if self._create(freed, None):
+                if self._create(freed, None, rows):
                     self._trim(freed)
         except OSError:
             # A full disk has no room for the next number, but a file can be removed.
@@ -133,6 +159,17 @@ class Claims:
         stays in force until the end."""
         for claim in self._all_of(name):
             self._remove(claim)
+
+    def forget_shard(self, shard: int) -> None:
+        """Remove the claims of a complete shard as :meth:`forget` does, after those of its splits."""
+        found = [claim for file in names_in(self._folder) if (claim := _claim_of(file)) is not None]
+        of_shard = [claim for claim in found if (shard_and_split(claim.name) or (-1, None))[0] == shard]
+        for claim in sorted(of_shard, key=lambda claim: (claim.name == shard_name(shard), claim.generation)):
+            self._remove(claim)
+
+    def is_claimed(self, name: str) -> bool:
+        """Whether there is any claim of the name, by a listing."""
+        return bool(self._all_of(name))
 
     def remove_up_to(self, claim: Claim) -> None:
         """Remove a claim of this replica and those that it replaced; a newer one stays."""
@@ -162,9 +199,9 @@ class Claims:
         self._holders[claim] = holding.replica, 1
         return False
 
-    def _create(self, claim: Claim, replica: str | None) -> bool:
+    def _create(self, claim: Claim, replica: str | None, rows: tuple[int, ...] | None = None) -> bool:
         path = self._folder / claim.file_name
-        content = json.dumps(asdict(Holding(replica, now_utc())))
+        content = json.dumps(asdict(Holding(replica, now_utc(), rows)))
         if isinstance(path, StorePath):
             return path.create(content.encode())
         while True:
@@ -207,6 +244,18 @@ class Claims:
 def shard_name(shard: int) -> str:
     """The name under which a shard is claimed."""
     return f"{SHARD_PREFIX}{shard:05d}"
+
+
+def split_name(shard: int, number: int) -> str:
+    """The name under which a split of a shard is claimed."""
+    return f"{SPLIT_PREFIX}{shard:05d}-{number:05d}"
+
+
+@functools.lru_cache(maxsize=2**16)
+def shard_and_split(name: str) -> tuple[int, int | None] | None:
+    """The shard of a claimed name, and the number of the split if it is one; None if it is of neither."""
+    match = SHARD_CLAIM.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]) if match[2] else None)
 
 
 def claims_of_shards(latest: Mapping[str, Claim]) -> dict[int, Claim]:

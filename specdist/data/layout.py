@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from specdist.data.publishing import ShardPaths
 
 SHARD_FOLDERS = ("shards", "stats", "parts")
 SHARD_FILE = re.compile(
-    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:\.(\d{5,}))?\.jsonl)(?:(?:\.[\w-]+)?\.tmp)?"
+    r"shard-(\d{5,})(?:\.arrow|\.trace\.arrow|\.json|(?:(?:\.split-(\d{5,}))?\.(\d{5,}))?\.jsonl)"
+    r"(?:(?:\.[\w-]+)?\.tmp)?"
 )
 RECORD_FILE = re.compile(r"shard-(\d{5,})\.json")
 NUMBERED_FOLDER = re.compile(r"\d{5,}")
@@ -42,6 +44,15 @@ def data_pattern(info: Mapping[str, Any]) -> str:
 def trace_pattern(info: Mapping[str, Any]) -> str:
     """The same of the shards' traces."""
     return data_pattern(info).replace("shards/", "stats/", 1).replace(".arrow", ".trace.arrow")
+
+
+@dataclass(frozen=True)
+class LogFile:
+    """A part log: of the claim of this generation of a shard, or of a split of it."""
+
+    path: Path
+    split: int | None
+    generation: int
 
 
 class RunLayout:
@@ -88,9 +99,12 @@ class RunLayout:
         """Exists in runs with ``--trace``."""
         return self._place("stats", shard) / f"shard-{shard:05d}.trace.arrow"
 
-    def parts_path(self, shard: int, generation: int = 0) -> Path:
-        """The log of the holder of this claim of the shard; generation 0 is that of a run without claims."""
+    def parts_path(self, shard: int, generation: int = 0, split: int | None = None) -> Path:
+        """The log of the holder of this claim of the shard, or of a split of it; generation 0 is that of a
+        run without claims."""
         middle = f".{generation:05d}" if generation else ""
+        if split is not None:
+            middle = f".split-{split:05d}{middle}"
         return self._place("parts", shard) / f"shard-{shard:05d}{middle}.jsonl"
 
     def paths(self, shard: int) -> ShardPaths:
@@ -166,6 +180,16 @@ class RunLayout:
         start = "shard-" if shard is None else f"shard-{shard:05d}."
         found = map(SHARD_FILE.fullmatch, sorted(_names_in(folder, start)))
         return [(folder / match[0], match) for match in found if match]
+
+    def logs(self, shard: int) -> list[LogFile]:
+        """The part logs of a shard, by one listing: its own by ascending generation, then those of splits."""
+        files = self.files("parts", self.group_of(shard), shard)
+        found = [
+            LogFile(path, None if match[2] is None else int(match[2]), int(match[3] or 0))
+            for path, match in files
+            if path.suffix == ".jsonl"
+        ]
+        return sorted(found, key=lambda log: (-1 if log.split is None else log.split, log.generation))
 
     def recorded_in(self, group: str) -> set[int]:
         """The shards of a group that have a completion record, by one listing."""

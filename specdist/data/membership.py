@@ -78,7 +78,7 @@ class Membership:
             for claim in self.claims.latest().values() if self._was_named else ():
                 holding = self.claims.holding(claim)
                 if holding is not None and holding.replica == self.replica:
-                    self.claims.release(claim)
+                    self.claims.release(claim, holding.rows)
         except OSError as error:
             raise UserError(f"--output {self.output} cannot be written: {error}") from error
 

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,20 +33,22 @@ class PartLog:
         path: Path,
         *,
         earlier: Sequence[Path] = (),
-        rows: range | None = None,
+        beside: Sequence[Path] = (),
+        rows: Collection[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open or create the log; ``clock`` gives seconds.
 
         ``earlier``: logs of previous holders of the shard, oldest first. They are only read, since one may
         still be appended to; of two results for a sample, that of the oldest log counts.
-        ``rows``: those of the shard; others are ignored, since a log may have been renamed.
+        ``beside``: logs of other parts of the same shard, of which only the rows count.
+        ``rows``: those that belong here; others are ignored, since a log may have been renamed.
         """
         self.results: dict[tuple[int, int], RowResult] = {}
         """By (row_id, sample_index), in the order in which they were appended."""
         self.stats: dict[str, Any] | None = None
         """The latest snapshot."""
-        self._clock = clock
+        self._clock, self._rows = clock, rows
         for log in earlier:
             self.stats = _load(log, self.results, rows)[1] or self.stats
         self._path = path
@@ -56,6 +58,8 @@ class PartLog:
             self.stats = stats or self.stats
             self._file.truncate(self._num_bytes)
             fsync_folder(path.parent)
+        for log in beside:
+            self.add_rows(log)
         self._synced_at = clock()
 
     def append(self, result: RowResult) -> None:
@@ -67,6 +71,11 @@ class PartLog:
         self.results[key] = result
         if self._clock() - self._synced_at >= SYNC_INTERVAL_S:
             self.sync()
+
+    def add_rows(self, path: Path) -> None:
+        """Take the rows of another log too, which stay where they are."""
+        with contextlib.suppress(FileNotFoundError):
+            _load(path, self.results, self._rows)
 
     def snapshot(self, stats: dict[str, Any]) -> None:
         """Record the shard's statistics so far, which replace those recorded before."""
@@ -117,8 +126,15 @@ def read_rows(paths: Iterable[Path]) -> list[RowResult]:
     return list(results.values())
 
 
+def read_stats(path: Path) -> dict[str, Any] | None:
+    """The latest statistics in a log; None if it has none, or is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return _load(path, {})[1]
+    return None
+
+
 def _load(
-    path: Path, results: dict[tuple[int, int], RowResult], rows: range | None = None
+    path: Path, results: dict[tuple[int, int], RowResult], rows: Collection[int] | None = None
 ) -> tuple[int, dict[str, Any] | None]:
     """Read up to the first bad line into ``results``; returns the number of bytes and the last statistics."""
     num_bytes, stats = 0, None

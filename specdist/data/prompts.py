@@ -19,7 +19,7 @@ from specdist.data.input_rows import InputRows
 from specdist.data.inputs import describe_columns, find_files, read_inputs
 from specdist.data.jsonl import PromptColumn
 from specdist.data.rows import OUTPUT_COLUMNS
-from specdist.data.text import BYTES_OF_TEXT
+from specdist.data.text import BYTES_OF_TEXT, text_as_bytes
 from specdist.utils.errors import UserError
 
 
@@ -66,6 +66,30 @@ class Prompts:
             writer.write_table(self.rows.read(start, stop))
         self._check_files(start, stop)
         return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+    def sizes(self, rows: Sequence[int], *, length_column: str | None = None) -> list[float]:
+        """Of ascending rows, the bytes of their prompts, or the numbers in a column; 0 where there is
+        none. Raises :class:`UserError` if one of their files changed."""
+        if not rows:
+            return []
+        first, end = rows[0], rows[-1] + 1
+        self._check_files(first, end)
+        values = self.rows.read(first, end, [length_column or self.column]).column(0)
+        found = values.to_pylist() if length_column is not None else _num_bytes(values)
+        return [float(found[row - first] or 0) for row in rows]
+
+    def check_lengths(self, option: str, column: str) -> None:
+        """Raises :class:`UserError`, which names the ``option``, if the column is missing or is not of
+        numbers."""
+        kinds = {field.name: field.type for field in self.schema}
+        is_number = column in kinds and any(
+            test(kinds[column]) for test in (pa.types.is_integer, pa.types.is_floating)
+        )
+        if not is_number:
+            raise UserError(
+                f"{option} {column} is not a column of numbers of --prompts {self.files[0]}, which has "
+                f"{describe_columns(self.schema)}"
+            )
 
     def groups(self, option: str, column: str) -> dict[str, list[int]]:
         """Row numbers by the value of a column, in the order of the first occurrences.
@@ -117,6 +141,19 @@ class Prompts:
                 raise RowError(f"{self.column}[{index}] has no {name}")
         # In Arrow every message has every field; a chat template would take a null one as set.
         return {name: value for name, value in message.items() if value is not None}
+
+
+def _num_bytes(prompts: pa.ChunkedArray) -> list[int]:
+    """Of every prompt: of a chat, in all strings of its messages."""
+    return [_bytes_in(value) for chunk in prompts.chunks for value in text_as_bytes(chunk).to_pylist()]
+
+
+def _bytes_in(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_bytes_in, value.values()))
+    if isinstance(value, list):
+        return sum(map(_bytes_in, value))
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def open_prompts(

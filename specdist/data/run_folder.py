@@ -8,14 +8,14 @@ again from its part logs. :mod:`specdist.data.publishing` does so, also if sever
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from specdist.data.claims import CLAIM_FILE, SHARD_PREFIX
+from specdist.data.claims import CLAIM_FILE, shard_and_split
 from specdist.data.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
@@ -27,7 +27,7 @@ from specdist.data.files import (
 from specdist.data.layout import SHARD_FOLDERS, RunLayout
 from specdist.data.manifest import Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
-from specdist.data.parts import PartLog, read_rows
+from specdist.data.parts import PartLog, read_rows, read_stats
 from specdist.data.publishing import Attempt
 from specdist.data.rows import RowResult
 from specdist.data.storage import StorePath
@@ -96,19 +96,27 @@ class RunFolder(RunLayout):
         """Whether the shard has a completion record, statistics, and data of the recorded size."""
         return self.paths(shard).is_complete()
 
-    def parts(self, shard: int, generation: int = 0, rows: range | None = None) -> PartLog:
-        """The log of the shard's finished rows, open for appending, with the rows of earlier generations;
-        close it before :meth:`finish_shard`."""
+    def parts(
+        self, shard: int, generation: int = 0, rows: Collection[int] | None = None, split: int | None = None
+    ) -> PartLog:
+        """The log of the finished rows of a shard, or of a split of it, open for appending, with the rows of
+        earlier generations and of the shard's other logs; close it before :meth:`finish_shard`."""
         self.make_folders(shard)
-        numbers = [number for number in self.log_generations(shard) if number < generation]
-        earlier = [self.parts_path(shard, number) for number in numbers]
-        path = self.parts_path(shard, generation)
+        logs = self.logs(shard)
+        earlier = [log.path for log in logs if log.split == split and log.generation < generation]
+        beside = [log.path for log in logs if log.split != split]
+        path = self.parts_path(shard, generation, split)
         if isinstance(path, StorePath):
             record = self.record_path(shard)
             return StoredPartLog(
-                path, self.spooled_log(path), earlier=earlier, rows=rows, is_complete=record.exists
+                path,
+                self.spooled_log(path),
+                earlier=earlier,
+                beside=beside,
+                rows=rows,
+                is_complete=record.exists,
             )
-        return PartLog(path, earlier=earlier, rows=rows)
+        return PartLog(path, earlier=earlier, beside=beside, rows=rows)
 
     def spooled_log(self, path: Path) -> Path:
         """Where a part log of a run on a store is appended to."""
@@ -117,7 +125,15 @@ class RunFolder(RunLayout):
 
     def part_rows(self, shard: int) -> list[RowResult]:
         """The finished rows in the shard's part logs, which replicas may be writing."""
-        return read_rows(self.parts_path(shard, number) for number in self.log_generations(shard))
+        return read_rows(log.path for log in self.logs(shard))
+
+    def split_stats(self, shard: int) -> list[dict[str, Any]]:
+        """The latest statistics of every split of a shard that has any."""
+        latest: dict[int, dict[str, Any]] = {}
+        for log in self.logs(shard):
+            if log.split is not None and (stats := read_stats(log.path)) is not None:
+                latest[log.split] = stats
+        return list(latest.values())
 
     def recorded_shards(self, among: Iterable[int] | None = None) -> set[int]:
         """The shards that have a completion record, by listings: their data is not looked at. Groups that
@@ -144,9 +160,8 @@ class RunFolder(RunLayout):
         return sorted({int(match[1]) for path, match in files if path.suffix == ".jsonl"})
 
     def log_generations(self, shard: int) -> list[int]:
-        """The generations of the shard's part logs, ascending."""
-        files = self.files("parts", self.group_of(shard), shard)
-        return sorted(int(match[2] or 0) for path, match in files if path.suffix == ".jsonl")
+        """The generations of the shard's own part logs, ascending."""
+        return [log.generation for log in self.logs(shard) if log.split is None]
 
     def finish_shard(
         self,
@@ -314,11 +329,11 @@ class RunFolder(RunLayout):
                 fsync_folder(folder)
 
     def _claim_files(self) -> list[tuple[Path, int]]:
-        """All claims of shards, with the shard's number, ascending."""
+        """All claims of shards and their splits, with the shard's number, ascending."""
         return [
-            (path, int(match[1].removeprefix(SHARD_PREFIX)))
-            for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/shard-*"))
-            if (match := CLAIM_FILE.fullmatch(path.name))
+            (path, found[0])
+            for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/s*"))
+            if (match := CLAIM_FILE.fullmatch(path.name)) and (found := shard_and_split(match[1]))
         ]
 
     def _tidy(self) -> None:

@@ -20,6 +20,8 @@ SHARDS_PER_REPLICA = 2
 MIN_WATCHED, WATCHERS_PER_CLAIM = 5, 2
 # Part of the claimed shards that are taken to be stragglers: others near them have long been complete.
 STRAGGLERS = 0.25
+# Most splits of a shard that are offered at a time.
+MAX_FREE_SPLITS = 8
 
 
 def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: int) -> list[int]:
@@ -34,13 +36,35 @@ def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: i
     return window
 
 
-def watched(claimed: Sequence[int], num_waiting: int, *, replica: str, period: int) -> list[int]:
-    """The shards claimed by other replicas that this one watches while it waits, ascending.
+def watched(claimed: Sequence[str], num_waiting: int, *, replica: str, period: int) -> list[str]:
+    """The names claimed by other replicas that this one watches while it waits, ascending.
 
     Args:
         num_waiting: replicas that wait, with this one.
         period: number of the period of watching: the choice is the same within one.
     """
     num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))
-    by_draw = sorted(claimed, key=lambda shard: zlib.crc32(f"{replica} {period} {shard}".encode()))
+    by_draw = sorted(claimed, key=lambda name: zlib.crc32(f"{replica} {period} {name}".encode()))
     return sorted(by_draw[:num_watched])
+
+
+def splits_wanted(num_waiting: int, num_claimed: int) -> int:
+    """The splits of a shard that should be free for others to take.
+
+    Args:
+        num_waiting: replicas that wait.
+        num_claimed: shards that are claimed: all that are offer splits.
+    """
+    return min(-(-num_waiting // max(1, num_claimed)), MAX_FREE_SPLITS)
+
+
+def split_off(pending: Sequence[int], wanted: int) -> tuple[int, ...]:
+    """Of rows that have not begun, those of the next split: half of a fair share, so that splits get smaller
+    as rows run out (guided self-scheduling; Polychronopoulos and Kuck 1987), evenly over the order of the
+    rows.
+
+    Args:
+        wanted: replicas to share with.
+    """
+    size = -(-len(pending) // (2 * (wanted + 1)))
+    return tuple(sorted(pending[index * len(pending) // size] for index in range(size)))

@@ -1,12 +1,25 @@
-"""The next shard of a replica: neither complete nor claimed by another replica that is at work."""
+"""The next shard of a replica: neither complete nor claimed by another replica that is at work.
+
+While replicas wait for one, those that hold shards offer *splits* of them: rows that they have not begun. A
+split is claimed like a shard; its holder logs the rows and removes the claim, and the shard's holder
+publishes them. Rows of a split that is gone without having been finished are the shard's again.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from specdist.data.claims import Claim, View, claims_of_shards, shard_name
+from specdist.data.claims import (
+    Claim,
+    View,
+    claims_of_shards,
+    shard_and_split,
+    shard_name,
+    split_name,
+)
 from specdist.data.files import writing
 from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
@@ -21,14 +34,19 @@ MAX_LATE, MAX_LOOKS = 2, 8
 PERIOD_IN_SILENCES = 2.5
 # Completion records are listed at most so often that a replica reads this many names per second.
 RECORDS_PER_S = 500.0
+# Offered splits that a replica tries to get at a time.
+MAX_TRIED = 3
 
 
 @dataclass(frozen=True)
 class ClaimedShard:
-    """A shard of this replica, and the claim with which it is finished or released."""
+    """A shard of this replica, or the ``rows`` of a split of one, and the claim with which it is finished or
+    released."""
 
     shard: int
     claim: Claim
+    split: int | None = None
+    rows: tuple[int, ...] | None = None
 
 
 class ShardQueue:
@@ -51,6 +69,7 @@ class ShardQueue:
         self._manifest = manifest
         self._open = dict.fromkeys(range(num_shards))
         self._mine: dict[int, Claim] = {}
+        self._my_splits: dict[str, ClaimedShard] = {}
         self._next_listing_at = -math.inf
         # As last seen, and the claims watched since.
         self._view = View({}, num_replicas=1, num_waiting=0, num_files=0)
@@ -62,15 +81,32 @@ class ShardQueue:
         """Whether all shards are known to be complete."""
         return not self._open
 
+    @property
+    def is_all_mine(self) -> bool:
+        """Whether this replica holds every shard that is not known to be complete."""
+        return len(self._mine) >= len(self._open)
+
     def take(self) -> ClaimedShard | None:
-        """Claim a shard; None if all others are claimed or complete.
+        """Claim a shard, or a split of one; None if all others are claimed or complete.
 
         Raises :class:`UserError` if the folder now holds another run, or cannot be written.
         """
         with writing(self._folder.path):
             taken = self._take()
-            self._membership.show_waiting(taken is None and not self.is_done and not self._mine)
+            self._membership.show_waiting(taken is None and not self.is_done)
             return taken
+
+    def look(self) -> View:
+        """The claims in force now. Raises :class:`UserError` as :meth:`take` does."""
+        self._check_run()
+        with writing(self._folder.path):
+            self._view = self._claims.look()
+            return self._view
+
+    @property
+    def view(self) -> View:
+        """The claims in force when this replica looked last."""
+        return self._view
 
     def _take(self) -> ClaimedShard | None:
         for _ in range(MAX_LOOKS):
@@ -78,12 +114,13 @@ class ShardQueue:
             self._view = view
             claims = claims_of_shards(view.latest)
             if view.num_replicas <= FEW_REPLICAS:
-                return self._take_first(claims)
+                return self._take_first(claims) or self._take_split(self._splits())
             is_out_of_date, taken = self._take_unclaimed(claims)
             if taken is not None:
                 return taken
             if not is_out_of_date:
-                return self._take_abandoned(claims)
+                fresh = [claim for claim in self._splits() if claim.generation == 1]
+                return self._take_split(fresh[:MAX_TRIED]) or self._take_abandoned(claims)
         return None
 
     def _take_first(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
@@ -112,17 +149,84 @@ class ShardQueue:
         return False, None
 
     def _take_abandoned(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
-        """A shard whose holder released it or is gone."""
-        others = [shard for shard in self._open_elsewhere() if shard in claims]
+        """A shard, or a split of one, whose holder released it or is gone."""
+        names = [shard_name(shard) for shard in self._open_elsewhere() if shard in claims]
+        names += [claim.name for claim in self._splits() if claim.generation > 1]
         now = self._membership.clock()
         period = int(now // (PERIOD_IN_SILENCES * self._membership.silent_after_s))
-        chosen = watched(others, self._view.num_waiting, replica=self._membership.replica, period=period)
+        chosen = watched(names, self._view.num_waiting, replica=self._membership.replica, period=period)
         self._num_watched = len(chosen)
-        for shard in chosen:
-            taken = self._claim(shard, claims[shard])
+        for name in chosen:
+            latest, found = self._view.latest[name], shard_and_split(name)
+            assert found is not None
+            shard, split = found
+            taken = self._claim(shard, latest) if split is None else self._take_split([latest])
             if taken is not None:
                 return taken
         return None
+
+    def _splits(self) -> list[Claim]:
+        """The claims of splits of open shards as last seen, without those of this replica: first those that
+        nobody has taken yet, else in random order, so that few replicas try the same one."""
+        found = [
+            claim for name, claim in self._view.latest.items()
+            if name not in self._my_splits and (place := shard_and_split(name)) is not None
+            and place[1] is not None and place[0] in self._open
+        ]  # fmt: skip
+        random.shuffle(found)
+        return sorted(found, key=lambda claim: claim.generation > 1)
+
+    def _take_split(self, splits: Sequence[Claim]) -> ClaimedShard | None:
+        """The first of these splits that can be had."""
+        for latest in splits:
+            taken = self._claims.take_split(latest)
+            if taken is None:
+                continue
+            claim, rows = taken
+            place = shard_and_split(claim.name)
+            assert place is not None
+            shard, split = place
+            if self._see_complete(shard):
+                self._claims.forget(claim.name)
+                continue
+            self._check_run()
+            claimed = self._my_splits[claim.name] = ClaimedShard(shard, claim, split, rows)
+            return claimed
+        return None
+
+    def offer(self, claimed: ClaimedShard, rows: Sequence[int], number: int) -> str | None:
+        """Offer rows of a shard to everybody as the split of this number: the name to look for in a
+        :class:`View`. None if there is such a split already, or the shard is another replica's by now."""
+        with writing(self._folder.path):
+            offered = self._claims.offer(split_name(claimed.shard, number), rows)
+            if offered is None:
+                return None
+            if not self._claims.is_held(claimed.claim):
+                self._claims.forget(offered.name)
+                return None
+            return offered.name
+
+    def offered(self, shard: int) -> dict[str, tuple[int, ...]]:
+        """The rows of every split of a shard of this replica, by name, for which claims were last seen."""
+        found = {}
+        for name, claim in self._view.latest.items():
+            place = shard_and_split(name)
+            if place is not None and place[0] == shard and place[1] is not None:
+                holding = self._claims.holding(claim)
+                if holding is not None and holding.rows is not None:
+                    found[name] = holding.rows
+        return found
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a split has no claim any more: it is finished, or was given up."""
+        return name not in self._view.latest and not self._claims.is_claimed(name)
+
+    def next_split(self, shard: int) -> int:
+        """A number that no split of the shard has had."""
+        numbers = [log.split for log in self._folder.logs(shard) if log.split is not None]
+        places = filter(None, map(shard_and_split, self._view.latest))
+        numbers += [split for of_shard, split in places if of_shard == shard and split is not None]
+        return max(numbers, default=0) + 1
 
     def _claim(self, shard: int, latest: Claim | None) -> ClaimedShard | None:
         """Claim a shard; None if another replica holds it, or has completed it."""
@@ -134,7 +238,7 @@ class ShardQueue:
         # Another may have completed it and dropped its claims after they were read.
         if self._folder.complete_from_attempts(shard) or self._folder.is_complete(shard):
             self._folder.sweep(shard)
-            self._claims.forget(name)
+            self._claims.forget_shard(shard)
             self._see_complete(shard)
             return None
         self._check_run()
@@ -163,9 +267,9 @@ class ShardQueue:
         """Seconds to wait after :meth:`take` found nothing."""
         return self._membership.poll_s(self._view.num_files, num_reads=self._num_watched)
 
-    def log(self, claimed: ClaimedShard, rows: range | None = None) -> PartLog:
-        """The part log of this claim, with the rows of earlier ones that are among the shard's ``rows``."""
-        return self._folder.parts(claimed.shard, claimed.claim.generation, rows)
+    def log(self, claimed: ClaimedShard, rows: Collection[int] | None = None) -> PartLog:
+        """The part log of this claim, with those of ``rows`` that other logs of the shard have."""
+        return self._folder.parts(claimed.shard, claimed.claim.generation, rows, claimed.split)
 
     def is_held(self, claimed: ClaimedShard) -> bool:
         """Whether the claim is still in force. Raises :class:`UserError` as :meth:`take` does."""
@@ -174,25 +278,44 @@ class ShardQueue:
             return self._claims.is_held(claimed.claim)
 
     def finished(self, claimed: ClaimedShard) -> None:
-        """Remove the claims of a complete shard."""
-        self._mine.pop(claimed.shard, None)
-        self._open.pop(claimed.shard, None)
+        """Remove the claims of a complete shard, or of a split whose rows are all in its log, durably."""
         with writing(self._folder.path):
-            self._claims.forget(claimed.claim.name)
+            if claimed.split is None:
+                self._mine.pop(claimed.shard, None)
+                self._open.pop(claimed.shard, None)
+                self._claims.forget_shard(claimed.shard)
+                return
+            self._my_splits.pop(claimed.claim.name, None)
+            if self._claims.is_held(claimed.claim):
+                self._claims.forget(claimed.claim.name)
+            self._sweep_late(claimed.shard)
 
     def lost(self, claimed: ClaimedShard) -> None:
-        """Forget a shard that another replica took over; it can be claimed again if that replica is lost too.
+        """Forget a shard, or a split, that another replica took over; it can be claimed again if that replica
+        is lost too.
 
         If the other completed it, it may have died before it removed the claims.
         """
+        if claimed.split is not None:
+            self._my_splits.pop(claimed.claim.name, None)
+            self._sweep_late(claimed.shard)
+            return
         self._mine.pop(claimed.shard, None)
         if self._folder.is_complete(claimed.shard):
-            self._claims.forget(claimed.claim.name)
+            self._claims.forget_shard(claimed.shard)
+
+    def _sweep_late(self, shard: int) -> None:
+        """Remove the log of a split if its shard was completed without it: nobody else will."""
+        if self._folder.is_complete(shard):
+            self._folder.sweep(shard)
 
     def give_back(self) -> None:
         """Release all claims of this replica."""
+        for claimed in self._my_splits.values():
+            self._claims.release(claimed.claim, claimed.rows)
         for claim in self._mine.values():
             self._claims.release(claim)
+        self._my_splits.clear()
         self._mine.clear()
 
     def _see_complete(self, shard: int) -> bool:
@@ -202,8 +325,9 @@ class ShardQueue:
         return True
 
     def _complete_elsewhere(self, shard: int) -> None:
-        del self._open[shard]
-        self.on_done_elsewhere(shard)
+        if shard in self._open:
+            del self._open[shard]
+            self.on_done_elsewhere(shard)
 
     def _check_run(self) -> None:
         """A replica that was paused must not write into a run that replaced its own."""

@@ -8,9 +8,10 @@ about eleven times its size.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from specdist.data.parts import PartLog
@@ -30,16 +31,19 @@ class StoredPartLog(PartLog):
         local: Path,
         *,
         earlier: Sequence[Path] = (),
-        rows: range | None = None,
+        beside: Sequence[Path] = (),
+        rows: Collection[int] | None = None,
         is_complete: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``path``: of the copy, ``local``: of the log itself, and of earlier ones beside it.
         ``is_complete``: whether the shard is."""
         local.parent.mkdir(parents=True, exist_ok=True)
-        own = sorted(log for log in _logs_of_shard(local) if log.name < local.name)
+        logs = sorted(_logs_of_shard(local))
+        own = [log for log in logs if _series(log) == _series(local) and log.name < local.name]
+        others = [log for log in logs if _series(log) != _series(local)]
         # A copy is the beginning of its log.
-        super().__init__(local, earlier=[*earlier, *own], rows=rows, clock=clock)
+        super().__init__(local, earlier=[*earlier, *own], beside=[*beside, *others], rows=rows, clock=clock)
         self._copy, self._is_complete = path, is_complete
         self._copying: threading.Thread | None = None
         self._copied_bytes, self._copied_at = 0, clock()
@@ -89,6 +93,11 @@ def forget_logs(log: Path) -> None:
     """Remove this machine's logs of a log's shard."""
     for path in _logs_of_shard(log):
         path.unlink(missing_ok=True)
+
+
+def _series(log: Path) -> str:
+    """The name of a log without its generation: what it is of, a shard or a split."""
+    return re.sub(r"(\.\d{5,})?\.jsonl$", "", log.name)
 
 
 def _logs_of_shard(log: Path) -> list[Path]:

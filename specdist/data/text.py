@@ -40,6 +40,11 @@ def bytes_as_text(array: pa.Array) -> pa.Array:
     return _viewed(array, TEXT_OF_BYTES)
 
 
+def text_as_bytes(array: pa.Array) -> pa.Array:
+    """The array with its text viewed as bytes, which may be invalid UTF-8."""
+    return _viewed(array, BYTES_OF_TEXT)
+
+
 def check_layout(column: pa.ChunkedArray) -> None:
     """Check offsets, lengths and indices, but not the UTF-8. Raises ``pa.ArrowInvalid``.
 

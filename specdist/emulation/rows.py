@@ -63,8 +63,11 @@ class EmulatedRows:
             plan, encoder, self.stats_recorder, num_samples=1, progress=Progress(settings.num_rows, 0)
         )
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[Request | None]:
         for request in self.recorder.requests():
+            if request is None:
+                yield None
+                continue
             left = self._settings.output_tokens - self._settings.num_done(request.row_id)
             yield dataclasses.replace(request, max_new_tokens=left)
 

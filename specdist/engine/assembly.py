@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,7 +20,7 @@ from specdist.engine.memory_draft import MemoryDraft
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
-from specdist.engine.request import Request
+from specdist.engine.request import Requests
 from specdist.engine.scheduler import Scheduler
 from specdist.engine.sequence import StopRules
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
@@ -180,7 +180,7 @@ class Assembly:
 
     def engine(
         self,
-        requests: Iterator[Request],
+        requests: Requests,
         *,
         target: Target,
         proposer: Proposer,

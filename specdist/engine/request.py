@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,10 @@ class Request:
     max_new_tokens: int | None = None
     options: TokenOptions | None = None
     constraint: str = ""
+
+
+# None: nothing is to begin now, which may have changed when asked again.
+Requests = Iterator[Request | None]
 
 
 @dataclass(frozen=True, kw_only=True)

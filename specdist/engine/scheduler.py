@@ -8,12 +8,11 @@ is preempted: it waits, is prefilled again, and continues where its last block b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specdist.cache.pages import PageTable, PageUpdates
 from specdist.engine.limits import SchedulerSettings
-from specdist.engine.request import Request
+from specdist.engine.request import Request, Requests
 from specdist.engine.sequence import Sequence
 from specdist.sampling.keys import stream_key
 
@@ -53,7 +52,7 @@ class RoundPlan:
 class Scheduler:
     """Holds the waiting and the running sequences, in admission order."""
 
-    def __init__(self, settings: SchedulerSettings, pages: PageTable, requests: Iterator[Request]) -> None:
+    def __init__(self, settings: SchedulerSettings, pages: PageTable, requests: Requests) -> None:
         self.settings = settings
         self._pages = pages
         self._requests = requests

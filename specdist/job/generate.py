@@ -19,6 +19,7 @@ from specdist.job.closing import closing_lines, exactness, record_check
 from specdist.job.costs import typical_context
 from specdist.job.draft_part import DraftPart
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
+from specdist.job.lengths import ExpectedLengths
 from specdist.job.parts import own_part
 from specdist.job.preflight import (
     NUM_HALVINGS,
@@ -210,14 +211,23 @@ def generate_rows(
         scalars=scalars,
         is_traced=config.is_traced,
         is_exact=is_exact,
+        lengths=ExpectedLengths(
+            partial(run.prompts.sizes, length_column=config.length_column),
+            is_length=config.length_column is not None,
+        ),
     )
+
+    def should_stop() -> bool:
+        recorder.tick()
+        return stop.is_made
+
     run.membership.heartbeat.begin()
     stop.defer_signals()
     try:
         for assignment in assign_from_rank0(topology, recorder, stop):
             if assignment is Assignment.WORK:
                 engine = replica.engine(recorder.requests(), stop_rules, stats_recorder)
-                for completion in engine.run(lambda: stop.is_made):
+                for completion in engine.run(should_stop):
                     recorder.record(completion)
                     if scalars is not None:
                         scalars.tick(progress.counts, engine.load)

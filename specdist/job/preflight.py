@@ -211,7 +211,7 @@ def _make_smaller(config: GenerateConfig, models: ModelPlan, folder: RunFolder) 
 def open_run_prompts(config: GenerateConfig) -> Prompts:
     """Raises :class:`UserError` for a file that cannot be used. What a run in the output folder has read, and
     has not changed since, is not read as a whole again."""
-    return open_prompts(
+    prompts = open_prompts(
         config.prompts,
         prompt_column=config.prompt_column,
         messages_column=config.messages_column,
@@ -219,6 +219,9 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
         known=_known_files(storage_path(config.output, option="--output ", spool=config.spool)),
         spool=config.spool,
     )
+    if config.length_column is not None:
+        prompts.check_lengths("--length_column", config.length_column)
+    return prompts
 
 
 def _known_files(output: Path) -> list[FileStamp]:

@@ -1,42 +1,68 @@
 """From completions to finished shards: a part log while rows finish, an Arrow file when a shard is complete.
 
 Shards are claimed one after the other, each when the engine has taken all requests of the one before, so rows
-of two shards may run at a time. A shard that another replica has taken over is dropped; completions of its
-rows that are still running are not recorded.
+of two shards may run at a time. When none is left, rows of a shard that have not begun are offered as
+*splits* to replicas that have nothing to do: see :mod:`specdist.data.shard_queue`. A shard that another
+replica has taken over is dropped; completions of its rows that are still running are not recorded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
+from specdist.data.claims import claims_of_shards
+from specdist.data.shard_choice import split_off, splits_wanted
 from specdist.data.shard_queue import ClaimedShard
 from specdist.engine.faults import too_large
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.job.lengths import ExpectedLengths
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress, Scalars
+from specdist.job.row_results import count_rows, error_result, result_of
 from specdist.job.tokens import PromptEncoder
 from specdist.job.totals import write_total
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
 
-SNAPSHOT_INTERVAL_S = 1.0
+# Between snapshots, and between looks at the claims: as completions are recorded, while the target is at
+# work; and the longest between looks.
+SNAPSHOT_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _OpenShard:
+class _Work:
+    """A shard of this replica, or a split of one, while its rows are generated.
+
+    ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
+    ``pending``: rows that have not begun, the next one first. ``splits``: rows that were offered, by name.
+    """
+
+    key: int
     claimed: ClaimedShard
     log: PartLog
+    rows: Sequence[int]
     num_expected: int
+    pending: deque[int]
+    splits: dict[str, tuple[int, ...]]
+    next_split: int = 0
+    texts: dict[int, str] = field(default_factory=dict)
     snapshot_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        shard, split = self.claimed.shard, self.claimed.split
+        return f"shard {shard}" if split is None else f"split {split} of shard {shard}"
 
 
 class Recorder:
@@ -53,7 +79,10 @@ class Recorder:
         scalars: Scalars | None = None,
         is_traced: bool = False,
         is_exact: bool = True,
+        lengths: ExpectedLengths | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds."""
         self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
         self._plan = plan
         self._encoder = encoder
@@ -63,16 +92,21 @@ class Recorder:
         self._scalars = scalars
         self._is_traced = is_traced
         self._is_exact = is_exact
+        self._lengths, self._clock = lengths, clock
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
             plan.manifest,
             plan.shards.num_shards,
-            on_done_elsewhere=lambda shard: progress.skip(self._num_expected(shard)),
+            on_done_elsewhere=self._count_rest,
         )
         self._next: ClaimedShard | None = None
-        self._open: dict[int, _OpenShard] = {}
-        self._texts: dict[int, str] = {}
+        self._open: dict[int, _Work] = {}
+        self._next_key = plan.shards.num_shards
+        # Of every shard, the completions that the progress has counted.
+        self._num_counted = Counter[int]()
+        self._poll_at = -math.inf
+        self._looked_at = -math.inf
 
     @property
     def is_run_complete(self) -> bool:
@@ -85,61 +119,113 @@ class Recorder:
         return self._queue.poll_s
 
     def claim(self) -> bool:
-        """Claim the next shard, unless one is claimed already; False if none is available now."""
-        self._next = self._next or self._queue.take()
-        return self._next is not None
+        """Claim the next shard or split, unless rows are left to begin; False if there is nothing now."""
+        if not self._has_pending and self._next is None:
+            self._next = self._queue.take()
+            self._settle_splits()
+        return self._has_pending or self._next is not None
 
-    def requests(self) -> Iterator[Request]:
-        """A request for every unfinished completion, shard after shard."""
-        while self.claim():
-            assert self._next is not None
-            claimed, self._next = self._next, None
-            yield from self._shard_requests(claimed)
+    def requests(self) -> Iterator[Request | None]:
+        """A request for every unfinished completion, shard after shard; None while there is nothing to begin,
+        which may change while others run."""
+        while True:
+            work = self._work_to_begin()
+            if work is None:
+                yield None
+                continue
+            row_id = work.pending.popleft()
+            results = work.log.results
+            samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in results]
+            yield from self._row_requests(work, row_id, samples)
+            # All rows may have errors.
+            self._finish_if_complete(work)
 
-    def _shard_requests(self, claimed: ClaimedShard) -> Iterator[Request]:
+    def tick(self) -> None:
+        """To be called between rounds: looks at the claims if no completion has given reason to for long."""
+        if self._clock() - self._looked_at >= MAX_LOOK_INTERVAL_S and self._has_pending:
+            self._look()
+
+    @property
+    def _has_pending(self) -> bool:
+        return any(work.pending for work in self._open.values())
+
+    def _work_to_begin(self) -> _Work | None:
+        """What a row can be begun of, claimed if need be."""
+        while True:
+            for work in self._open.values():
+                if work.pending:
+                    return work
+            if self._next is None:
+                is_alone = self._queue.is_all_mine and not any(work.splits for work in self._open.values())
+                if self._queue.is_done or is_alone or self._clock() < self._poll_at:
+                    return None
+            if not self.claim():
+                self._poll_at = self._clock() + self.poll_s
+                return None
+            if self._next is not None:
+                claimed, self._next = self._next, None
+                self._begin(claimed)
+
+    def _begin(self, claimed: ClaimedShard) -> None:
         shard = claimed.shard
-        first, end = self._plan.shards.bounds(shard)
-        log = self._queue.log(claimed, range(first, end))
-        mine = self._open[shard] = _OpenShard(claimed, log, self._num_expected(shard))
-        stats = self._stats_recorder.shard(shard)
+        rows = range(*self._plan.shards.bounds(shard)) if claimed.rows is None else claimed.rows
+        log = self._queue.log(claimed, rows)
+        splits = self._queue.offered(shard) if claimed.split is None else {}
+        key = shard
+        if claimed.split is None:
+            self._count(shard, len(log.results) - self._num_counted[shard])
+        else:
+            key, self._next_key = self._next_key, self._next_key + 1
+        elsewhere = {row for offered in splits.values() for row in offered}
+        pending = [row for row in rows if row not in elsewhere and not self._is_finished(log, row)]
+        if self._lengths is not None:
+            self._lengths.begin(pending)
+            pending = self._lengths.longest_first(pending)
+        work = self._open[key] = _Work(
+            key, claimed, log, rows, len(rows) * self._num_samples, deque(pending), splits
+        )
+        stats = self._stats_recorder.shard(key)
         if log.stats is not None:
             stats.add(Stats.from_json(log.stats))
         _extend_to_now(stats)
-        self._progress.skip(len(log.results))
-        for row_id in range(first, end):
-            samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in log.results]
-            if samples:
-                yield from self._row_requests(shard, row_id, samples)
-            if self._open.get(shard) is not mine:
-                return
-        # All rows may be finished already, or have errors.
-        self._finish_if_complete(shard)
+        # All rows may be finished already.
+        self._finish_if_complete(work)
 
     def record(self, completion: Completion) -> None:
         """Record a finished completion; from now on it survives the end of this process."""
         request = completion.request
-        # Its shard may have been dropped, and even claimed again without a request for this row so far.
-        if request.shard not in self._open or request.row_id not in self._texts:
+        work = self._open.get(request.shard)
+        # It may have been dropped, and even claimed again without a request for this row so far.
+        if work is None or request.row_id not in work.texts:
             return
-        self._record(request.shard, _result(completion, self._texts[request.row_id]))
-        self._finish_if_complete(request.shard)
+        self._record(work, result_of(completion, work.texts[request.row_id]))
+        self._finish_if_complete(work)
 
     def close(self) -> None:
         """Release all unfinished shards; their recorded rows are kept."""
         try:
-            for shard, open_shard in self._open.items():
-                with open_shard.log as log, _tolerating_a_full_disk(shard):
-                    log.snapshot(self._stats_recorder.shard(shard).to_json())
+            for work in self._open.values():
+                with work.log as log, _tolerating_a_full_disk(work.name):
+                    log.snapshot(self._stats_recorder.shard(work.key).to_json())
                     log.keep()
         finally:
             self._open.clear()
             self._queue.give_back()
 
-    def _num_expected(self, shard: int) -> int:
-        first, end = self._plan.shards.bounds(shard)
-        return (end - first) * self._num_samples
+    def _is_finished(self, log: PartLog, row: int) -> bool:
+        return all((row, sample) in log.results for sample in range(self._num_samples))
 
-    def _row_requests(self, shard: int, row_id: int, samples: list[int]) -> Iterator[Request]:
+    def _count(self, shard: int, num_more: int) -> None:
+        """Completions of a shard that this replica has not generated now."""
+        self._num_counted[shard] += num_more
+        self._progress.skip(num_more)
+
+    def _count_rest(self, shard: int) -> None:
+        """The shard is complete."""
+        first, end = self._plan.shards.bounds(shard)
+        self._count(shard, (end - first) * self._num_samples - self._num_counted[shard])
+
+    def _row_requests(self, work: _Work, row_id: int, samples: list[int]) -> Iterator[Request]:
         text: str | None = None
         try:
             rendered = self._encoder.rendered(self._plan.prompts.prompt(row_id))
@@ -147,66 +233,134 @@ class Recorder:
             prompt_ids = self._encoder.token_ids(rendered)
         except RowError as error:
             for sample in samples:
-                self._record(shard, _error_result(row_id, sample, text, error.reason))
+                self._record(work, error_result(row_id, sample, text, error.reason))
             return
-        self._texts[row_id] = text
+        work.texts[row_id] = text
         for sample in samples:
             if (row_id, sample) in self._too_large:
                 reason = too_large("memory ran out in a replica that was generating it alone")
-                self._record(shard, _error_result(row_id, sample, text, reason))
+                self._record(work, error_result(row_id, sample, text, reason))
                 continue
-            yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=shard)
+            yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=work.key)
 
-    def _record(self, shard: int, result: RowResult) -> None:
-        open_shard = self._open.get(shard)
-        if open_shard is None:
+    def _record(self, work: _Work, result: RowResult) -> None:
+        if self._open.get(work.key) is not work:
             return
-        open_shard.log.append(result)
-        now = time.monotonic()
-        if now - open_shard.snapshot_at >= SNAPSHOT_INTERVAL_S:
-            open_shard.log.snapshot(self._stats_recorder.shard(shard).to_json())
-            open_shard.snapshot_at = now
-            if not self._queue.is_held(open_shard.claimed):
-                self._drop(open_shard)
+        work.log.append(result)
+        self._learn(result)
+        now = self._clock()
+        if now - work.snapshot_at >= SNAPSHOT_INTERVAL_S:
+            work.log.snapshot(self._stats_recorder.shard(work.key).to_json())
+            work.snapshot_at = now
+        if now - self._looked_at >= SNAPSHOT_INTERVAL_S:
+            self._look()
         self._progress.add(result)
+        self._num_counted[work.claimed.shard] += 1
         self._plan.membership.heartbeat.count(result.num_completion_tokens)
 
-    def _drop(self, open_shard: _OpenShard) -> None:
-        """Leave a shard to the replica that took it over because this one was silent for too long."""
-        shard = open_shard.claimed.shard
-        logger.warning("shard %d was taken over by another replica: it is no longer generated here", shard)
-        del self._open[shard]
-        open_shard.log.close()
-        self._stats_recorder.close_shard(shard)
-        self._forget_texts(shard)
-        self._queue.lost(open_shard.claimed)
-
-    def _finish_if_complete(self, shard: int) -> None:
-        open_shard = self._open.get(shard)
-        if open_shard is None or len(open_shard.log.results) < open_shard.num_expected:
+    def _learn(self, result: RowResult) -> None:
+        if self._lengths is None or result.finish_reason == "error":
             return
+        if self._lengths.observe(result.row_id, result.num_completion_tokens):
+            for work in self._open.values():
+                work.pending = deque(self._lengths.longest_first(work.pending))
+
+    def _look(self) -> None:
+        """See which claims are in force; offer rows to replicas that wait."""
+        self._looked_at = self._clock()
+        view = self._queue.look()
+        for work in list(self._open.values()):
+            if view.latest.get(work.claimed.claim.name) != work.claimed.claim:
+                self._drop(work)
+        self._settle_splits()
+        wanted = splits_wanted(view.num_waiting, len(claims_of_shards(view.latest)))
+        for work in self._open.values() if wanted else ():
+            if work.pending and work.claimed.split is None:
+                self._offer(work, wanted)
+
+    def _offer(self, work: _Work, wanted: int) -> None:
+        """Offer rows that have not begun as splits until so many are free."""
+        latest, shard = self._queue.view.latest, work.claimed.shard
+        wanted -= sum(name in latest and latest[name].generation == 1 for name in work.splits)
+        for _ in range(wanted):
+            if not work.pending:
+                return
+            rows = split_off(work.pending, wanted)
+            work.next_split = work.next_split or self._queue.next_split(shard)
+            name = self._queue.offer(work.claimed, rows, work.next_split)
+            work.next_split += 1
+            if name is None:
+                return
+            work.splits[name] = rows
+            offered = set(rows)
+            work.pending = deque(row for row in work.pending if row not in offered)
+
+    def _settle_splits(self) -> None:
+        """Take the rows of splits that are finished; those of one that was given up begin here."""
+        for work in list(self._open.values()):
+            gone = [name for name in work.splits if self._queue.is_gone(name)]
+            if not gone:
+                continue
+            for log in self._plan.folder.logs(work.claimed.shard):
+                if log.split is not None:
+                    work.log.add_rows(log.path)
+            rows = [row for name in gone for row in work.splits.pop(name)]
+            missing = [row for row in rows if not self._is_finished(work.log, row)]
+            work.pending.extend(missing)
+            self._finish_if_complete(work)
+
+    def _drop(self, work: _Work) -> None:
+        """Leave rows to the replica that took them over because this one was silent for too long."""
+        logger.warning("%s was taken over by another replica: it is no longer generated here", work.name)
+        del self._open[work.key]
+        work.log.close()
+        self._stats_recorder.close_shard(work.key)
+        self._end_lengths(work)
+        self._queue.lost(work.claimed)
+
+    def _end_lengths(self, work: _Work) -> None:
+        if self._lengths is not None:
+            self._lengths.end(work.rows)
+
+    def _finish_if_complete(self, work: _Work) -> None:
+        if self._open.get(work.key) is not work or len(work.log.results) < work.num_expected:
+            return
+        del self._open[work.key]
+        counted = self._stats_recorder.close_shard(work.key)
+        _extend_to_now(counted)
+        if work.claimed.split is None:
+            self._finish_shard(work, counted)
+        else:
+            with work.log as log:
+                log.snapshot(counted.to_json())
+                # Before its claim is removed: the shard's holder takes the rows then.
+                log.keep()
+            self._queue.finished(work.claimed)
+        self._end_lengths(work)
+
+    def _finish_shard(self, work: _Work, counted: Stats) -> None:
+        shard, claimed = work.claimed.shard, work.claimed
         first, end = self._plan.shards.bounds(shard)
         inputs = self._plan.prompts.table(first, end)
-        del self._open[shard]
-        results = list(open_shard.log.results.values())
+        results = list(work.log.results.values())
         table = shard_table(
             inputs, results, first_row=first, num_samples=self._num_samples, is_exact=self._is_exact
         )
-        counted = self._stats_recorder.close_shard(shard)
-        _extend_to_now(counted)
+        for found in self._plan.folder.split_stats(shard):
+            counted.add(Stats.from_json(found))
         stats = {
             "exact": self._is_exact,
             "replica": self._plan.membership.replica,
             **count_rows(counted, results),
         }
-        open_shard.log.close()
+        work.log.close()
         trace = None
         if self._is_traced:
             trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
-        claimed = open_shard.claimed
         if self._plan.folder.finish_shard(
             shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
         ):
+            self._count_rest(shard)
             self._queue.finished(claimed)
             write_total(self._plan.folder, shard, self._plan.shards.num_shards)
             if self._scalars is not None:
@@ -214,62 +368,19 @@ class Recorder:
         else:
             logger.warning("shard %d was already completed by another replica; result discarded", shard)
             self._queue.lost(claimed)
-        self._forget_texts(shard)
-
-    def _forget_texts(self, shard: int) -> None:
-        for row_id in range(*self._plan.shards.bounds(shard)):
-            self._texts.pop(row_id, None)
 
 
 @contextlib.contextmanager
-def _tolerating_a_full_disk(shard: int) -> Iterator[None]:
+def _tolerating_a_full_disk(name: str) -> Iterator[None]:
     """Log an error on writing at the end, of which a full disk may be the reason: the claims must be released
     all the same, and only statistics are lost."""
     try:
         yield
     except UserError as error:
-        logger.warning("the latest statistics of shard %d are lost: %s", shard, error)
+        logger.warning("the latest statistics of %s are lost: %s", name, error)
 
 
 def _extend_to_now(stats: Stats) -> None:
     """Extend the span of work on a shard; called when the work begins and when it ends."""
     now_ns = time.time_ns()
     stats.work_span.extend(now_ns, now_ns)
-
-
-def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
-    """A shard's statistics for its file. Counts of rows and tokens are taken from the rows themselves, since
-    a crash may lose the statistics after the last snapshot, but no row."""
-    errors = [result for result in results if result.finish_reason == "error"]
-    stats.num_rows = len({result.row_id for result in results})
-    stats.num_error_rows = len({result.row_id for result in errors})
-    stats.num_completions = len(results) - len(errors)
-    stats.num_cut_completions = sum(result.finish_reason == "length" for result in results)
-    stats.num_prompt_tokens = sum(result.num_prompt_tokens for result in results)
-    stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
-    stats.close_shard()
-    return stats.to_json()
-
-
-def _result(completion: Completion, prompt: str) -> RowResult:
-    request = completion.request
-    if completion.error is not None:
-        return _error_result(request.row_id, request.sample_index, prompt, completion.error)
-    return RowResult(
-        row_id=request.row_id,
-        sample_index=request.sample_index,
-        prompt=prompt,
-        completion=completion.text,
-        completion_ids=tuple(completion.token_ids),
-        finish_reason=completion.finish_reason,
-        num_prompt_tokens=len(request.prompt_ids),
-        num_completion_tokens=len(completion.token_ids),
-        num_spec_steps=completion.num_spec_steps,
-        num_draft_tokens=completion.num_draft_tokens,
-        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
-        trace=completion.trace,
-    )
-
-
-def _error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:
-    return RowResult(row_id=row_id, sample_index=sample, prompt=prompt, finish_reason="error", error=reason)

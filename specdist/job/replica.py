@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -21,7 +21,7 @@ from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
-from specdist.engine.request import Request
+from specdist.engine.request import Requests
 from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import Timeline
@@ -204,9 +204,7 @@ class Replica:
                 clock=clock,
             )
 
-    def engine(
-        self, requests: Iterator[Request], stop_rules: StopRules, stats_recorder: StatsRecorder
-    ) -> Engine:
+    def engine(self, requests: Requests, stop_rules: StopRules, stats_recorder: StatsRecorder) -> Engine:
         """Rank 0's engine over these requests."""
         return self.assembly(stop_rules).engine(
             requests,
@@ -232,7 +230,7 @@ class Replica:
             trusts_draft=not self._config.is_exact,
         )
 
-    def draft_engine(self, requests: Iterator[Request], stop_rules: StopRules) -> Engine:
+    def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
         """An engine that generates with the draft alone, on the rank that holds it."""
         scheduling = dataclasses.replace(
             self._scheduling, max_num_seqs=self.num_slots, max_draft_tokens=0, num_ahead_tokens=0

@@ -77,6 +77,25 @@ def test_every_file_type_gives_the_same_rows(written):
     assert [prompts.prompt(row) for row in range(10)] == [row["prompt"] for row in ROWS]
 
 
+def test_sizes_are_those_of_the_prompts_or_what_a_column_says(written):
+    prompts = open_(written)
+    assert prompts.sizes([2, 5]) == [8, 8]
+    assert prompts.sizes([2, 3, 7], length_column="id") == [2, 3, 7]
+    prompts.check_lengths("--length_column", "id")
+    for column in ("prompt", "none"):
+        with pytest.raises(UserError, match=f"--length_column {column} is not a column of numbers"):
+            prompts.check_lengths("--length_column", column)
+
+
+def test_sizes_of_chats_and_of_prompts_that_cannot_be_used(tmp_path):
+    chats = [[{"role": "user", "content": "äb"}, None], None, [{"role": None, "content": "c"}]]
+    write_arrow_file(tmp_path / "chat.arrow", pa.table({"messages": chats}))
+    assert open_(tmp_path / "chat.arrow", messages_column="messages").sizes(range(3)) == [7, 0, 1]
+    bad = pa.array([b"\xff", None], pa.binary()).view(pa.string())
+    write_arrow_file(tmp_path / "bad.arrow", pa.table({"prompt": bad}))
+    assert open_(tmp_path / "bad.arrow").sizes(range(2)) == [1, 0]
+
+
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet", ".jsonl", ".json"])
 def test_a_folder_is_read_in_the_order_of_file_names_and_other_files_are_ignored(tmp_path, suffix):
     write = next(writer for name, writer in WRITERS.items() if name.endswith(suffix))

@@ -252,3 +252,68 @@ def test_replicas_that_join_pause_and_die_at_random_do_every_row_once(tmp_path, 
     for shard in range(num_shards):
         rows = pa.ipc.open_file(folder.data_path(shard)).read_all().to_pylist()
         assert [row["row_id"] for row in rows] == [2 * shard, 2 * shard + 1]
+
+
+def test_a_split_is_one_replicas_at_a_time_and_its_rows_are_read_by_whoever_has_the_shard(tmp_path):
+    folder = open_(tmp_path)
+    owner, helper, third = (Worker(tmp_path, name, 1) for name in ("a", "b", "c"))
+    owner.take()
+    claimed, log = owner.work
+    name = owner.queue.offer(claimed, [1], owner.queue.next_split(0))
+    assert name == "split-00000-00001"
+    split = helper.queue.take()
+    assert (split.shard, split.split, split.rows) == (0, 1, (1,))
+    assert third.queue.take() is None
+    # Gone silently, and then stopped: the next holder has the rows of those before.
+    with helper.queue.log(split, split.rows) as rows:
+        rows.append(row_result(1, completion="text"))
+    for _ in range(3):
+        third.replica.clock.now += SILENT_AFTER_S / 2
+        owner.replica.beat()
+        split = third.queue.take() or split
+    assert split.claim.generation == 3 and split.rows == (1,)
+    third.queue.give_back()
+    split = owner.queue.take()
+    assert split.claim.generation == 5 and split.rows == (1,)
+    with owner.queue.log(split, split.rows) as rows:
+        assert list(rows.results) == [(1, 0)]
+    owner.queue.give_back()
+    log.close()
+    # The next holder of the shard knows what is elsewhere, and what is finished there.
+    fourth = Worker(tmp_path, "d", 1)
+    fourth.take()
+    assert fourth.queue.offered(0) == {name: (1,)}
+    assert list(fourth.work[1].results) == [(1, 0)]
+    assert fourth.queue.next_split(0) == 2
+    fourth.row(0)
+    assert fourth.finish()
+    assert folder.is_complete(0)
+    left = [path.name for path in (tmp_path / "claims").iterdir() if path.suffix != ".beat"]
+    assert left == ["c.waiting"] and not list((tmp_path / "parts").iterdir())
+
+
+def test_a_split_of_a_shard_that_was_lost_meanwhile_is_not_offered(tmp_path):
+    open_(tmp_path)
+    owner, other = Worker(tmp_path, "a", 1), Worker(tmp_path, "b", 1)
+    owner.take()
+    claimed, _ = owner.work
+    for _ in range(3):
+        other.replica.clock.now += SILENT_AFTER_S / 2
+        other.take()
+    assert other.work is not None
+    assert owner.queue.offer(claimed, [1], 1) is None
+    assert not list((tmp_path / "claims").glob("split-*"))
+
+
+def test_a_split_whose_claim_is_damaged_is_given_up(tmp_path):
+    open_(tmp_path)
+    owner, helper = Worker(tmp_path, "a", 1), Worker(tmp_path, "b", 1)
+    owner.take()
+    name = owner.queue.offer(owner.work[0], [1], 1)
+    (tmp_path / "claims" / f"{name}.00001").write_bytes(b"{")
+    for _ in range(4):
+        assert helper.queue.take() is None
+        helper.replica.clock.now += SILENT_AFTER_S / 2
+        owner.replica.beat()
+    owner.queue.look()
+    assert owner.queue.is_gone(name)

@@ -12,6 +12,7 @@ from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
+from tests.mutants.split_faults import SPLIT_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
@@ -25,4 +26,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MEMORY_FAULTS,
     *MODEL_FAULTS,
     *ROUND_FAULTS,
+    *SPLIT_FAULTS,
 )

@@ -1,0 +1,49 @@
+"""A shard's results: rows from completions and errors, and what they add to its statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdist.data import RowResult
+from specdist.engine.request import Completion
+from specdist.stats.shard import Stats
+
+
+def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
+    """A shard's statistics for its file. Counts of rows and tokens are taken from the rows themselves, since
+    a crash may lose the statistics after the last snapshot, but no row."""
+    errors = [result for result in results if result.finish_reason == "error"]
+    stats.num_rows = len({result.row_id for result in results})
+    stats.num_error_rows = len({result.row_id for result in errors})
+    stats.num_completions = len(results) - len(errors)
+    stats.num_cut_completions = sum(result.finish_reason == "length" for result in results)
+    stats.num_prompt_tokens = sum(result.num_prompt_tokens for result in results)
+    stats.num_completion_tokens = sum(result.num_completion_tokens for result in results)
+    stats.close_shard()
+    return stats.to_json()
+
+
+def result_of(completion: Completion, prompt: str) -> RowResult:
+    """The row of the output that a completion becomes."""
+    request = completion.request
+    if completion.error is not None:
+        return error_result(request.row_id, request.sample_index, prompt, completion.error)
+    return RowResult(
+        row_id=request.row_id,
+        sample_index=request.sample_index,
+        prompt=prompt,
+        completion=completion.text,
+        completion_ids=tuple(completion.token_ids),
+        finish_reason=completion.finish_reason,
+        num_prompt_tokens=len(request.prompt_ids),
+        num_completion_tokens=len(completion.token_ids),
+        num_spec_steps=completion.num_spec_steps,
+        num_draft_tokens=completion.num_draft_tokens,
+        num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+        trace=completion.trace,
+    )
+
+
+def error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:
+    """A row with the reason why it has no completion."""
+    return RowResult(row_id=row_id, sample_index=sample, prompt=prompt, finish_reason="error", error=reason)

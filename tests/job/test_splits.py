@@ -1,0 +1,125 @@
+"""Rows of the last shards are shared out: every row is there once, whoever is killed, paused or stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pytest
+
+from specdist.data import RunFolder
+from specdist.job.lengths import MIN_LEARNED, ExpectedLengths
+from tests.scale.tail import TailOutcome, TailScenario, TailSimulation
+
+SMALL = TailScenario(num_replicas=3, num_shards=4, rows_per_shard=24, max_num_seqs=4, median_tokens=200)
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
+def run(folder: Path, scenario: TailScenario) -> tuple[TailOutcome, RunFolder]:
+    """A run to its end."""
+    simulation = TailSimulation(folder, scenario)
+    outcome = simulation.run()
+    return outcome, check(simulation)
+
+
+def check(simulation: TailSimulation) -> RunFolder:
+    """Each row of a complete run is there once, and nothing is left over."""
+    scenario = simulation.scenario
+    output = RunFolder(simulation.output)
+    shards = range(scenario.num_shards)
+    assert output.complete_shards() == list(shards), "the run did not come to its end"
+    tables = [pa.ipc.open_file(str(output.data_path(shard))).read_all() for shard in shards]
+    table = pa.concat_tables(tables)
+    expected = [row for row in range(scenario.num_rows) for _ in range(scenario.num_samples)]
+    assert table["row_id"].to_pylist() == expected
+    assert table["completion"].to_pylist() == [f"of {row}" for row in expected]
+    assert sum(output.read_stats(shard)["num_rows"] for shard in shards) == scenario.num_rows
+    assert list((simulation.output / "parts").iterdir()) == []
+    claims = {path.name.partition(".")[0] for path in (simulation.output / "claims").glob("s*-*.0*")}
+    assert claims == set()
+    return output
+
+
+def test_replicas_without_a_shard_take_rows_of_others_and_no_row_twice(tmp_path: Path) -> None:
+    outcome, shared = run(tmp_path / "shared", SMALL)
+    assert sum(outcome.splits.values()) >= 3 and outcome.num_repeated == 0
+    # The work of a split counts for its shard.
+    drafted = [shared.read_stats(shard)["num_draft_tokens"] for shard in range(SMALL.num_shards)]
+    assert drafted == [SMALL.rows_per_shard] * SMALL.num_shards
+    alone, undivided = run(tmp_path / "alone", dataclasses.replace(SMALL, num_replicas=1))
+    assert sum(alone.splits.values()) == 0
+    for shard in range(SMALL.num_shards):
+        assert shared.data_path(shard).read_bytes() == undivided.data_path(shard).read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_survive_whatever_becomes_of_the_replicas(tmp_path: Path, seed: int) -> None:
+    scenario = dataclasses.replace(SMALL, life_s=70, seed=seed, num_samples=1 + seed % 2, median_tokens=400)
+    outcome, _ = run(tmp_path / "run", scenario)
+    assert outcome.num_disturbed >= 2
+
+
+def test_rows_of_splits_whose_claims_are_gone_are_the_shards_again(tmp_path: Path) -> None:
+    """As after a crash of the machine, which may lose a file that was not synced."""
+    simulation = TailSimulation(tmp_path / "run", SMALL)
+    num_lost = 0
+
+    def lose() -> None:
+        nonlocal num_lost
+        for path in (simulation.output / "claims").glob("split-*"):
+            path.unlink()
+            num_lost += 1
+        simulation.after(5.0, lose)
+
+    simulation.after(5.0, lose)
+    simulation.run()
+    assert num_lost > 0
+    check(simulation)
+
+
+def test_the_run_ends_sooner_after_the_first_replica_is_idle(tmp_path: Path) -> None:
+    tails = {}
+    for is_new in (False, True):
+        scenario = TailScenario(num_shards=6, rows_per_shard=64, max_num_seqs=8, sigma=0.5, is_new=is_new)
+        tails[is_new] = run(tmp_path / str(is_new), scenario)[0].tail_s
+    assert tails[True] < 0.3 * tails[False]
+
+
+def sizes(rows: list[int]) -> list[float]:
+    """Long prompts at the end."""
+    return [2.0**row for row in rows]
+
+
+def test_rows_with_prompts_of_which_long_completions_are_known_begin_first() -> None:
+    lengths = ExpectedLengths(sizes)
+    rows = list(range(8))
+    lengths.begin(rows)
+    assert lengths.longest_first(rows) == rows
+    # The middle prompts get the longest completions.
+    for number in range(2 * MIN_LEARNED):
+        lengths.begin([number % 8])
+        lengths.observe(number % 8, 100 if number % 8 in (3, 4) else 10)
+    lengths.end(rows)
+    lengths.begin(rows)
+    assert lengths.longest_first(rows) == [3, 4, 0, 1, 2, 5, 6, 7]
+
+
+def test_finished_samples_tell_the_length_of_a_rows_others() -> None:
+    lengths = ExpectedLengths(sizes)
+    lengths.begin([0, 1, 2])
+    lengths.observe(1, 50)
+    lengths.observe(2, 70)
+    assert lengths.longest_first([0, 1, 2]) == [2, 1, 0]
+
+
+def test_known_lengths_decide_from_the_start() -> None:
+    lengths = ExpectedLengths(lambda rows: [(3.0, 9.0, 1.0)[row] for row in rows], is_length=True)
+    lengths.begin([0, 1, 2])
+    lengths.observe(2, 1000)
+    assert lengths.longest_first([0, 1, 2]) == [1, 0, 2]

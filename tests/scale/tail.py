@@ -1,0 +1,303 @@
+"""The end of a run with the project's own claims, splits and part logs, on a virtual clock and without
+models.
+
+A replica runs so many sequences at a time; a pass over b of them takes ``PASS_S + ROW_S * b`` and gives each
+a token. Lengths of completions are log-normal around a power of the prompt's length. Replicas may be killed,
+paused past the age of their claims, or told to stop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import logging
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from specdist.data import Manifest, Membership, RunFolder, ShardPlan, open_prompts
+from specdist.data.layout import layout_info
+from specdist.data.shard_queue import ClaimedShard
+from specdist.engine.request import Completion, Request
+from specdist.engine.stats_recorder import StatsRecorder
+from specdist.job.lengths import ExpectedLengths
+from specdist.job.preflight import RunPlan
+from specdist.job.progress import Progress
+from specdist.job.recording import Recorder
+from specdist.job.tokens import PromptEncoder
+
+# A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
+# replica.
+PASS_S, ROW_S = 0.03, 0.0003
+STEP_S = 0.25
+SILENT_AFTER_S = 60.0
+# A run that takes so long will not end.
+MAX_S = 5000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailScenario:
+    """``sigma``: of the logarithm of a completion's length for prompts of one length; ``is_new``: with rows
+    in the order of their expected lengths, and splits; else as before them. About once in ``life_s`` a
+    replica is killed, paused or stopped; another one joins in the place of one that has ended."""
+
+    num_replicas: int = 4
+    num_shards: int = 10
+    rows_per_shard: int = 512
+    max_num_seqs: int = 64
+    num_samples: int = 1
+    median_tokens: float = 300.0
+    sigma: float = 0.9
+    most_tokens: int = 4096
+    is_new: bool = True
+    life_s: float = math.inf
+    seed: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_shards * self.rows_per_shard
+
+
+@dataclass
+class TailOutcome:
+    """``first_idle_s``: when a replica first had no sequence to run; ``end_s``: when the run was complete;
+    ``splits``: how many each replica took; ``num_repeated``: completions that were generated again."""
+
+    first_idle_s: float = math.inf
+    end_s: float = 0.0
+    splits: Counter[str] = field(default_factory=Counter)
+    num_repeated: int = 0
+    num_disturbed: int = 0
+
+    @property
+    def tail_s(self) -> float:
+        return max(0.0, self.end_s - self.first_idle_s)
+
+
+class TailSimulation:
+    """Runs a scenario in ``folder``, which is new."""
+
+    def __init__(self, folder: Path, scenario: TailScenario) -> None:
+        self.scenario, self.rng = scenario, random.Random(scenario.seed)
+        self.now, self.outcome = 0.0, TailOutcome()
+        folder.mkdir(parents=True)
+        prompt_sizes = [max(1, round(self.rng.lognormvariate(5, 1))) for _ in range(scenario.num_rows)]
+        self.lengths = [
+            min(
+                scenario.most_tokens,
+                1
+                + int(
+                    self.rng.lognormvariate(
+                        math.log(scenario.median_tokens * (size / 150) ** 0.5), scenario.sigma
+                    )
+                ),
+            )
+            for size in prompt_sizes
+        ]
+        table = pa.table({"prompt": ["x" * size for size in prompt_sizes]})
+        with pa.ipc.new_file(str(folder / "prompts.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        self.output = folder / "run"
+        self.prompts = open_prompts(
+            str(folder / "prompts.arrow"), prompt_column="prompt", messages_column=None, limit=None
+        )
+        shards = ShardPlan(scenario.num_rows, scenario.rows_per_shard)
+        fingerprint = {
+            "num_rows": shards.num_rows, "rows_per_shard": shards.rows_per_shard, "num_samples":
+            scenario.num_samples,
+        }  # fmt: skip
+        self.shards = shards
+        self.manifest = Manifest(fingerprint=fingerprint, info=layout_info(shards.num_shards))
+        RunFolder.open(self.output, self.manifest, "", overwrite=False)
+        self.num_finished = Counter[tuple[int, int]]()
+        self.replicas: list[TailReplica] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_events = 0
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._num_events += 1
+        heapq.heappush(self._events, (self.now + seconds, self._num_events, action))
+
+    @property
+    def is_complete(self) -> bool:
+        return len(RunFolder(self.output).recorded_shards()) == self.scenario.num_shards
+
+    def join(self) -> None:
+        replica = TailReplica(self, f"replica{len(self.replicas)}")
+        self.replicas.append(replica)
+        self.after(0.0, replica.step)
+        if self.scenario.life_s < math.inf:
+            fate = self.rng.choice((replica.die, replica.pause, replica.stop))
+            self.after(self.rng.expovariate(1 / self.scenario.life_s), partial(self._disturb, replica, fate))
+
+    def _disturb(self, replica: TailReplica, fate: Callable[[], None]) -> None:
+        if replica.is_at_work:
+            self.outcome.num_disturbed += 1
+            fate()
+            if not replica.is_at_work:
+                self.join()
+
+    def run(self) -> TailOutcome:
+        random.seed(self.scenario.seed)
+        logging.disable(logging.WARNING)
+        for _ in range(self.scenario.num_replicas):
+            self.join()
+        while not all(replica.has_ended for replica in self.replicas) and self.now < MAX_S:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+        logging.disable(logging.NOTSET)
+        self.outcome.num_repeated = sum(num - 1 for num in self.num_finished.values())
+        return self.outcome
+
+
+class _Words:
+    """A tokenizer for which every prompt is one token."""
+
+    def rendered(self, prompt: str) -> SimpleNamespace:
+        return SimpleNamespace(text=prompt)
+
+    def token_ids(self, rendered: SimpleNamespace) -> list[int]:
+        return [1]
+
+
+class TailReplica:
+    """One replica: a batch of sequences, the recorder of the job, and a place where it waits."""
+
+    def __init__(self, simulation: TailSimulation, name: str) -> None:
+        self._simulation, self.name = simulation, name
+        clock = lambda: simulation.now  # noqa: E731
+        self._membership = Membership(
+            simulation.output, silent_after_s=SILENT_AFTER_S, clock=clock, name=name
+        )
+        beat = self._membership.heartbeat._beat
+        beat.process = dataclasses.replace(beat.process, machine=f"machine of {name}")
+        self._membership.create_folder()
+        scenario = simulation.scenario
+        plan = RunPlan(
+            prompts=simulation.prompts,
+            shards=simulation.shards,
+            folder=RunFolder(simulation.output),
+            manifest=simulation.manifest,
+            membership=self._membership,
+        )
+        self._stats = StatsRecorder()
+        options: dict[str, Any] = {}
+        if scenario.is_new:
+            options = {"lengths": ExpectedLengths(simulation.prompts.sizes)}
+        self._recorder = Recorder(
+            plan,
+            cast(PromptEncoder, _Words()),
+            self._stats,
+            num_samples=scenario.num_samples,
+            progress=Progress(scenario.num_rows * scenario.num_samples, 0),
+            clock=clock,
+            **options,
+        )
+        self._beat_at = self._paused_until = -math.inf
+        self._running: dict[tuple[int, int], tuple[Request, float]] = {}
+        self._requests = iter(self._recorder.requests())
+        self._count_splits()
+        if not scenario.is_new:
+            self._recorder._offer = lambda work, wanted: None  # type: ignore[method-assign]
+        self._is_draining = False
+        self._is_dead = self.has_ended = False
+
+    def _count_splits(self) -> None:
+        queue, splits = self._recorder._queue, self._simulation.outcome.splits
+        take = queue.take
+
+        def counting() -> ClaimedShard | None:
+            taken = take()
+            splits[self.name] += taken is not None and taken.split is not None
+            return taken
+
+        queue.take = counting  # type: ignore[method-assign]
+
+    @property
+    def is_at_work(self) -> bool:
+        return not (self._is_dead or self.has_ended)
+
+    def die(self) -> None:
+        """As by SIGKILL, or with its machine: nothing is released."""
+        self._is_dead = self.has_ended = True
+
+    def pause(self) -> None:
+        self._paused_until = self._simulation.now + self._simulation.rng.uniform(0.5, 3) * SILENT_AFTER_S
+
+    def stop(self) -> None:
+        """As by SIGTERM: what is running is lost, and the claims are released."""
+        self._recorder.close()
+        self._membership.leave()
+        self.has_ended = True
+
+    def step(self) -> None:
+        if not self.is_at_work:
+            return
+        simulation = self._simulation
+        if simulation.now < self._paused_until:
+            simulation.after(self._paused_until - simulation.now, self.step)
+            return
+        if simulation.now >= self._beat_at:
+            self._membership.heartbeat.beat()
+            self._beat_at = simulation.now + SILENT_AFTER_S / 12
+        self._recorder.tick()
+        self._generate()
+        self._fill()
+        if self._running:
+            simulation.after(STEP_S, self.step)
+            return
+        # The engine has ended: what other replicas hold may come free.
+        if not self._recorder.is_run_complete:
+            simulation.outcome.first_idle_s = min(simulation.outcome.first_idle_s, simulation.now)
+        if self._recorder.claim():
+            self._requests, self._is_draining = iter(self._recorder.requests()), False
+            simulation.after(0.0, self.step)
+        elif self._recorder.is_run_complete:
+            simulation.outcome.end_s = max(simulation.outcome.end_s, simulation.now)
+            self.has_ended = True
+            self._recorder.close()
+            self._membership.leave()
+        else:
+            simulation.after(self._recorder.poll_s, self.step)
+
+    def _generate(self) -> None:
+        """The tokens of ``STEP_S``."""
+        num_tokens = STEP_S / (PASS_S + ROW_S * len(self._running))
+        for key, (request, left) in list(self._running.items()):
+            if left > num_tokens:
+                self._running[key] = request, left - num_tokens
+                continue
+            del self._running[key]
+            length = self._simulation.lengths[request.row_id]
+            self._simulation.num_finished[key] += 1
+            self._stats.shard(request.shard).num_draft_tokens += 1
+            self._recorder.record(
+                Completion(
+                    request=request,
+                    token_ids=[request.row_id % 1000] * length,
+                    text=f"of {request.row_id}",
+                    finish_reason="stop",
+                    num_spec_steps=1,
+                    num_draft_tokens=1,
+                    num_accepted_draft_tokens=1,
+                )
+            )
+
+    def _fill(self) -> None:
+        scenario = self._simulation.scenario
+        while len(self._running) < scenario.max_num_seqs and not self._is_draining:
+            request = next(self._requests, None)
+            if request is None:
+                self._is_draining = not scenario.is_new
+                return
+            left = float(self._simulation.lengths[request.row_id])
+            self._running[request.row_id, request.sample_index] = request, left
