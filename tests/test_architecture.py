@@ -37,6 +37,7 @@ LAYERS = [
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = [
     "utils", "stats", "policies", "config", "theory", "data", "cache.pages", "cache.branch_pages",
+    "cache.draft_window",
     "sampling.keys", "sampling.options", "sampling.row_table", "drafters",
     "engine.limits", "engine.sequence", "engine.scheduler", "engine.timeline", "replay", "job.report",
     "job.status", "job.card", "api.runs", "planning.hardware", "planning.simulate", "planning.events",

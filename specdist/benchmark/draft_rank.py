@@ -278,7 +278,7 @@ class _Server:
         if num_slots == self._num_slots:
             return
         assembly = with_slots(self._source.assembly, num_slots)
-        assembly.allocate(
+        assembly.allocate_draft(
             self._runner,
             num_branch_slots=num_slots * BRANCH_COUNTS[-1],
             max_branch_tokens=assembly.scheduling.max_draft_tokens + 1,

@@ -128,9 +128,10 @@ class PagedPair:
         self.headed = (
             None if head is None else ModelRunner(pair.draft, pair.device, model_impl=impl, head=head)
         )
-        for runner in (self.target, self.draft, self.headed):
+        self.assembly.allocate(self.target)
+        for runner in (self.draft, self.headed):
             if runner is not None:
-                self.assembly.allocate(runner)
+                self.assembly.allocate_draft(runner)
 
     @property
     def settings(self) -> SamplingSettings:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdist.cache.pages import PageUpdates
 from specdist.utils.ranges import arange_segments
 
 
@@ -40,6 +41,25 @@ class BranchPageTable:
         self._own_pages = own.reshape(num_branch_slots, self._pages_per_branch)
         width = -(-max_seq_len // page_size) + (self._pages_per_branch if num_branch_slots else 0)
         self.pages = np.zeros((num_slots + num_branch_slots, width), np.int32)
+
+    @property
+    def visible_width(self) -> int:
+        """Most pages that a token sees."""
+        return self.pages.shape[1]
+
+    def most_segments(self, num_tokens: int) -> int:
+        """Of a pass of so many tokens."""
+        return len(self.pages)
+
+    def update(self, updates: PageUpdates) -> None:
+        """Of the table that this one follows."""
+        self.pages[updates.slots, updates.indices] = updates.pages
+
+    def begin(self, slots: np.ndarray) -> None:
+        """New sequences are in these slots."""
+
+    def keep_from(self, slots_S: np.ndarray, positions_S: np.ndarray) -> None:
+        """No token of these slots will be run before these positions."""
 
     def open(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> TokenCopies:
         """Branch off each slot before a position; returns the copies that the branches' first pages need."""

@@ -127,7 +127,7 @@ class GenerateConfig(
         for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
                      "max_num_batched_tokens", "num_targets", "num_drafts"):  # fmt: skip
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("limit", "max_seq_len"):
+        for name in ("limit", "max_seq_len", "draft_window"):
             self._require(name, getattr(self, name) is None or getattr(self, name) >= 1, "must be at least 1")
         self._require(
             "num_branches",
@@ -307,6 +307,7 @@ class GenerateConfig(
         if not self.uses_draft:
             given = {**self._given_policy_options(), "head": self.head, "verify": self.verify}
             given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}
+            given["draft_window"] = self.draft_window
             given["draft_placement"] = None if self.draft_placement == AUTO else self.draft_placement
             found += [
                 f"--{name}{'' if value is True else f' {value}'} has no effect without a draft, or with "

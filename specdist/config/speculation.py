@@ -44,6 +44,11 @@ class SpeculationOptions:
         help="branches per sequence that a draft working ahead prepares for likely misses; 0 = none "
         "(default: as many as pay)",
     )
+    draft_window: int | None = option(
+        None,
+        help="the draft sees only a sequence's first 16 tokens and its last ones, at least this many, and "
+        "has memory for no more; changes acceptance and no distribution (default: all tokens)",
+    )
     head: str | None = option(
         None,
         help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
@@ -67,6 +72,7 @@ class SpeculationOptions:
                 f"{MEMORY} has no model: use --policy {' or '.join(MEMORY_POLICIES)}, or leave it out"
             )
         given = {"overlap": "ahead" if self.overlap == "ahead" else None, **of_model}
+        given["draft_window"] = None if self.draft_window is None else str(self.draft_window)
         for name, value in given.items():
             if value is not None:
                 raise UserError(

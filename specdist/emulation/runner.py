@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdist.cache.branch_pages import BranchPageTable
+from specdist.cache.draft_window import DraftWindow, page_table
 from specdist.cache.pages import PageUpdates
 from specdist.emulation.device import EmulatedDevice
 from specdist.emulation.markov import MarkovModel
@@ -90,8 +91,10 @@ class EmulatedRunner:
         max_seq_len: int,
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
+        window: DraftWindow | None = None,
     ) -> None:
-        self._table = BranchPageTable(
+        self._table = page_table(
+            window,
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
@@ -101,8 +104,12 @@ class EmulatedRunner:
         )
 
     def update_pages(self, updates: PageUpdates) -> None:
-        self._table.pages[updates.slots, updates.indices] = updates.pages
+        self._table.update(updates)
         self._num_left -= self.is_full
+
+    @property
+    def pages(self) -> BranchPageTable:
+        return self._table
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
         self._table.open(slots_B, branches_B, positions_B)

@@ -196,7 +196,7 @@ class DraftServer:
 def new_draft(order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline) -> DraftWorker:
     """A draft without sequences, whose passes take no time until the batch is full."""
     model_runner = cast(ModelRunner, runner)
-    order.assembly.allocate(
+    order.assembly.allocate_draft(
         model_runner, num_branch_slots=order.num_branch_slots, max_branch_tokens=order.max_branch_tokens
     )
     runner.fill(order.num_full, order.prompt_tokens, order.num_rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from torch.distributed import ProcessGroup
 
@@ -64,16 +65,29 @@ class Assembly:
     trusts_draft: bool = False
     masker: Callable[[], TokenMasker] | None = None
 
-    def allocate(self, runner: ModelRunner, *, num_branch_slots: int = 0, max_branch_tokens: int = 0) -> None:
-        """Allocate a runner's cache, once: the pages, and those of the draft's branches."""
-        runner.allocate(
-            num_pages=self.num_pages,
-            page_size=self.page_size,
-            num_slots=self.scheduling.num_slots,
-            max_seq_len=self.max_cache_len or self.scheduling.max_seq_len,
-            num_branch_slots=num_branch_slots,
+    def allocate(self, runner: ModelRunner) -> None:
+        """Allocate the target's cache, once."""
+        self._allocate(runner, num_slots=self.scheduling.num_slots, num_pages=self.num_pages)
+
+    def allocate_draft(
+        self, runner: ModelRunner, num_branch_slots: int = 0, max_branch_tokens: int = 0, num_groups: int = 1
+    ) -> None:
+        """Allocate a draft's cache, once: its pages and those of branches, for all ``num_groups`` target
+        groups that share it; each has so many slots, pages and branches."""
+        window = self.scheduling.draft_window
+        num_pages = self.num_pages if window is None else self.scheduling.num_window_pages
+        self._allocate(
+            runner,
+            num_slots=num_groups * self.scheduling.num_slots,
+            num_pages=num_groups * num_pages,
+            num_branch_slots=num_groups * num_branch_slots,
             max_branch_tokens=max_branch_tokens,
+            window=window,
         )
+
+    def _allocate(self, runner: ModelRunner, **sizes: Any) -> None:
+        longest = self.max_cache_len or self.scheduling.max_seq_len
+        runner.allocate(page_size=self.page_size, max_seq_len=longest, **sizes)
 
     def page_table(self) -> PageTable:
         """An empty page table."""
@@ -144,6 +158,7 @@ class Assembly:
             num_slots=num_groups * self.scheduling.num_slots,
             num_groups=num_groups,
             max_seq_len=self.scheduling.max_seq_len,
+            max_context_tokens=num_groups * self.scheduling.max_num_batched_tokens,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,
             is_traced=self.is_traced,

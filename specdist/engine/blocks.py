@@ -5,11 +5,13 @@ R sequences that decode, C candidates of all of them, one after the other, K can
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from specdist.cache.draft_window import DraftWindow
 from specdist.engine.proposals import ProposalReply
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
@@ -121,9 +123,26 @@ def flat_batch(blocks: NewBlocks, chunks: list[Chunk]) -> FlatBatch:
     return _joined([batch, *map(_flat_chunk, chunks)]) if chunks else batch
 
 
-def flat_context(chunks: list[Chunk]) -> FlatBatch:
-    """The tokens of prompt chunks."""
-    return _joined([_NOTHING, *map(_flat_chunk, chunks)]) if chunks else _NOTHING
+def flat_context(chunks: list[Chunk], window: DraftWindow | None) -> FlatBatch:
+    """The tokens of prompt chunks that the draft runs. One with a window has no pages in common with other
+    sequences: of a shared prefix it runs what its window has, too, and of a context no more."""
+    if window is None:
+        return _joined([_NOTHING, *map(_flat_chunk, chunks)]) if chunks else _NOTHING
+    found = [_NOTHING]
+    for chunk in chunks:
+        sequence = chunk.sequence
+        is_first = chunk.begin == sequence.num_shared
+        whole = _flat_chunk(dataclasses.replace(chunk, begin=0) if is_first else chunk)
+        is_run_T = window.is_run(whole.positions_T, sequence.num_prompt_tokens)
+        found.append(
+            FlatBatch(
+                *(
+                    np.asarray(each)[is_run_T]
+                    for each in (whole.token_ids_T, whole.slots_T, whole.positions_T)
+                )
+            )
+        )
+    return _joined(found)
 
 
 _NOTHING = FlatBatch(*np.zeros((3, 0), np.int64))

@@ -113,7 +113,9 @@ class AheadDrafter:
         if self._chooser is None:
             return
         state, slots_R = self._draft_state, request.slots_R
-        self._chooser.observe_pass(len(request.context), len(slots_R) + int(request.num_accepted_R.sum()))
+        self._chooser.observe_pass(
+            request.num_prefill_tokens, len(slots_R) + int(request.num_accepted_R.sum())
+        )
         # In a round of prompts alone their sequences count: they are drafted ahead of at once.
         slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
         is_pending = state.num_candidates[slots_R].any() or request.num_redraft_R.any()
@@ -162,7 +164,7 @@ class AheadDrafter:
         """The target decodes alone: run the tokens that the cache lacks, without logits."""
         state, slots_R = self._draft_state, request.slots_R
         if self._chooser is not None:
-            self._chooser.observe_pass(len(request.context), len(request.missed))
+            self._chooser.observe_pass(request.num_prefill_tokens, len(request.missed))
         if len(slots_R):
             ends_R = state.num_committed[slots_R]
             batch, _ = state.catch_up(slots_R, ends_R)
@@ -277,7 +279,7 @@ class AheadDrafter:
         num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
         round = RoundContext(
             num_rows=len(slots_S),
-            num_pass_tokens=num_block_tokens + len(request.context),
+            num_pass_tokens=num_block_tokens + request.num_prefill_tokens,
             num_context_tokens=float(state.num_committed[slots_S].mean()) if len(slots_S) else 0.0,
             is_ahead=True,
         )

@@ -39,6 +39,9 @@ from specdist.sampling.rejection_sampler import sample_next_tokens
 from specdist.theory.rounds import RoundChooser
 from specdist.utils.ranges import places_from
 
+# With prefixes that other sequences share, a draft with a window has more to run than the target.
+MAX_CONTEXT_TOKENS = 2**14
+
 
 class DraftWorker:
     """State per slot; every method works on all sequences at once."""
@@ -54,6 +57,7 @@ class DraftWorker:
         num_slots: int,
         num_groups: int = 1,
         max_seq_len: int,
+        max_context_tokens: int = MAX_CONTEXT_TOKENS,
         ahead: DraftAhead | None = None,
         chooser: RoundChooser | None = None,
         is_traced: bool = False,
@@ -63,12 +67,14 @@ class DraftWorker:
         """With branches, the runner must have been allocated with slots for them.
 
         ``num_groups``: target groups, each with an equal part of the slots.
+        ``max_context_tokens``: of a pass over contexts.
         ``chooser`` chooses every round's work, at most that of ``ahead``.
         ``clock``: by default one on which all time outside this model's work is idle. ``masker``: the
         draft's own, where tokens may be masked.
         """
         self._runner = runner
         self.device = runner.device
+        self._max_context_tokens = max_context_tokens
         ahead = ahead or DraftAhead()
         self._draft_state = DraftState(
             num_slots=num_slots,
@@ -126,6 +132,7 @@ class DraftWorker:
         self._runner.update_pages(request.page_updates)
         state, slots_R = self._draft_state, request.slots_R
         first = self._resolve(request)
+        self._keep(slots_R)
         report = self._ahead.adopt_branches(slots_R, first)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
@@ -136,7 +143,7 @@ class DraftWorker:
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
         round = RoundContext(
             num_rows=len(slots_R),
-            num_pass_tokens=len(slots_R) + len(request.context),
+            num_pass_tokens=len(slots_R) + request.num_prefill_tokens,
             num_context_tokens=float(first_R.mean()) if len(first_R) else 0.0,
             is_ahead=False,
         )
@@ -244,13 +251,20 @@ class DraftWorker:
         self._ahead.drop_branches(opened.slots)
         if self._pipeline is not None:
             self._pipeline.open(opened)
-        context = request.context
-        if len(context):
+        self._runner.pages.begin(opened.slots)
+        for context in request.context.parts(self._max_context_tokens):
             state.put_undrafted((context.slots_T, context.positions_T), np.asarray(context.token_ids_T))
             self._runner.forward(context, [])
             # Positions ascend within a slot, so the last write is the largest.
             state.num_computed[context.slots_T] = context.positions_T + 1
             state.num_committed[context.slots_T] = context.positions_T + 1
+            self._keep(context.slots_T)
+
+    def _keep(self, slots: np.ndarray) -> None:
+        """What tokens of these slots may still see; the last of a context may be run once more."""
+        state = self._draft_state
+        positions = np.minimum(state.num_computed[slots], state.num_committed[slots] - 1)
+        self._runner.pages.keep_from(slots, np.maximum(positions, 0))
 
     def begin_group(self, group: int) -> None:
         """Forget all that is known of a target group's sequences."""

@@ -151,7 +151,7 @@ class Engine:
         )
 
         # Without tokens there is no pass: the page updates are those of sequences that have just ended.
-        weights: dict[Kind, int] = {"prefill": len(request.context), "verify": new_blocks.num_tokens}
+        weights: dict[Kind, int] = {"prefill": request.num_prefill_tokens, "verify": new_blocks.num_tokens}
         num_pass_tokens = sum(weights.values())
         pass_time: PhaseTime | None = None
         try:
@@ -215,7 +215,8 @@ class Engine:
             sequences=sequences,
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
             opened=OpenedSequences.of(plan.opened, self._processing),
-            context=flat_context(plan.chunks),
+            context=flat_context(plan.chunks, self.scheduler.settings.draft_window),
+            num_prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
         )
 
     def _end(self, sequence: Sequence, next_token_id: int) -> FinishReason | None:

@@ -85,6 +85,7 @@ def merged(requests: Sequence[ProposalRequest]) -> ProposalRequest:
         ),
         context=_joined([request.context for request in requests]),
         missed=_joined([request.missed for request in requests]),
+        num_prefill_tokens=sum(request.num_prefill_tokens for request in requests),
         next_distributions_W=Dense(torch.cat(dense)) if dense else None,
         groups=tuple(group for request in requests for group in request.groups),
         **columns,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from specdist.cache.draft_window import DraftWindow
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerSettings:
-    """Limits of a batch, in sequences and tokens."""
+    """Limits of a batch, in sequences and tokens; and of what the draft sees of a sequence."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -17,6 +19,7 @@ class SchedulerSettings:
     max_seq_len: int
     seed: int
     shares_room: bool = False
+    draft_window: DraftWindow | None = None
 
     @property
     def num_slots(self) -> int:
@@ -31,6 +34,22 @@ class SchedulerSettings:
         if not self.shares_room:
             return self.max_draft_tokens
         return max(0, min(self.max_draft_tokens, self.max_num_batched_tokens // (2 * num_rows) - 1))
+
+    @property
+    def num_window_pages(self) -> int:
+        """Of a draft with a window."""
+        assert self.draft_window is not None
+        return self.draft_window.num_pool_pages(
+            num_slots=self.num_slots,
+            # The last committed token, candidates, the next token and those ahead, of which a draft that
+            # chooses its work may have as many; and the last of a context, which is run twice.
+            num_reach_tokens=self.max_draft_tokens
+            + max(self.num_ahead_tokens, self.max_draft_tokens + 1)
+            + 3,
+            # Parts of contexts, and tokens of rounds without the draft.
+            num_batched_tokens=2 * self.max_num_batched_tokens + self.num_slots,
+            max_seq_len=self.max_seq_len,
+        )
 
     def halved(self) -> SchedulerSettings:
         """Half the sequences and tokens, but at least one sequence and its block."""

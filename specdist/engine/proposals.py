@@ -36,7 +36,8 @@ class ProposalRequest:
         next_distributions_W: the target's distributions for the ``DRAW`` sequences, in order.
         suspended_slots: of sequences that were preempted; a slot may have a new sequence already.
         opened, context: sequences that begin, and the context tokens of this round's target pass, which the
-            draft runs too, after its reply.
+            draft runs too, after its reply; one with a window runs others: specdist.engine.blocks.
+        num_prefill_tokens: context tokens of the target pass.
         groups: whose sequences they are, where a draft serves several target groups.
     """
 
@@ -50,6 +51,7 @@ class ProposalRequest:
     opened: OpenedSequences
     context: FlatBatch
     missed: FlatBatch = NOTHING_MISSED
+    num_prefill_tokens: int = 0
     # A tensor, sent separately.
     next_distributions_W: Distributions | None = not_sent()
     groups: tuple[int, ...] = not_sent((0,))

@@ -28,6 +28,9 @@ from specdist.models.runner import ModelRunner
 from specdist.models.sizes import ModelSize, model_size
 from specdist.models.static_runs import LONGEST_RUN
 
+# In the place of a number of pages.
+NO_ROOM = -1
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,17 +59,25 @@ class BatchLimits:
         return self.scheduling.num_slots * self.pages_per_seq
 
     @property
+    def num_window_pages(self) -> int:
+        """Of a draft with a window, which follows no page table; 0 without."""
+        if self.scheduling.draft_window is None:
+            return 0
+        return self.scheduling.num_window_pages + self.num_branch_pages
+
+    @property
     def num_branch_pages(self) -> int:
         return self.num_branch_slots * pages_per_branch(self.max_branch_tokens, PAGE_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldModel:
-    """A model, or a rank's shard of one, on a GPU, and its largest pass there."""
+    """A model, or a rank's shard of one, on a GPU, and its largest pass there; a draft may have a window."""
 
     size: ModelSize
     tp_size: int
     limits: PassLimits
+    has_window: bool = False
 
     @property
     def page_bytes(self) -> int:
@@ -186,18 +197,37 @@ def room_on_gpu(
     )
     needs = functools.reduce(Reserve.beside, reserves)
     budget = max(0, memory.free_bytes - needs.total) if given_bytes is None else given_bytes
-    page_bytes = sum(held.page_bytes for held in models)
+    following = [held for held in models if not held.has_window]
     # Passes may copy pages: these copies are a part of the memory that is left, but not of a given size.
     copied_bytes = max(held.copied_page_bytes for held in models) if given_bytes is None else 0
-    num_pages = min(budget // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
+    num_pages, cache_bytes = shared_out(
+        limits,
+        budget,
+        page_bytes=sum(held.page_bytes for held in following),
+        window_page_bytes=sum(held.page_bytes for held in models if held.has_window),
+        copied_bytes=copied_bytes,
+    )
     return CacheRoom(
         name=name,
         num_pages=num_pages,
-        cache_bytes=max(0, num_pages + limits.num_branch_pages) * page_bytes,
+        cache_bytes=cache_bytes,
         budget_bytes=budget,
         memory=memory,
         needs=needs,
     )
+
+
+def shared_out(
+    limits: BatchLimits, budget: int, *, page_bytes: int, window_page_bytes: int, copied_bytes: int = 0
+) -> tuple[int, int]:
+    """Pages of the models that follow the page table, and the bytes of all pages. A window's are as many as
+    it needs, whatever is left."""
+    of_window = limits.num_window_pages * window_page_bytes
+    left = budget - of_window - (limits.num_window_pages * copied_bytes if window_page_bytes else 0)
+    if not page_bytes:
+        return (limits.num_seq_pages if left >= 0 else NO_ROOM), of_window
+    num_pages = min(left // (page_bytes + copied_bytes) - limits.num_branch_pages, limits.num_seq_pages)
+    return num_pages, of_window + max(0, num_pages + limits.num_branch_pages) * page_bytes
 
 
 def room_for_cache(
@@ -221,7 +251,10 @@ def room_for_cache(
         if draft is not None:
             assert models.draft is not None
             passes = draft_limits(limits, sampling, has_kernel=draft.has_kernel(PAGE_SIZE))
-            held.append(HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes))
+            has_window = limits.scheduling.draft_window is not None
+            held.append(
+                HeldModel(size=_size(models.draft, draft), tp_size=1, limits=passes, has_window=has_window)
+            )
         room = room_on_gpu(
             held,
             limits,
@@ -242,14 +275,17 @@ def room_for_cache(
     else:
         num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         budget = given if given is not None else available_memory_bytes(num_local_ranks)
-        page_bytes = sum(runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft) if runner is not None)
-        num_pages = min(budget // page_bytes - limits.num_branch_pages, limits.num_seq_pages)
-        room = CacheRoom(
-            name=name,
-            num_pages=num_pages,
-            cache_bytes=max(0, num_pages + limits.num_branch_pages) * page_bytes,
-            budget_bytes=budget,
+        of_target, of_draft = (
+            0 if runner is None else runner.bytes_per_page(PAGE_SIZE) for runner in (target, draft)
         )
+        has_window = limits.scheduling.draft_window is not None
+        num_pages, cache_bytes = shared_out(
+            limits,
+            budget,
+            page_bytes=of_target + (0 if has_window else of_draft),
+            window_page_bytes=of_draft if has_window else 0,
+        )
+        room = CacheRoom(name=name, num_pages=num_pages, cache_bytes=cache_bytes, budget_bytes=budget)
     logger.info("%s", room)
     return room
 
@@ -259,6 +295,12 @@ def refusal(config: GenerateConfig, limits: BatchLimits, room: CacheRoom) -> str
     num_tokens = max(0, room.num_pages) * PAGE_SIZE
     lower = f", or lower --max_seq_len to {num_tokens}" if num_tokens else ""
     longest = limits.scheduling.max_seq_len
+    if room.num_pages < 0 and config.draft_window is not None:
+        return (
+            f"--draft_window {config.draft_window} needs {limits.num_window_pages} pages of the draft's "
+            f"cache for {limits.scheduling.num_slots} sequences, more than memory holds ({room}): lower it, "
+            "or --max_num_seqs"
+        )
     short = f"can hold {num_tokens} tokens, fewer than one sequence of --max_seq_len {longest}"
     if config.cache_memory is not None:
         return f"--cache_memory {config.cache_memory} {short}: raise --cache_memory{lower}"

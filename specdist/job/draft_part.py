@@ -73,7 +73,7 @@ class DraftPart(Replica):
         num_branch_slots, max_branch_tokens = self._room_for_branches()
         limits = BatchLimits(
             scheduling=self._scheduling_of_all,
-            num_branch_slots=num_branch_slots,
+            num_branch_slots=num_groups * num_branch_slots,
             max_branch_tokens=max_branch_tokens,
             works_ahead=self._works_ahead,
         )
@@ -83,22 +83,6 @@ class DraftPart(Replica):
         if room.num_pages // num_groups < limits.pages_per_seq:
             raise UserError(refusal(self._config, limits, room))
         return room.num_pages // num_groups
-
-    def _room_for_branches(self) -> tuple[int, int]:
-        num_branch_slots, max_branch_tokens = super()._room_for_branches()
-        return self._num_groups * num_branch_slots, max_branch_tokens
-
-    def _allocate(self) -> None:
-        """Of all groups together."""
-        num_branch_slots, max_branch_tokens = self._room_for_branches()
-        self.draft_runner.allocate(
-            num_pages=self._num_groups * self.num_pages,
-            page_size=self.assembly().page_size,
-            num_slots=self._num_groups * self.num_slots,
-            max_seq_len=self._scheduling.max_seq_len,
-            num_branch_slots=num_branch_slots,
-            max_branch_tokens=max_branch_tokens,
-        )
 
     def serve_groups(self) -> None:
         """Until this process is ended."""
@@ -162,7 +146,7 @@ class DraftPart(Replica):
         found = measure_draft(
             dataclasses.replace(self.assembly(), scheduling=self._scheduling_of_all),
             self.draft_runner,
-            num_branch_slots=num_branch_slots,
+            num_branch_slots=self._num_groups * num_branch_slots,
             num_context_tokens=num_context_tokens,
             max_seq_len=self._models.max_seq_len,
             uses_features=self._config.is_traced or uses_features(self._config.policy),

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from specdist.cache.draft_window import DraftWindow
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.config.groups import SELF
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
@@ -19,6 +20,7 @@ from specdist.data.access import check_output
 from specdist.data.files import FileStamp, unique_tag
 from specdist.data.layout import RUN_TAG, layout_info
 from specdist.data.storage import is_url, storage_path
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.report import check_results, frozen_costs
@@ -171,6 +173,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
 
 def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
     """How many sequences and tokens may run at a time."""
+    window = config.draft_window if config.uses_draft_model else None
     limits = SchedulerSettings(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -178,6 +181,7 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
         max_new_tokens=config.max_new_tokens,
         max_seq_len=models.max_seq_len,
         seed=config.seed,
+        draft_window=None if window is None else DraftWindow.of_tokens(window, PAGE_SIZE),
         # Its block lengths depend on the batch anyway.
         shares_room=config.policy == "goodput" or (config.uses_memory and config.is_coupled),
     )
@@ -310,6 +314,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "num_draft_tokens": None,
         **config.policy_options,
         **_head_fingerprint(config, models),
+        **({} if config.draft_window is None else {"draft_window": config.draft_window}),
         "acceptance": config.acceptance,
         "overlap": config.overlap,
         "num_branches": config.num_branches if config.drafts_ahead or config.chooses_rounds else None,

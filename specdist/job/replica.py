@@ -49,6 +49,9 @@ from specdist.utils.errors import UserError
 class Replica:
     """This rank's part of a replica. All ranks construct it at the same time."""
 
+    # Target groups that the draft of this rank serves.
+    _num_groups = 1
+
     def __init__(
         self,
         config: GenerateConfig,
@@ -333,12 +336,12 @@ class Replica:
         return room.num_pages
 
     def _allocate(self) -> None:
-        num_branch_slots, max_branch_tokens = self._room_for_branches()
-        for runner in (self._target, self._draft):
-            if runner is not None:
-                self.assembly().allocate(
-                    runner, num_branch_slots=num_branch_slots, max_branch_tokens=max_branch_tokens
-                )
+        if self._target is not None:
+            self.assembly().allocate(self._target)
+        if self._draft is not None:
+            self.assembly().allocate_draft(
+                self._draft, *self._room_for_branches(), num_groups=self._num_groups
+            )
 
     def _room_for_branches(self) -> tuple[int, int]:
         """Number of branches in this rank's cache, and the most tokens of each. For a draft that works ahead

@@ -34,6 +34,7 @@ TERMS = (
     "acceptance",
     "overlap",
     "num_branches",
+    "draft_window",
     "temperature",
     "top_k",
     "top_p",

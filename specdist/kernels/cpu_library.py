@@ -65,7 +65,8 @@ class Model(ctypes.Structure):
 class Batch(ctypes.Structure):
     _fields_ = (
         *((name, c_index) for name in ("num_tokens", "num_logits", "table_width")),
-        *((name, c_address) for name in ("token_ids", "slots", "positions", "logits_index", "page_table")),
+        *((name, c_address) for name in ("token_ids", "slots", "positions", "logits_index")),
+        *((name, c_address) for name in ("rotations", "page_table")),
         *((name, c_address) for name in ("cosines", "sines", "hidden", "logits", "workspace")),
     )
 

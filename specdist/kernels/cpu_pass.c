@@ -66,6 +66,7 @@ typedef struct {
 typedef struct {
     int64_t num_tokens, num_logits, table_width;
     const int64_t *token_ids, *slots, *positions, *logits_index;
+    const int64_t *rotations; /* the positions of tokens in their sequences, not among their visible keys */
     const int32_t *page_table; /* [slots, table_width] */
     const void *cosines, *sines; /* [positions, D] of the model's type */
     void *hidden, *logits;     /* [N, E], [N, V]; logits may be null */
@@ -456,8 +457,8 @@ INLINE void run_thread(const Model *model, const Batch *batch, int64_t thread, i
                 const float *norm = head < H ? layer->query_norm : layer->key_norm;
                 if (norm)
                     normalize(numbers, norm, D, model->head_epsilon, numbers);
-                const char *row_c = (const char *)batch->cosines + position * D * (is_half ? 2 : 4);
-                const char *row_s = (const char *)batch->sines + position * D * (is_half ? 2 : 4);
+                const char *row_c = (const char *)batch->cosines + batch->rotations[token] * D * (is_half ? 2 : 4);
+                const char *row_s = (const char *)batch->sines + batch->rotations[token] * D * (is_half ? 2 : 4);
                 rotate(numbers, row_c, row_s, D, is_half);
             }
             const float *keys = wide + (token * num_all + H) * D;

@@ -89,10 +89,11 @@ class CompiledPass:
         """Logits [N, V], of no columns without ``has_logits``, and last hidden states [N, E]."""
         num_tokens, num_logits = len(batch), len(logits_index_N)
         token_ids_T = torch.as_tensor(batch.token_ids_T, dtype=torch.int64).contiguous()
-        indices = [np.ascontiguousarray(each, np.int64) for each in (batch.slots_T, batch.positions_T)]
+        of_tokens = (batch.slots_T, batch.positions_T, batch.model_positions_T)
+        indices = [np.ascontiguousarray(each, np.int64) for each in of_tokens]
         logits_index_N = np.ascontiguousarray(logits_index_N, np.int64)
         table = np.ascontiguousarray(page_table, np.int32)
-        self._extend_rotation(int(batch.positions_T.max()) + 1)
+        self._extend_rotation(int(batch.model_positions_T.max()) + 1)
         logits = torch.empty(num_logits, self._vocab_size if has_logits else 0, dtype=self._dtype)
         hidden_NE = torch.empty(num_logits, self._model.hidden_size, dtype=self._dtype)
         model = ctypes.byref(self._model)
@@ -107,6 +108,7 @@ class CompiledPass:
             token_ids=token_ids_T.data_ptr(),
             slots=indices[0].ctypes.data,
             positions=indices[1].ctypes.data,
+            rotations=indices[2].ctypes.data,
             logits_index=logits_index_N.ctypes.data,
             page_table=table.ctypes.data,
             cosines=self._cosines.data_ptr(),

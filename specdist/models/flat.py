@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.cache.branch_pages import BranchPageTable
+from specdist.cache.draft_window import WindowPageTable
+
 # Segments share an attention call while the shortest has at least half the keys of the longest, so padding
 # never doubles the work; below this many keys the call itself costs more than the padding.
 FREE_PADDING_KEYS = 128
@@ -29,8 +32,19 @@ class FlatBatch:
     slots_T: np.ndarray
     positions_T: np.ndarray
 
+    @property
+    def model_positions_T(self) -> np.ndarray:
+        """Positions as the model's layers know them."""
+        return self.positions_T
+
     def __len__(self) -> int:
         return len(self.slots_T)
+
+    def parts(self, num_tokens: int) -> Iterator[FlatBatch]:
+        """Of at most so many tokens each; none of an empty batch."""
+        for begin in range(0, len(self), num_tokens):
+            own = slice(begin, begin + num_tokens)
+            yield FlatBatch(self.token_ids_T[own], self.slots_T[own], self.positions_T[own])
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,32 @@ class Segments:
         bounds = np.concatenate([[0], changes, [len(slots_T)]])
         starts_S, ends_S = bounds[:-1], bounds[1:]
         return Segments(starts_S, ends_S - starts_S, batch.positions_T[ends_S - 1] + 1)
+
+
+@dataclass(frozen=True)
+class SeenBatch(FlatBatch):
+    """A batch as the attention of a model with a window takes it: slots are segments of a table of visible
+    pages, and positions are places in them; ``true_positions`` are those in the sequences."""
+
+    true_positions_T: np.ndarray
+
+    @property
+    def model_positions_T(self) -> np.ndarray:
+        return self.true_positions_T
+
+
+def as_seen(batch: FlatBatch, table: BranchPageTable) -> tuple[FlatBatch, np.ndarray]:
+    """The batch and the table of pages as attention takes them. Pages of a window are reserved."""
+    if not isinstance(table, WindowPageTable):
+        return batch, table.pages
+    slots_T, positions_T = batch.slots_T, batch.positions_T
+    is_first_T = np.ones(len(slots_T), bool)
+    is_first_T[1:] = (slots_T[1:] != slots_T[:-1]) | (positions_T[1:] != positions_T[:-1] + 1)
+    starts_S = np.flatnonzero(is_first_T)
+    lengths_S = np.diff(np.append(starts_S, len(slots_T)))
+    table.reserve(slots_T[starts_S], positions_T[starts_S], positions_T[starts_S] + lengths_S)
+    seen = table.visible(slots_T, positions_T)
+    return SeenBatch(batch.token_ids_T, seen.segments_T, seen.places_T, positions_T), seen.pages_SP
 
 
 def cache_indices(batch: FlatBatch, page_table: np.ndarray, page_size: int) -> np.ndarray:

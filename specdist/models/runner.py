@@ -19,12 +19,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
+from specdist.cache.draft_window import DraftWindow, page_table
 from specdist.cache.key_value import KeyValueCache
 from specdist.cache.pages import PageUpdates
 from specdist.config.groups import ModelImpl
 from specdist.models.attention import LayerAttention, LayerShapes, PagedAttention
 from specdist.models.compiled import CompiledPass
-from specdist.models.flat import FlatBatch, plan_attention
+from specdist.models.flat import FlatBatch, as_seen, plan_attention
 from specdist.models.fusing import FusedLayers
 from specdist.models.graphs import Capturer, CudaGraphs
 from specdist.models.hidden import HiddenStateHead, LastHiddenStates, with_head_logits
@@ -35,7 +36,7 @@ from specdist.models.llama import LlamaPass
 from specdist.models.llama_check import choose_pass
 from specdist.models.probe import choose_kernel
 from specdist.models.segments import ragged_segments
-from specdist.models.static import NUM_SCRATCH_PAGES, StaticPasses
+from specdist.models.static import MAX_TOKENS, NUM_SCRATCH_PAGES, StaticPasses
 from specdist.models.static_runs import StaticRuns, num_run_inputs
 from specdist.utils.errors import UserError
 
@@ -73,7 +74,6 @@ class Acceleration:
 
 
 NOT_ALLOCATED = "allocate() must be called first"
-
 logger = logging.getLogger(__name__)
 
 
@@ -176,8 +176,10 @@ class ModelRunner:
         max_seq_len: int,
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
+        window: DraftWindow | None = None,
     ) -> None:
-        """Allocate the cache, once: the slots' pages, and those of the branches after them."""
+        """Allocate the cache, once: the slots' pages, and those of the branches after them. With a
+        ``window`` the pages are its own: :meth:`DraftWindow.num_pool_pages`."""
         acceleration = self._acceleration
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._cache = KeyValueCache(
@@ -189,7 +191,8 @@ class ModelRunner:
         )
         if self._compiled is not None:
             self._compiled.bind(self._cache)
-        self._table = BranchPageTable(
+        self._table = page_table(
+            window,
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
@@ -198,39 +201,42 @@ class ModelRunner:
             max_branch_tokens=max_branch_tokens,
         )
         self._choose_kernel(page_size)
-        num_all_slots, table_width = self._table.pages.shape
+        width = self._table.visible_width
         if acceleration.is_static:
             self._static = StaticPasses(
                 self._run,
                 self._cache,
                 self._kernel or SdpaKernel(),
                 scratch_page=num_all_pages,
-                num_slots=num_all_slots,
-                table_width=table_width,
+                most_segments=self._table.most_segments(MAX_TOKENS),
+                table_width=width,
                 device=self.device,
                 capturer=acceleration.capturer,
                 takes_features=self.head_uses_features,
-                num_more_inputs=num_run_inputs(num_all_slots),
+                num_more_inputs=num_run_inputs(len(self._table.pages), 0 if window is None else width),
             )
             self.runs = StaticRuns(
-                self._static, self._table.pages, acceleration.capturer, self.dtype, self._head, self._on_pass
+                self._static, self._table, acceleration.capturer, self.dtype, self._head, self._on_pass
             )
 
-    def update_pages(self, updates: PageUpdates) -> None:
+    @property
+    def pages(self) -> BranchPageTable:
+        """To be told which sequences its slots have, and how far."""
         assert self._table is not None, NOT_ALLOCATED
-        self._table.pages[updates.slots, updates.indices] = updates.pages
+        return self._table
+
+    def update_pages(self, updates: PageUpdates) -> None:
+        self.pages.update(updates)
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
         """Branch off each slot before a position, into a slot of its own after those of the sequences."""
-        assert self._table is not None, NOT_ALLOCATED
-        self._copy(self._table.open(slots_B, branches_B, positions_B))
+        self._copy(self.pages.open(slots_B, branches_B, positions_B))
 
     def adopt_branches(
         self, branches_B: np.ndarray, slots_B: np.ndarray, begins_B: np.ndarray, lengths_B: np.ndarray
     ) -> None:
         """Let each slot take over ``lengths`` tokens of a branch, from position ``begins`` on."""
-        assert self._table is not None, NOT_ALLOCATED
-        self._copy(self._table.adopt(branches_B, slots_B, begins_B, lengths_B))
+        self._copy(self.pages.adopt(branches_B, slots_B, begins_B, lengths_B))
 
     def _copy(self, copies: TokenCopies) -> None:
         assert self._cache is not None, NOT_ALLOCATED
@@ -286,17 +292,17 @@ class ModelRunner:
     ) -> Tensor:
         """Logits [N, V], or with a head [N, V + 1], the last column being the head's logit. Without the
         features that it uses, that column is meaningless."""
-        assert self._cache is not None and self._table is not None, NOT_ALLOCATED
         asked_N = np.asarray(logits_index, np.int64)
+        batch, pages_SP = as_seen(batch, self.pages)
         if self._static is not None:
             logits = self._static.forward(
-                batch, asked_N, self._table.pages, features_3N, is_copied=not self.reuses_logits
+                batch, asked_N, pages_SP, features_3N, is_copied=not self.reuses_logits
             )
             if logits is not None:
                 if self._on_pass is not None:
                     self._on_pass()  # a replay runs no model
                 return logits
-        return self._forward_ragged(batch, asked_N, features_3N)
+        return self._forward_ragged(batch, pages_SP, asked_N, features_3N)
 
     def forward_with_hidden(
         self, batch: FlatBatch, logits_index: Sequence[int] | np.ndarray
@@ -304,36 +310,35 @@ class ModelRunner:
         """Like :meth:`forward`, with the tokens' last hidden states [N, H]: what the output head gets, after
         the final norm. Always a ragged pass: a recorded one runs no hook.
         """
+        asked_N, (batch, pages_SP) = np.asarray(logits_index, np.int64), as_seen(batch, self.pages)
         if self._compiled is not None:
-            return self._forward_compiled(batch, np.asarray(logits_index, np.int64))
+            return self._forward_compiled(batch, pages_SP, asked_N)
         with LastHiddenStates(self.model) as caught:
-            logits_NV = self._forward_ragged(batch, np.asarray(logits_index, np.int64))
+            logits_NV = self._forward_ragged(batch, pages_SP, asked_N)
         return self._without_estimates(logits_NV), caught.hidden_NH[: len(logits_NV)]
 
     def _without_estimates(self, outputs: Tensor) -> Tensor:
         return outputs if self._head is None else outputs[:, :-1]
 
     def _forward_ragged(
-        self, batch: FlatBatch, asked_N: np.ndarray, features_3N: Tensor | None = None
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray, features_3N: Tensor | None = None
     ) -> Tensor:
-        assert self._cache is not None and self._table is not None, NOT_ALLOCATED
+        assert self._cache is not None, NOT_ALLOCATED
         if self._compiled is not None:
-            logits_NV, hidden_NE = self._forward_compiled(batch, asked_N)
+            logits_NV, hidden_NE = self._forward_compiled(batch, pages_SP, asked_N)
             return self._with_estimates(logits_NV, hidden_NE, features_3N)
         attention: LayerAttention
         if self._kernel is None:
-            plan = plan_attention(batch, self._table.pages, self._cache.page_size, self.device)
+            plan = plan_attention(batch, pages_SP, self._cache.page_size, self.device)
             attention = PagedAttention(self._cache, plan)
         else:
-            segments, cache_index_T = ragged_segments(
-                batch, self._table.pages, self._cache.page_size, self.device
-            )
+            segments, cache_index_T = ragged_segments(batch, pages_SP, self._cache.page_size, self.device)
             attention = KernelAttention(self._cache, self._kernel, segments, cache_index_T)
         # The output head needs at least one token; its logits are dropped if none are wanted.
         kept = asked_N if len(asked_N) else np.zeros(1, np.int64)
         logits = self._run(
             torch.as_tensor(batch.token_ids_T, dtype=torch.int64, device=self.device),
-            torch.as_tensor(batch.positions_T, dtype=torch.int64, device=self.device),
+            torch.as_tensor(batch.model_positions_T, dtype=torch.int64, device=self.device),
             torch.from_numpy(kept).to(self.device),
             attention,
             features_3N if len(asked_N) else None,
@@ -341,10 +346,12 @@ class ModelRunner:
         return logits[: len(asked_N)]
 
     @torch.inference_mode()
-    def _forward_compiled(self, batch: FlatBatch, asked_N: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _forward_compiled(
+        self, batch: FlatBatch, pages_SP: np.ndarray, asked_N: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
         """Logits [N, V] and last hidden states [N, E]."""
-        assert self._compiled is not None and self._table is not None
-        outputs = self._compiled(batch, asked_N, self._table.pages)
+        assert self._compiled is not None
+        outputs = self._compiled(batch, asked_N, pages_SP)
         if self._on_pass is not None:
             self._on_pass()
         return outputs

@@ -121,7 +121,7 @@ def pack_inputs(
     if not isinstance(batch.token_ids_T, Tensor):
         token_ids[:num_tokens] = batch.token_ids_T
     positions.fill(0)
-    positions[:num_tokens] = batch.positions_T
+    positions[:num_tokens] = batch.model_positions_T
     cache_index[:] = scratch_page * page_size + np.arange(len(cache_index)) % page_size
     cache_index[:num_tokens] = cache_indices(batch, page_table, page_size)
     # The first token's logits are repeated; if none are wanted, nobody reads them.
@@ -152,7 +152,7 @@ class StaticPasses:
         kernel: PagedKernel,
         *,
         scratch_page: int,
-        num_slots: int,
+        most_segments: int,
         table_width: int,
         device: torch.device,
         capturer: Capturer | None,
@@ -163,6 +163,7 @@ class StaticPasses:
         Args:
             run_model: (token ids [T], positions [T], logits index [N], attention, features [3, N]) to logits
                 [N, V].
+            most_segments: of a pass; table_width: most pages that a segment sees.
             capturer: None runs every pass unrecorded.
             takes_features: ``run_model`` gets features of the tokens whose logits are wanted; else None.
             num_more_inputs: room for inputs besides those of a pass.
@@ -174,7 +175,7 @@ class StaticPasses:
         self.table_width = table_width
         self.device = device
         self._graphs = CheckedGraphs(capturer)
-        largest = Bucket(MAX_TOKENS, _power_of_two(num_slots) + 1, table_width, MAX_TOKENS)
+        largest = Bucket(MAX_TOKENS, _power_of_two(most_segments) + 1, table_width, MAX_TOKENS)
         self.staging = InputStaging(sum(largest.part_lengths) + num_more_inputs, device)
         # They may be on the device already, so they are not among the staged inputs.
         self.features_3N = torch.zeros(3, MAX_TOKENS, device=device) if takes_features else None

@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdist.models.flat import FlatBatch, Segments, cache_indices
+from specdist.cache.branch_pages import BranchPageTable
+from specdist.cache.draft_window import WindowPageTable
+from specdist.models.flat import FlatBatch, Segments, as_seen, cache_indices
 from specdist.models.graphs import TOLERANCES, Capturer, CheckedGraphs
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.kernel import KernelAttention
@@ -48,24 +50,32 @@ class DraftedRun(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]."""
+    """Of all passes but the first: [D - 1, S]; ``starts``: [S + 1]; ``keys``: int64 [3, S]; of a window also
+    ``tables``: the pages [D - 1, S, P] that each step's token sees."""
 
     positions: Tensor
     cache_index: Tensor
     used: Tensor
     starts: Tensor
     keys: Tensor
+    tables: Tensor
 
 
-def lengths_of(num_rows: int, num_steps: int) -> list[int]:
-    """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass."""
+def lengths_of(num_rows: int, num_steps: int, num_pages: int = 0) -> list[int]:
+    """Of the parts of :class:`_Inputs`, in int32, rounded up as those of a pass; ``num_pages``: of a window's
+    tables."""
     aligned = _aligned(num_rows)
-    return [*3 * [(num_steps - 1) * aligned], _aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * aligned]
+    num_passes = num_steps - 1
+    tables = num_passes * aligned * num_pages
+    return [
+        *3 * [num_passes * aligned], _aligned(num_rows + 1), NUM_KEYS * KEY_NUMBERS * aligned, tables
+    ]  # fmt: skip
 
 
-def num_run_inputs(num_slots: int) -> int:
-    """Most inputs that a run has besides those of its first pass."""
-    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN))
+def num_run_inputs(num_slots: int, num_pages: int = 0) -> int:
+    """Most inputs that a run has besides those of its first pass; ``num_pages``: seen by a token in a window,
+    else 0."""
+    return sum(lengths_of(bucket_of_tokens(num_slots), LONGEST_RUN, num_pages))
 
 
 def _aligned(number: int) -> int:
@@ -78,7 +88,7 @@ class StaticRuns:
     def __init__(
         self,
         passes: StaticPasses,
-        page_table: np.ndarray,
+        page_table: BranchPageTable,
         capturer: Capturer | None,
         dtype: torch.dtype,
         head: HiddenStateHead | None = None,
@@ -86,11 +96,12 @@ class StaticRuns:
     ) -> None:
         """
         Args:
-            page_table: of the runner, which changes it.
+            page_table: of the runner.
             dtype: of the model; ``head``: that its passes run; ``on_pass``: called after a run.
         """
         self._passes = passes
-        self._page_table = page_table
+        self._table = page_table
+        self._has_window = isinstance(page_table, WindowPageTable)
         self._on_pass = on_pass
         self._tolerance = TOLERANCES[dtype]
         self._head = head
@@ -116,16 +127,23 @@ class StaticRuns:
             keys: of the first token that each sequence draws.
             features_3A: of the last tokens of ``batch``, for a head that uses them.
         """
-        segments, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
-        last_keys_A = segments.num_keys_S + num_steps_A - 1
-        bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_A), num_rows)
+        of_rows, num_steps, num_rows = Segments.of(batch), int(num_steps_A.max()), len(num_steps_A)
+        ends_A = of_rows.starts_S + of_rows.lengths_S - 1
+        slots_A, num_more_keys_S = batch.slots_T[ends_A], num_steps_A - 1
+        seen, pages_SP = as_seen(batch, self._table)
+        segments = of_rows
+        if self._has_window:
+            # Later steps have tables of their own.
+            segments, num_more_keys_S = Segments.of(seen), np.zeros(1, np.int64)
+        last_keys_S = segments.num_keys_S + num_more_keys_S
+        bucket = self._passes.choose_bucket(dataclasses.replace(segments, num_keys_S=last_keys_S), num_rows)
         key = bucket, num_steps, draws
         if bucket is None or (self._graphs.is_full and not self._graphs.is_known(key)):
             return None
-        ends_A = segments.starts_S + segments.lengths_S - 1
-        self._passes.pack(bucket, batch, segments, ends_A, self._page_table, num_steps_A - 1)
-        slots_A = batch.slots_T[ends_A]
-        num_inputs = self._pack(bucket, slots_A, segments.num_keys_S, num_steps_A, keys)
+        if self._has_window:
+            bucket = bucket._replace(num_pages=self._passes.table_width)
+        self._passes.pack(bucket, seen, segments, ends_A, pages_SP, num_more_keys_S)
+        num_inputs = self._pack(bucket, slots_A, of_rows.num_keys_S, num_steps_A, keys)
         self._passes.send(bucket, batch, features_3A, num_inputs)
         is_new = key not in self._scores
 
@@ -158,10 +176,10 @@ class StaticRuns:
     ) -> int:
         """Write the inputs of a run after those of its first pass; returns their number."""
         passes, num_steps, num_rows = self._passes, int(num_steps_A.max()), len(num_steps_A)
-        lengths = lengths_of(bucket.num_logits, num_steps)
+        lengths = self._lengths(bucket, num_steps)
         first = sum(bucket.part_lengths)
         host = passes.staging.host()[first : first + sum(lengths)]
-        positions, cache_index, used, starts, key_words = np.split(host, np.cumsum(lengths)[:-1])
+        positions, cache_index, used, starts, key_words, tables = np.split(host, np.cumsum(lengths)[:-1])
         page_size = passes.cache.page_size
         places = np.arange(len(cache_index)) % page_size
         positions.fill(0)
@@ -174,22 +192,32 @@ class StaticRuns:
         positions_T = num_keys_A[rows] + steps
         lines = steps * _aligned(bucket.num_logits) + rows
         drawn = FlatBatch(positions_T, slots_A[rows], positions_T)
+        seen, pages_SP = as_seen(drawn, self._table)
         positions[lines] = positions_T
-        cache_index[lines] = cache_indices(drawn, self._page_table, page_size)
-        used[lines] = positions_T + 1
+        cache_index[lines] = cache_indices(seen, pages_SP, page_size)
+        used[lines] = seen.positions_T + 1
+        if self._has_window:
+            tables.fill(passes.scratch_page)
+            tables.reshape(-1, bucket.num_pages)[lines] = pages_SP[seen.slots_T]
         words = np.zeros((NUM_KEYS, len(key_words) // (NUM_KEYS * KEY_NUMBERS)), np.int64)
         words[:, :num_rows] = keys.stream_keys_N, keys.positions_N, keys.num_misses_N
         key_words[:] = words.view(np.int32).ravel()
         return sum(lengths)
 
+    def _lengths(self, bucket: Bucket, num_steps: int) -> list[int]:
+        return lengths_of(bucket.num_logits, num_steps, bucket.num_pages if self._has_window else 0)
+
     def _inputs(self, bucket: Bucket, num_steps: int) -> _Inputs:
         """Views of the device's buffer."""
-        num_rows, lengths = bucket.num_logits, lengths_of(bucket.num_logits, num_steps)
+        num_rows, lengths = bucket.num_logits, self._lengths(bucket, num_steps)
         first = sum(bucket.part_lengths)
-        *parts, starts, keys = self._passes.staging.buffer[first : first + sum(lengths)].split(lengths)
+        *parts, starts, keys, tables = self._passes.staging.buffer[first : first + sum(lengths)].split(
+            lengths
+        )
         positions, cache_index, used = (part.view(num_steps - 1, -1)[:, :num_rows] for part in parts)
         keys_3S = keys.view(torch.int64).view(NUM_KEYS, -1)[:, :num_rows]
-        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S)
+        tables_DSP = tables.view(num_steps - 1, -1, bucket.num_pages)[:, :num_rows]
+        return _Inputs(positions, cache_index, used, starts[: num_rows + 1], keys_3S, tables_DSP)
 
     @torch.inference_mode()
     def _compute(self, key: Hashable, bucket: Bucket, num_steps: int, draws: DraftDraws) -> Tensor:
@@ -210,7 +238,7 @@ class StaticRuns:
         for step in range(num_steps):
             if step:
                 segments = PagedSegments(
-                    block_table_SP=table_SP,
+                    block_table_SP=inputs.tables[step - 1] if self._has_window else table_SP,
                     used_S=inputs.used[step - 1],
                     query_starts_S1=inputs.starts,
                     num_queries=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,13 +33,15 @@ S_PER_HOUR = 3600
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch."""
+    """Lengths are those of every row, in tokens; ``caught`` is the share of misses that branches catch;
+    ``draft_window``: what the draft sees of a sequence, if not all."""
 
     prompt_tokens: int
     output_tokens: int
     num_prompts: int
     acceptance: float
     caught: float
+    draft_window: int | None = None
 
     @property
     def row_tokens(self) -> int:
@@ -48,6 +51,11 @@ class Work:
     def mean_context_tokens(self) -> float:
         """Mean length of a sequence while its completion grows."""
         return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def draft_context_tokens(self) -> float:
+        """What of it the draft sees, without the few tokens that a page has more."""
+        return min(self.mean_context_tokens, self.draft_window or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +172,7 @@ class Planner:
             num_draft_tokens=num_draft_tokens,
             num_branches=self._settings(mode, 1, num_draft_tokens).num_branches,
             targets_per_draft=targets_per_draft,
+            draft_window=self._work.draft_window,
         )
 
     def _plans(self, mode: Mode) -> Iterator[Plan]:
@@ -219,10 +228,13 @@ class Planner:
                 model=model,
                 gpu=self._site.gpu,
                 tp_size=ranks,
-                context_tokens=self._work.mean_context_tokens,
+                context_tokens=context,
                 counts=counts,
             )
-            for model, ranks, counts in ((self._target, tp_size, TARGET_PASS), (self._draft, 1, DRAFT_PASS))
+            for model, ranks, counts, context in (
+                (self._target, tp_size, TARGET_PASS, self._work.mean_context_tokens),
+                (self._draft, 1, DRAFT_PASS, self._work.draft_context_tokens),
+            )
         )
         assert target is not None
         branches = self._settings("branches", num_rows, 1, targets_per_draft)

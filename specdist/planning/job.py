@@ -78,6 +78,7 @@ def run_plan(config: PlanConfig, command: str) -> tuple[str, dict[str, Any]]:
         num_prompts=config.num_prompts,
         acceptance=acceptance or 0.0,
         caught=config.caught,
+        draft_window=config.draft_window,
     )
     _check_lengths(work, target, draft)
     gpu = (

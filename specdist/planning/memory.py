@@ -5,15 +5,19 @@ The arithmetic is the job's own (:mod:`specdist.job.allocation`), before anythin
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from specdist.cache.draft_window import DraftWindow
+from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.job.allocation import (
     BatchLimits,
     HeldModel,
     draft_limits,
     room_on_gpu,
+    shared_out,
     target_limits,
 )
 from specdist.models.memory import RESERVED_FRACTION, DeviceMemory
@@ -66,6 +70,7 @@ class _Work:
     num_branches: int = 0
     works_ahead: bool = False
     num_targets: int = 1
+    draft_window: DraftWindow | None = None
 
     def limits(self, num_rows: int) -> BatchLimits:
         """The limits of a job with this many running sequences of every target."""
@@ -79,6 +84,7 @@ class _Work:
                 max_new_tokens=self.row_tokens,
                 max_seq_len=self.row_tokens,
                 seed=0,
+                draft_window=self.draft_window,
             ),
             num_branch_slots=num_rows * self.num_branches,
             max_branch_tokens=block_tokens if self.num_branches else 0,
@@ -97,16 +103,19 @@ def fit(
     num_draft_tokens: int = 0,
     num_branches: int = 0,
     targets_per_draft: int = 1,
+    draft_window: int | None = None,
 ) -> Fit:
     """The memory of a replica whose rows have up to ``row_tokens`` tokens, as the job plans it; the draft
-    holds those of all its targets."""
+    holds those of all its targets, or ``draft_window`` tokens of each."""
     drafts = draft is not None and mode != "target only"
+    window = None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE)
     work = _Work(row_tokens=row_tokens, num_draft_tokens=num_draft_tokens if drafts else 0)
     of_target = int(tp_size > 1)
     if draft is None or mode == "target only":
         return Fit(target=_share(gpu, work, of_target, target=target, tp_size=tp_size), draft=None)
     if mode == "colocated":
-        both = _share(gpu, work, of_target, target=target, tp_size=tp_size, draft=draft)
+        beside = dataclasses.replace(work, draft_window=window)
+        both = _share(gpu, beside, of_target, target=target, tp_size=tp_size, draft=draft)
         return Fit(target=both, draft=None)
     drafting = _Work(
         row_tokens=row_tokens,
@@ -114,6 +123,7 @@ def fit(
         num_branches=num_branches,
         works_ahead=mode in ("ahead", "branches"),
         num_targets=targets_per_draft,
+        draft_window=window,
     )
     return Fit(
         target=_share(gpu, work, of_target + 1, target=target, tp_size=tp_size),
@@ -139,7 +149,8 @@ def _share(
             models.append(HeldModel(size=target, tp_size=tp_size, limits=passes))
         if draft is not None:
             passes = draft_limits(limits, SAMPLING)
-            models.append(HeldModel(size=draft, tp_size=1, limits=passes))
+            has_window = work.draft_window is not None
+            models.append(HeldModel(size=draft, tp_size=1, limits=passes, has_window=has_window))
         return models
 
     one = held(work.limits(1))
@@ -159,22 +170,29 @@ def _share(
 
     def fits(num_rows: int) -> bool:
         limits = work.limits(num_rows)
-        models = held(limits)
         if gpu.is_host:
-            num_pages = limits.num_seq_pages + limits.num_branch_pages
-            cache_bytes = num_pages * sum(model.page_bytes for model in models)
-            return cache_bytes <= memory.free_bytes - reserved_bytes(num_rows)
-        room = room_on_gpu(models, limits, SAMPLING, memory, num_communicators=num_communicators)
+            left = memory.free_bytes - reserved_bytes(num_rows)
+            return shared_out(limits, left, **page_bytes)[0] >= limits.num_seq_pages
+        room = room_on_gpu(held(limits), limits, SAMPLING, memory, num_communicators=num_communicators)
         return room.num_pages >= limits.num_seq_pages
+
+    def cache_bytes(num_rows: int) -> int:
+        limits = work.limits(num_rows)
+        of_window = limits.num_window_pages * page_bytes["window_page_bytes"]
+        return of_window + (limits.num_seq_pages + limits.num_branch_pages) * page_bytes["page_bytes"]
+
+    page_bytes = {
+        "page_bytes": sum(model.page_bytes for model in one if not model.has_window),
+        "window_page_bytes": sum(model.page_bytes for model in one if model.has_window),
+    }
 
     most_rows = _largest(fits)
     reserved = reserved_bytes(max(1, most_rows))
-    limits = work.limits(1)
-    page_bytes = sum(model.page_bytes for model in one)
+    branch_bytes = work.limits(1).num_branch_pages * sum(page_bytes.values())
     return Share(
         weight_bytes=weight_bytes,
-        cache_bytes_per_row=limits.num_seq_pages * page_bytes,
-        branch_bytes_per_row=limits.num_branch_pages * page_bytes,
+        cache_bytes_per_row=cache_bytes(2) - cache_bytes(1) - branch_bytes,
+        branch_bytes_per_row=branch_bytes,
         reserved_bytes=reserved,
         usable_bytes=gpu.memory_bytes - gpu.reserved_bytes - reserved,
         most_rows=most_rows,

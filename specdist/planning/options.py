@@ -51,6 +51,9 @@ class PlanConfig(QuantizationOptions, TrustOptions):
     trace: str | None = option(
         None, help="instead of --acceptance: output of a run with --trace, or one of its trace files"
     )
+    draft_window: int | None = option(
+        None, help="the draft sees only so many last tokens of a sequence (default: all)"
+    )
     caught: float = option(0.5, help="share of the misses that branches catch, from 0 to below 1")
     max_num_seqs: int | None = option(
         None, help="maximum number of running sequences (default: what memory allows)"
@@ -83,6 +86,12 @@ class PlanConfig(QuantizationOptions, TrustOptions):
         for name in ("gpus_per_node", "nodes", "num_gpus"):
             value = getattr(self, name)
             _require(name, value, value is None or value >= 1, "must be at least 1")
+        window = self.draft_window
+        _require("draft_window", window, window is None or window >= 1, "must be at least 1")
+        if window is not None and (self.draft is None or self.validate):
+            raise UserError(
+                f"--draft_window {window} has no effect without --draft, or with --validate: leave it out"
+            )
         self._check_gpus()
         for name in ("batch_sizes", "draft_lengths"):
             values = getattr(self, name)

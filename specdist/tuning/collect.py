@@ -73,10 +73,9 @@ class TraceCollector:
             assembly, num_pages=len(pages), scheduling=dataclasses.replace(limits, max_num_seqs=1)
         )
         updates = PageUpdates(np.full(len(pages), SLOT, np.int32), pages, pages)
-        for runner, num_branch_slots in ((target, 0), (draft, limits.max_new_tokens)):
-            alone.allocate(
-                runner, num_branch_slots=num_branch_slots, max_branch_tokens=limits.max_draft_tokens
-            )
+        alone.allocate(target)
+        alone.allocate_draft(draft, limits.max_new_tokens, limits.max_draft_tokens)
+        for runner in (target, draft):
             runner.update_pages(updates)
 
     def collect(self, completion: TracedCompletion) -> PromptTrace:

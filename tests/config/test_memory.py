@@ -35,6 +35,7 @@ def test_memory_drafts_without_a_model() -> None:
         ({"overlap": "ahead"}, "--overlap ahead is for a draft model"),
         ({"draft_placement": "own"}, "--draft_placement own is for a draft model"),
         ({"draft_quantization": "int8"}, "--draft_quantization int8 is for a draft model"),
+        ({"draft_window": 64}, "--draft_window 64 is for a draft model"),
         ({"head": "h"}, "--head h has no effect with --policy confidence"),
     ],
 )

@@ -24,7 +24,7 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.timeline import Timeline
 from specdist.models.runner import ModelRunner
 from specdist.stats.shard import Stats
-from tests.engine.harness import PAGE_SIZE, Harness
+from tests.engine.harness import Harness
 from tests.engine.markov import MarkovRunner
 
 TIMEOUT_S = 20.0
@@ -74,14 +74,11 @@ class SharedReplicas(Harness):
             num_groups=self.num_groups, num_slots=self.scheduling.num_slots, num_pages=self.num_pages
         )
         runner = self.runners[1]
-        num_slots = sizes.num_groups * sizes.num_slots
-        runner.allocate(
-            num_pages=sizes.num_groups * sizes.num_pages,
-            page_size=PAGE_SIZE,
-            num_slots=num_slots,
-            max_seq_len=self.max_seq_len,
-            num_branch_slots=num_slots * self.ahead.num_branches,
+        self.assembly.allocate_draft(
+            runner,
+            num_branch_slots=sizes.num_slots * self.ahead.num_branches,
             max_branch_tokens=self.ahead.num_tokens,
+            num_groups=self.num_groups,
         )
         clock = Timeline("transfer")
         worker = self.assembly.draft_worker(runner, self.policy, clock, num_groups=self.num_groups)

@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from specdist.cache.draft_window import DraftWindow
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
@@ -90,6 +91,7 @@ class Harness:
         head: HiddenStateHead | None = None,
         trusts_draft: bool = False,
         memory: float | None = None,
+        draft_window: int | None = None,
     ) -> None:
         self.memory = memory
         self.settings = settings or SamplingSettings(temperature=0.0)
@@ -103,6 +105,7 @@ class Harness:
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
             seed=seed,
+            draft_window=None if draft_window is None else DraftWindow.of_tokens(draft_window, PAGE_SIZE),
         )
         self.num_pages = num_pages
         self.stop_rules = StopRules(decode, frozenset(eos), tuple(stop))
@@ -116,8 +119,9 @@ class Harness:
         self.is_traced = is_traced
         self.shapes = shapes
         self.ahead = DraftAhead(num_tokens=self.scheduling.num_ahead_tokens, num_branches=num_branches)
-        for runner in self.runners:
-            self.assembly.allocate(
+        self.assembly.allocate(self.runners[0])
+        for runner in self.runners[1:]:
+            self.assembly.allocate_draft(
                 runner,
                 num_branch_slots=self.scheduling.num_slots * num_branches,
                 max_branch_tokens=num_ahead_tokens,

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from specdist.cache.branch_pages import BranchPageTable, TokenCopies, pages_per_branch
+from specdist.cache.draft_window import DraftWindow, page_table
 from specdist.cache.pages import PageUpdates
-from specdist.models.flat import FlatBatch, cache_indices
+from specdist.models.flat import FlatBatch, as_seen, cache_indices
 
 VOCAB_SIZE = 7
 CPU = torch.device("cpu")
@@ -114,10 +115,12 @@ class MarkovRunner:
         max_seq_len: int,
         num_branch_slots: int = 0,
         max_branch_tokens: int = 0,
+        window: DraftWindow | None = None,
     ) -> None:
         num_all_pages = num_pages + num_branch_slots * pages_per_branch(max_branch_tokens, page_size)
         self._page_size = page_size
-        self._table = BranchPageTable(
+        self._table = page_table(
+            window,
             num_slots=num_slots,
             num_pages=num_pages,
             page_size=page_size,
@@ -129,7 +132,11 @@ class MarkovRunner:
         self._cache = np.full(num_all_pages * page_size, NEVER_WRITTEN, np.int64)
 
     def update_pages(self, updates: PageUpdates) -> None:
-        self._table.pages[updates.slots, updates.indices] = updates.pages
+        self._table.update(updates)
+
+    @property
+    def pages(self) -> BranchPageTable:
+        return self._table
 
     def open_branches(self, slots_B: np.ndarray, branches_B: np.ndarray, positions_B: np.ndarray) -> None:
         self._copy(self._table.open(slots_B, branches_B, positions_B))
@@ -167,7 +174,7 @@ class MarkovRunner:
         """Whether the cache holds these tokens at the row's positions from ``begin`` on."""
         positions = begin + np.arange(len(token_ids))
         batch = FlatBatch(token_ids, np.full(len(token_ids), slot), positions)
-        found = self._cache[cache_indices(batch, self._table.pages, self._page_size)]
+        found = self._cache[cache_indices(*as_seen(batch, self._table), self._page_size)]
         return bool((found == token_ids * weights(positions, self.model.vocab_size)).all())
 
     def _states(
@@ -176,13 +183,14 @@ class MarkovRunner:
         """Write what the tokens leave in the cache, then read what stands before those that are asked for."""
         token_ids_T = np.asarray(batch.token_ids_T)
         vocab_size = self.model.vocab_size
-        index_T = cache_indices(batch, self._table.pages, self._page_size)
-        self._cache[index_T] = token_ids_T * weights(batch.positions_T, vocab_size)
+        batch, pages_SP = as_seen(batch, self._table)
+        index_T = cache_indices(batch, pages_SP, self._page_size)
+        self._cache[index_T] = token_ids_T * weights(batch.model_positions_T, vocab_size)
         index_N = np.asarray(logits_index, np.int64)
         positions_N = batch.positions_T[index_N]
         longest = int(positions_N.max(initial=0))
         num_pages = -(-longest // self._page_size)
-        pages_NP = self._table.pages[batch.slots_T[index_N], :num_pages].astype(np.int64)
+        pages_NP = pages_SP[batch.slots_T[index_N], :num_pages].astype(np.int64)
         places_NL = pages_NP[:, :, None] * self._page_size + np.arange(self._page_size)
         places_NL = places_NL.reshape(len(index_N), num_pages * self._page_size)
         is_before_NL = np.arange(places_NL.shape[1]) < positions_N[:, None]

@@ -46,8 +46,8 @@ def test_groups_that_share_a_draft_write_the_files_of_one_process(
 
 
 def test_three_groups_and_a_draft_that_works_ahead(options: dict[str, Any], tmp_path: Path) -> None:
-    """The tokens are those of one group whose draft is a rank of its own."""
-    chosen = options | FEW | RULES["rejection"] | {"overlap": "ahead"}
+    """The tokens are those of one group whose draft is a rank of its own; both see a window alone."""
+    chosen = options | FEW | RULES["rejection"] | {"overlap": "ahead", "draft_window": 16}
     assert fork_ranks(2, **chosen, output=tmp_path / "one").code == 0
     ended = fork_ranks(4, **chosen, num_targets=3, output=tmp_path / "run")
     assert ended.code == 0, ended.stderr

@@ -13,6 +13,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.split_faults import SPLIT_FAULTS
+from tests.mutants.window_faults import WINDOW_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MODEL_FAULTS,
     *ROUND_FAULTS,
     *SPLIT_FAULTS,
+    *WINDOW_FAULTS,
 )

@@ -91,6 +91,7 @@ def test_a_target_alone_from_a_folder_on_this_machine(tmp_path: Path) -> None:
         ([*PAIR, "--trace", "run", "--validate"], "--trace run has no effect with --validate"),
         (["--target", "7b", "--nodes", "0"], "--nodes 0 must be at least 1"),
         (["--target", "7b", "--num_gpus", "12"], "--num_gpus 12 is not a number of whole nodes: 2 of .* 8"),
+        (["--target", "7b", "--draft_window", "64"], "--draft_window 64 has no effect without --draft"),
         (["--target", "no/folder"], "--target no/folder has no readable configuration"),
         (["--target", "7b", "--gpu", "abacus"], "--gpu abacus is not in the table"),
         (["--target", "7b", "--validate"], "give --draft too"),
@@ -133,6 +134,19 @@ def test_eight_bits_halve_the_memory_and_the_plan_runs_with_them(tmp_path: Path)
     assert rates[1] / rates[0] > 1.2
     config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
     assert config.target_quantization == "float8"
+
+
+def test_a_window_lets_more_rows_in_beside_a_draft(tmp_path: Path) -> None:
+    site = ["--gpus_per_node", "4", "--prompt_tokens", "15000", "--output_tokens", "1000"]
+    path, most, window = tmp_path / "plan.yaml", [], ["--draft_window", "512"]
+    for chosen in ([], window):
+        _, document = planned(*PAIR, *site, *chosen, "--memory")
+        memory = {(each["mode"], each["tp_size"]): each for each in document["memory"]}
+        most.append([memory["colocated", 4]["target"]["most_rows"], memory["ahead", 2]["draft"]["most_rows"]])
+    assert most[1][0] > 1.2 * most[0][0] and most[1][1] > 10 * most[0][1]
+    planned(*PAIR, *site, *window, "--acceptance", "0.8", "--output_config", str(path))
+    config = parse_generate_config(["--config", str(path), "--prompts", "p.jsonl", "--output", "out"])
+    assert config.draft_window == 512
 
 
 def test_a_target_that_drafts_for_itself_is_planned() -> None:
