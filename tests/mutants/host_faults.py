@@ -131,8 +131,8 @@ HOST_FAULTS = (
     Mutant(
         name="planned-draft-on-rank-0-takes-no-memory",
         file="planning/memory.py",
-        old="        both = _share(gpu, work, of_target, target=target, tp_size=tp_size, draft=draft)\n",
-        new="        both = _share(gpu, work, of_target, target=target, tp_size=tp_size)\n",
+        old="        both = _share(gpu, beside, of_target, target=target, tp_size=tp_size, draft=draft)\n",
+        new="        both = _share(gpu, beside, of_target, target=target, tp_size=tp_size)\n",
         tests=(ADVICE,),
     ),
     Mutant(

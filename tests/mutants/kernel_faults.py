@@ -125,15 +125,15 @@ KERNEL_FAULTS = (
     Mutant(
         name="later-steps-of-run-read-scratch-page",
         file="models/static_runs.py",
-        old="self._page_table, num_steps_A - 1)",
-        new="self._page_table)",
+        old="ends_A, pages_SP, num_more_keys_S)",
+        new="ends_A, pages_SP)",
         tests=(RUN,),
     ),
     Mutant(
         name="later-steps-of-run-miss-newest-key",
         file="models/static_runs.py",
-        old="used[lines] = positions_T + 1",
-        new="used[lines] = positions_T",
+        old="used[lines] = seen.positions_T + 1",
+        new="used[lines] = seen.positions_T",
         tests=(RUN,),
     ),
     Mutant(
