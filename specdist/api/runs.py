@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from specdist.config.arguments import check_local
 from specdist.data import Manifest, RowResult, RunFolder
+from specdist.data.mirror import mirrored
 from specdist.data.publishing import ShardRecord
 from specdist.data.reading import damaged, open_shard
 from specdist.data.rows import results_table
@@ -47,7 +47,7 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
     Sizes of files are always compared with the recorded ones.
 
     Args:
-        path: the run's ``--output``.
+        path: the run's ``--output``. A run in a bucket is fetched into a folder for temporary files first.
         verify: also read every finished shard and compare it with its checksum.
         include_parts: ``dataset`` and ``table`` also have the rows of unfinished shards, in input order, with
             nulls in their input columns. Everything else (``statistics``, ``finished_shards``) is that of
@@ -56,8 +56,7 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
     Raises :class:`specdist.utils.errors.UserError` (a ValueError) if the folder is not that of a run, or a
     file of a finished shard is damaged.
     """
-    check_local(str(path))
-    folder = RunFolder(Path(path))
+    folder = RunFolder(mirrored(path))
     if not folder.manifest_path.is_file():
         raise UserError(
             f"{path} is not the folder of a run: it has no manifest.json. Give what --output was when "

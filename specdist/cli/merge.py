@@ -19,7 +19,7 @@ from specdist.utils.errors import UserError
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("run", type=local_path, help="folder of the run")
+    parser.add_argument("run", help="folder of the run, or its URL")
     parser.add_argument(
         "--output", type=local_path, required=True, help="file to write: .arrow, .parquet, .jsonl or .csv"
     )
@@ -28,9 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from specdist.data import RunFolder
     from specdist.data.merging import merge_run
+    from specdist.data.mirror import mirrored
 
     try:
-        num_rows = merge_run(RunFolder(given.run), given.output, overwrite=given.overwrite)
+        num_rows = merge_run(RunFolder(mirrored(given.run)), given.output, overwrite=given.overwrite)
     except OSError as error:
         raise UserError(str(error)) from error
     print(f"{num_rows:,} rows in {given.output}")

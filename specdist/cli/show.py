@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.arguments import CommandParser, local_path
+from specdist.config.arguments import CommandParser
 from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ TOTALS = (
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("output", type=local_path, nargs="?", help="folder of the run")
+    parser.add_argument("output", nargs="?", help="folder of the run, or its URL")
     parser.add_argument("--schema", action="store_true", help="print the meaning of columns and statistics")
     parser.add_argument(
         "--rows", type=int, default=2, help="prompts to print, spread over the run (default: 2)"
@@ -45,13 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.schema:
         print_schema()
         return 0
-    data_paths = sorted((given.output / "shards").glob("*.arrow"))
-    if not data_paths:
-        raise UserError(f"{given.output} has no finished shard: name the --output folder of a run")
 
     from specdist.data import RunFolder
+    from specdist.data.mirror import mirrored
 
-    print_totals(RunFolder(given.output))
+    output = mirrored(given.output)
+    data_paths = sorted((output / "shards").rglob("*.arrow"))
+    if not data_paths:
+        raise UserError(f"{given.output} has no finished shard: name the --output folder of a run")
+    print_totals(RunFolder(output))
     print_rows(data_paths, given.rows)
     return 0
 

@@ -15,7 +15,7 @@ from argparse import RawTextHelpFormatter
 from collections.abc import Sequence
 
 from specdist.cli.ending import tells_mistakes
-from specdist.config.arguments import CommandParser, local_path
+from specdist.config.arguments import CommandParser
 
 INTERVAL_S = 5.0
 
@@ -23,7 +23,7 @@ INTERVAL_S = 5.0
 @tells_mistakes
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandParser(description=__doc__, formatter_class=RawTextHelpFormatter)
-    parser.add_argument("output", type=local_path, help="folder of the run")
+    parser.add_argument("output", help="folder of the run, or its URL")
     parser.add_argument(
         "--watch",
         type=float,
@@ -34,10 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.values(arguments)
 
+    from specdist.data.access import reading
     from specdist.job.status import StatusReader
 
-    reader = StatusReader(given.output)
-    status = reader.read()
+    with reading(given.output) as output:
+        reader = StatusReader(output)
+        status = reader.read()
     try:
         while given.watch is not None and not status.is_complete:
             print(*status.lines(), "", sep="\n", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specdist.data.files import unique_tag
 from specdist.data.object_store import CONDITIONAL, FIRST_RETRY_S, told
-from specdist.data.storage import StorePath
+from specdist.data.storage import StorePath, storage_path
 from specdist.utils.errors import UserError
 
 CREDENTIALS = {
@@ -46,6 +46,14 @@ def check_output(path: Path) -> None:
             "could claim the same shard: use a server that has conditional writes (AWS S3, MinIO since "
             "2024), or a folder"
         )
+
+
+@contextlib.contextmanager
+def reading(text: str) -> Iterator[Path]:
+    """The path of a run, and what its store answers to the first requests; see :func:`explain`."""
+    path = storage_path(text)
+    with explain(text, path) if isinstance(path, StorePath) else contextlib.nullcontext():
+        yield path
 
 
 @contextlib.contextmanager

@@ -140,6 +140,15 @@ class ObjectStore:
             if name and "/" not in name and name.startswith(prefix)
         }
 
+    def below(self, folder: str) -> dict[str, ObjectInfo]:
+        """All objects below a folder, by their names from there on."""
+        try:
+            found = self._try(self._filesystem.find, folder, detail=True)
+        except FileNotFoundError:
+            return {}
+        start = f"{folder.rstrip('/')}/"
+        return {name.removeprefix(start): _info(entry) for name, entry in found.items() if name != folder}
+
     def check(self, path: str, tag: str) -> bool:
         """Create and remove an object beside ``path``; returns whether the store refuses to create it while
         it exists. Raises as :meth:`read` does."""

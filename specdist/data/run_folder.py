@@ -30,7 +30,7 @@ from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog, read_rows, read_stats
 from specdist.data.publishing import Attempt
 from specdist.data.rows import RowResult
-from specdist.data.storage import StorePath
+from specdist.data.storage import StorePath, in_parallel
 from specdist.data.stored_parts import StoredPartLog, forget_logs
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -219,7 +219,12 @@ class RunFolder(RunLayout):
 
     def complete_shards(self) -> list[int]:
         """Ascending; those whose data has not the recorded size are not among them."""
-        return [shard for shard in sorted(self.recorded_shards()) if self.is_complete(shard)]
+        return self.complete_among(sorted(self.recorded_shards()))
+
+    def complete_among(self, shards: Sequence[int]) -> list[int]:
+        """Those of these shards that are complete."""
+        found = in_parallel(self.path, self.is_complete, shards)
+        return [shard for shard, is_complete in zip(shards, found, strict=True) if is_complete]
 
     def read_stats(self, shard: int) -> dict[str, Any]:
         """The statistics of a complete shard. Raises :class:`UserError` if they are damaged."""
@@ -235,7 +240,8 @@ class RunFolder(RunLayout):
     def missing_shards(self) -> list[int]:
         """The shards that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
         plan, _ = self.plan()
-        return [shard for shard in range(plan.num_shards) if not self.is_complete(shard)]
+        complete = set(self.complete_among(range(plan.num_shards)))
+        return [shard for shard in range(plan.num_shards) if shard not in complete]
 
     def missing_message(self, missing: Sequence[int]) -> str:
         """What to tell people about missing shards."""

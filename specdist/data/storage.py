@@ -26,15 +26,19 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from specdist.data.object_store import ObjectStore, connect
 from specdist.utils.errors import UserError
 
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 LOCAL = ("file", "local")
+NUM_THREADS = 16
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 WILDCARD = re.compile(r"[*?\[]")
 
 if TYPE_CHECKING:
@@ -222,6 +226,14 @@ def local_copy(path: Path) -> Iterator[Path]:
         file = Path(folder) / path.name
         path.store.download(path.key, file)
         yield file
+
+
+def in_parallel(path: Path, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The function's results in order; on a store many requests are made at a time."""
+    if not isinstance(path, StorePath):
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(function, items))
 
 
 def write_through(path: StorePath, write: Any) -> None:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from specdist.config.arguments import option
+from specdist.config.arguments import URL, option
 from specdist.utils.errors import UserError
 
 GSM8K, HUMANEVAL, ROUGE, EXACT_MATCH = "gsm8k", "humaneval", "rouge", "exact_match"
@@ -48,9 +48,12 @@ DEFAULTS: dict[str, Any] = {
 class EvaluateConfig:
     """Every option of ``jobs/evaluate.py``. Raises :class:`UserError` for values that do not go together."""
 
+    _url_options: ClassVar[tuple[str, ...]] = ("run", "against")
+
     # What is evaluated
     run: str | None = option(
-        None, help="folder of a run, or its merged .arrow or .parquet file; may stand first without --run"
+        None,
+        help="folder or URL of a run, or its merged .arrow or .parquet file; may stand first without --run",
     )
     task: str | None = option(
         None, help=f"one of {', '.join(TASKS)}, or module:function, a function from a row to its score"
@@ -175,6 +178,8 @@ class EvaluateConfig:
         )
         if self.run is None:
             raise UserError("no run to evaluate: name its folder, as in evaluate.py runs/mine --task gsm8k")
+        if URL.match(self.run) and self.output is None:
+            raise UserError(f"--run {self.run} is a URL: name a folder for the results with --output")
         if self.task is None and self.against is None:
             raise UserError(f"give --task (one of {', '.join(TASKS)}, or module:function) or --against")
         if self.task is not None and self.task not in TASKS and not PLUGIN_NAME.fullmatch(self.task):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from specdist.data.mirror import mirrored
 from specdist.evaluation.config import (
     EXACT_MATCH,
     GSM8K,
@@ -78,8 +78,8 @@ def run_evaluation(config: EvaluateConfig) -> tuple[str, dict[str, Any]]:
     assert config.run is not None
     output = config.output_folder
     check_output(output, overwrite=config.overwrite)
-    first = read_completions(Path(config.run))
-    second = None if config.against is None else read_completions(Path(config.against))
+    first = read_completions(mirrored(config.run))
+    second = None if config.against is None else read_completions(mirrored(config.against))
     runs = [first] if second is None else [first, second]
     score, check = (None, None) if config.task_kind is None else FUNCTIONS[config.task_kind]
     for run in runs:

@@ -151,10 +151,8 @@ class StatusReader:
     def _see_done(self, num_shards: int) -> None:
         recorded = self._folder.recorded_shards(set(range(num_shards)) - self._done)
         totalled = self._folder.totalled_groups()
-        new = {
-            shard for shard in recorded - self._done
-            if self._folder.group_of(shard) in totalled or self._folder.is_complete(shard)
-        }  # fmt: skip
+        new = {shard for shard in recorded - self._done if self._folder.group_of(shard) in totalled}
+        new |= {*self._folder.complete_among(sorted(recorded - self._done - new))}
         found = total_of(self._folder, new)
         for shard in found.error_shards:
             table = read_columns(self._folder.data_path(shard), ["error"])

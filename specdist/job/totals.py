@@ -9,6 +9,7 @@ from typing import Any
 from specdist.data import RunFolder
 from specdist.data.files import sealed, unsealed, write_json, writing
 from specdist.data.publishing import ShardRecord
+from specdist.data.storage import in_parallel
 from specdist.stats.shard import Stats
 from specdist.utils.json_values import parse_object
 
@@ -68,12 +69,15 @@ def total_of(folder: RunFolder, shards: Iterable[int]) -> Total:
 
 def _of_shards(folder: RunFolder, shards: Iterable[int]) -> Total:
     total = Total()
-    for shard in shards:
-        stats = Stats.from_json(folder.read_stats(shard))
-        record = ShardRecord.read(folder.record_path(shard))
-        num_rows = record.num_rows if record is not None else 0
-        total.add(Total(stats, num_rows, [shard] if stats.num_error_rows else []))
+    for found in in_parallel(folder.path, lambda shard: _of_shard(folder, shard), shards):
+        total.add(found)
     return total
+
+
+def _of_shard(folder: RunFolder, shard: int) -> Total:
+    stats = Stats.from_json(folder.read_stats(shard))
+    record = ShardRecord.read(folder.record_path(shard))
+    return Total(stats, 0 if record is None else record.num_rows, [shard] if stats.num_error_rows else [])
 
 
 def _read(folder: RunFolder, group: str) -> Total | None:

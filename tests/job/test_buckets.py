@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import random
 import signal
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.ipc
 import pytest
 
+import specdist
+from specdist.cli.evaluate import main as evaluate
+from specdist.cli.merge import main as merge
+from specdist.cli.report import main as report
+from specdist.cli.show import main as show
+from specdist.cli.status import main as status
 from specdist.data.storage import StorePath, storage_path
 from tests.data.s3 import Failure, S3Server, s3_server
 from tests.job.launching import refused, run_here, shard_bytes
 from tests.job.pair import Pair
-from tests.job.storm import SHARED, join_all
+from tests.job.storm import NUM_ROWS, SHARED, join_all
 from tests.job.telling import fork_telling
-
-NUM_SHARDS = 8
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +76,7 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
     options: dict[str, Any],
     undisturbed: dict[str, bytes],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With prompts in the bucket too, on a server of which every eighth answer is an error, some of them
     after the work was done."""
@@ -85,9 +96,34 @@ def test_a_run_in_a_bucket_has_the_bytes_of_one_in_a_folder(
     assert ended.totals["complete"] and ended.totals["output"] == str(bucket / "run")
     assert stored_shards(bucket / "run") == undisturbed
     assert left_over(bucket / "run") == []
+    read_with_every_tool(str(bucket / "run"), undisturbed, tmp_path, monkeypatch)
     # Nothing is left to do, and another seed is another run.
     assert run_here(**chosen).totals["complete"]
     refused(run_here(**chosen, seed=1), "--output holds a run with different settings", "seed")
+
+
+def read_with_every_tool(
+    url: str, undisturbed: dict[str, bytes], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads a folder reads a bucket, too."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    run = specdist.load_run(url, verify=True)
+    assert run.is_complete and run.table.num_rows == NUM_ROWS
+    shown = [run_tool(tool, url) for tool in (status, show)]
+    assert f"{NUM_ROWS} of {NUM_ROWS}" in shown[0] and "--- completion" in shown[1]
+    run_tool(merge, url, "--output", str(folder / "merged.arrow"))
+    assert pa.ipc.open_file(pa.memory_map(str(folder / "merged.arrow"))).read_all().equals(run.table)
+    run_tool(report, url, "--folder", str(folder / "report"))
+    assert (folder / "report" / "report.html").stat().st_size > 0
+    run_tool(evaluate, url, "--against", url, "--output", str(folder / "evaluation"))
+    assert json.loads((folder / "evaluation" / "results.json").read_text())["identity"]
+
+
+def run_tool(main: Callable[[Sequence[str]], int], *arguments: str) -> str:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert main(arguments) == 0
+    return told.getvalue()
 
 
 def test_a_replica_that_is_killed_in_an_upload_is_replaced(
