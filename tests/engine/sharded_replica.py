@@ -12,7 +12,6 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from specdist.engine.interfaces import Target
-from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_sharded
 from specdist.models.runner import ModelRunner
@@ -55,10 +54,10 @@ class ShardedReplica(Harness):
         )
 
     def target(self) -> Target:
-        return ShardedTarget(self.sliced, group, settings=self.settings, vocab_size=self.vocab_size)
+        return self.assembly.sharded_target(self.sliced, group)
 
     def follow(self) -> None:
-        target_worker_loop(self.sliced, group, settings=self.settings, vocab_size=self.vocab_size)
+        self.assembly.serve_target(self.sliced, group)
 
 
 topology = join(tp_size=2)

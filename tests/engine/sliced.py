@@ -126,6 +126,11 @@ class SlicedMarkovReplica(Harness):
             )
             collectives = cast(Collectives, ThreadCollectives(rank, barrier, shared))
             vocabularies.append(
-                VocabParallelVerifier(collectives, settings=self.settings, vocab_size=self.vocab_size)
+                VocabParallelVerifier(
+                    collectives,
+                    settings=self.settings,
+                    vocab_size=self.vocab_size,
+                    pipeline=self.assembly.target_pipeline(runners[-1], ids, rank == RANK_ZERO),
+                )
             )
         return SlicedTarget(runners, vocabularies)

@@ -1,0 +1,98 @@
+"""Faults in what shapes the distributions of single rows: penalties, biases, filters of their own."""
+
+from tests.mutants.mutant import Mutant
+
+PROCESSORS = "tests/sampling/test_processors.py::"
+ALIKE = PROCESSORS + "test_a_processor_does_what_transformers_does"
+ENGINE = "tests/engine/test_processing.py::"
+FOLLOWS = ENGINE + "test_processed_tokens_follow_the_target"
+PENALTIES = FOLLOWS + "[none-penalties]"
+SAME_DRAFT = ENGINE + "test_a_draft_that_is_the_target_is_processed_like_it[none]"
+ROWS = ENGINE + "test_rows_of_one_batch_have_options_of_their_own[none-whole]"
+SLICED = ENGINE + "test_a_vocabulary_parallel_target_emits_the_same[rejection-min-p]"
+
+PROCESSING_FAULTS = (
+    Mutant(
+        name="penalties-do-not-know-candidates",
+        file="sampling/processors.py",
+        old="if (asked.positions_N > since_N).any():",
+        new="if False:",
+        tests=(PENALTIES, ALIKE + "[frequency-1]"),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="penalties-of-completion-count-prompt",
+        file="sampling/processors.py",
+        old="self._counts(asked, asked.table.num_prompt_tokens[asked.slots_N])",
+        new="self._counts(asked, np.zeros_like(asked.positions_N))",
+        tests=(ALIKE + "[presence-1]",),
+    ),
+    Mutant(
+        name="target-is-not-processed",
+        file="engine/local_target.py",
+        old="FullDistributions.of(processed.scores_Nv,",
+        new="FullDistributions.of(logits_NV,",
+        tests=(PENALTIES,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="draft-is-not-processed",
+        file="engine/draft_loop.py",
+        old="logits_AV, filters = self._pipeline",
+        new="_, filters = self._pipeline",
+        tests=(SAME_DRAFT,),
+    ),
+    Mutant(
+        name="draft-is-processed-without-its-last-token",
+        file="engine/draft_loop.py",
+        old="self._draft_state.token_ids[places] = step.drawn_A.numpy()",
+        new="pass",
+        tests=(SAME_DRAFT,),
+    ),
+    Mutant(
+        name="tokens-in-shared-pages-are-not-told",
+        file="engine/opened.py",
+        old="sequence.token_ids[: sequence.num_shared]",
+        new="sequence.token_ids[:0]",
+        tests=(PENALTIES,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="rows-have-options-of-the-run",
+        file="engine/opened.py",
+        old="(request.options or processing.defaults)",
+        new="processing.defaults",
+        tests=(ROWS,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="greedy-rows-draw",
+        file="sampling/row_filters.py",
+        old="return torch.where(self.is_greedy_N1.bool(), one_hot_NV, probabilities_NV)",
+        new="return probabilities_NV",
+        tests=(ROWS,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="slices-filter-by-their-own-largest",
+        file="engine/vocab_parallel.py",
+        old="top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, num_largest))",
+        new="top_SNK = top_scores(scores_Nv, num_largest)[None]",
+        tests=(SLICED,),
+        is_dangerous=True,
+    ),
+    Mutant(
+        name="top-k-after-top-p",
+        file="sampling/row_filters.py",
+        old="        if self.most_top_k:\n            scores_NV = self.within_top_k",
+        new="        if self.most_top_k and not self.has_top_p:\n            scores_NV = self.within_top_k",
+        tests=(FOLLOWS + "[none-all]", ALIKE),
+    ),
+    Mutant(
+        name="bad-words-do-not-end-with-candidates",
+        file="sampling/processors.py",
+        old="places_N = np.maximum(asked.positions_N - distance, 0)",
+        new="places_N = np.maximum(asked.positions_N - distance - 1, 0)",
+        tests=(ALIKE + "[bad words-1]", FOLLOWS + "[none-words]"),
+    ),
+)
