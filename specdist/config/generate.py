@@ -20,6 +20,7 @@ from specdist.config.groups import (
     QuantizationOptions,
     RankOptions,
 )
+from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
 from specdist.config.speculation import MEMORY, SpeculationOptions
 from specdist.config.storage import StorageOptions
 from specdist.policies.choice import (
@@ -74,6 +75,7 @@ class ReplicaOptions(RankOptions):
 @dataclass(kw_only=True)
 class GenerateConfig(
     PromptOptions,
+    RowOptions,
     ModelOptions,
     QuantizationOptions,
     SpeculationOptions,
@@ -140,10 +142,8 @@ class GenerateConfig(
         self._require("draft_timeout", self.draft_timeout > 0, "must be a number of seconds above 0")
         self._require("max_restarts", self.max_restarts >= 0, "must not be negative; 0 starts nothing again")
         self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")
-        self._require("temperature", 0 <= self.temperature < math.inf, "must be 0 (greedy) or a number above")
-        self._require("top_k", self.top_k >= 0, "must not be negative; 0 keeps every token")
-        self._require("top_p", 0 < self.top_p <= 1, "must be in (0, 1]; 1 keeps every token")
-        self._require("seed", 0 <= self.seed < 2**63, "must be in [0, 2**63)")
+        self.check_processing()
+        self.check_row_options()
         self._require(
             "stop", all(self.stop), "must not contain an empty string; leave the option out instead"
         )
@@ -271,7 +271,17 @@ class GenerateConfig(
     @property
     def is_coupled(self) -> bool:
         """Whether target and draft draw with the same noise, or greedily."""
-        return self.temperature == 0 or self.acceptance == "gumbel"
+        return self.is_greedy or self.acceptance == "gumbel"
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all rows are."""
+        return self.temperature == 0 and not self.may_vary("temperature")
+
+    @property
+    def processes_logits(self) -> bool:
+        """Whether distributions have more to them than one temperature, top-k and top-p for all rows."""
+        return super().processes_logits or self.may_vary(*DISTRIBUTION_OPTIONS)
 
     @property
     def block_tokens(self) -> int:
@@ -319,12 +329,12 @@ class GenerateConfig(
             found.append(f"--draft_quantization {self.draft_quantization} has no effect without a draft")
         if self.num_branches is not None and not (self.drafts_ahead or self.chooses_rounds):
             found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
-        if self.temperature == 0 and (self.top_k or self.top_p < 1):
+        if self.is_greedy and (self.top_k or self.top_p < 1 or self.min_p):
             found.append(
-                "--top_k and --top_p have no effect with --temperature 0, which always takes the likeliest "
-                "token"
+                "--top_k, --top_p and --min_p have no effect with --temperature 0, which always takes the "
+                "likeliest token"
             )
-        if self.temperature == 0 and self.num_samples > 1:
+        if self.is_greedy and self.num_samples > 1:
             found.append(f"--num_samples {self.num_samples} with --temperature 0 gives identical completions")
         return found
 

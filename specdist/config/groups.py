@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
+from specdist.config.processing import ProcessingOptions
 from specdist.utils.errors import UserError
 
 # Whose code runs a model's layers.
@@ -108,7 +109,7 @@ class SamplingOptions:
 
 
 @dataclass(kw_only=True)
-class CompletionOptions(SamplingOptions):
+class CompletionOptions(SamplingOptions, ProcessingOptions):
     """Where completions end, and how many there are."""
 
     stop: list[str] | None = option(

@@ -130,7 +130,7 @@ class Engine:
         finished, self._finished, self._due = self._finished, [], []
         for sequence in finished:
             self._stats_recorder.record_completion(sequence)
-            sequence.text = self._stop_rules.text(sequence.token_ids[sequence.num_prompt_tokens :])
+            sequence.text = self._stop_rules.text(sequence)
             yield sequence.completion()
 
     def _round(self, plan: RoundPlan, finished: list[Sequence]) -> Iterator[Completion]:

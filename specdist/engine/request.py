@@ -16,8 +16,8 @@ FinishReason = Literal["stop", "length", "error"]
 class Request:
     """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
 
-    ``shard``: whose statistics its work belongs to. ``max_new_tokens``: this request's own limit; None: the
-    scheduler's. ``options``: its own, if logits are processed; None: the run's. ``constraint``: what a
+    ``shard``: whose statistics its work belongs to. ``max_new_tokens``, ``seed``, ``stop``, and ``options``
+    where logits are processed: this request's own; None: the run's. ``constraint``: what a
     :class:`specdist.sampling.processors.TokenMasker` is told of it.
     """
 
@@ -26,6 +26,8 @@ class Request:
     prompt_ids: list[int]
     shard: int = 0
     max_new_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
     options: TokenOptions | None = None
     constraint: str = ""
 

@@ -171,10 +171,11 @@ class Scheduler:
     def _new_sequence(self, request: Request) -> Sequence:
         self._num_admitted += 1
         limit = self.settings.max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
+        seed = self.settings.seed if request.seed is None else request.seed
         return Sequence(
             request=request,
             order=self._num_admitted,
-            stream_key=stream_key(self.settings.seed, request.row_id, request.sample_index),
+            stream_key=stream_key(seed, request.row_id, request.sample_index),
             max_length=min(len(request.prompt_ids) + limit, self.settings.max_seq_len),
             token_ids=list(request.prompt_ids),
         )

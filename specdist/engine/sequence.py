@@ -177,7 +177,7 @@ class StopRules:
     Attributes:
         decode: token ids to text, without special tokens.
         token_ids: stop tokens; a completion's last token may be one, its text does not contain it.
-        strings: stop strings; a completion's text ends before the first of them.
+        strings: stop strings of requests without their own; a completion's text ends before the first.
     """
 
     decode: Callable[[list[int]], str]
@@ -188,7 +188,8 @@ class StopRules:
         """Look for the first stop in tokens that are about to be appended."""
         reason: FinishReason | None = None
         num_kept, room = len(new_ids), sequence.max_length - len(sequence.token_ids)
-        if num_kept < room and not self.strings and self.token_ids.isdisjoint(new_ids):
+        strings = self.strings if sequence.request.stop is None else sequence.request.stop
+        if num_kept < room and not strings and self.token_ids.isdisjoint(new_ids):
             return StopCheck(num_kept, None)
         if num_kept >= room:
             num_kept, reason = room, "length"
@@ -196,22 +197,25 @@ class StopRules:
             if token_id in self.token_ids:
                 num_kept, reason = index + 1, "stop"
                 break
-        if self.strings:
+        if strings:
             committed = sequence.token_ids[sequence.num_prompt_tokens :]
-            if self._first_stop(self.decode(committed + new_ids[:num_kept])) is not None:
+            if first_stop(self.decode(committed + new_ids[:num_kept]), strings) is not None:
                 num_kept = next(
                     count
                     for count in range(1, num_kept + 1)
-                    if self._first_stop(self.decode(committed + new_ids[:count])) is not None
+                    if first_stop(self.decode(committed + new_ids[:count]), strings) is not None
                 )
                 reason = "stop"
         return StopCheck(num_kept, reason)
 
-    def text(self, completion_ids: list[int]) -> str:
+    def text(self, sequence: Sequence) -> str:
         """The completion's text, up to the first stop string."""
-        text = self.decode(completion_ids)
-        return text[: self._first_stop(text)]
+        text = self.decode(sequence.token_ids[sequence.num_prompt_tokens :])
+        own = sequence.request.stop
+        return text[: first_stop(text, self.strings if own is None else own)]
 
-    def _first_stop(self, text: str) -> int | None:
-        found = [index for string in self.strings if (index := text.find(string)) >= 0]
-        return min(found, default=None)
+
+def first_stop(text: str, strings: tuple[str, ...]) -> int | None:
+    """Where the first of the strings begins."""
+    found = [index for string in strings if (index := text.find(string)) >= 0]
+    return min(found, default=None)

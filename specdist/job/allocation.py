@@ -162,9 +162,11 @@ def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = 
 
 def sampling_of(config: GenerateConfig) -> Sampling:
     """The run's sampling, as far as memory depends on it."""
-    if config.temperature == 0:
+    if config.is_greedy:
         return Sampling(next_distributions="greedy")
-    return Sampling(next_distributions=config.acceptance, has_top_p=config.top_p < 1)
+    return Sampling(
+        next_distributions=config.acceptance, has_top_p=config.top_p < 1 or config.processes_logits
+    )
 
 
 def room_on_gpu(

@@ -42,7 +42,11 @@ REPRODUCIBILITY = {
     "distribution": "The same options and seed give the same distribution; tokens may differ, because block "
     "lengths depend on the rest of the batch.",
 }
-SAMPLING = ("temperature", "top_k", "top_p", "seed", "max_new_tokens", "stop", "num_samples", "max_seq_len")
+SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "bad_words", "suppress_tokens", "min_new_tokens", "row_options", "seed", "max_new_tokens",
+    "stop", "num_samples", "max_seq_len",
+)  # fmt: skip
 READING = """```python
 from datasets import load_dataset
 
@@ -138,7 +142,7 @@ def _options(run: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, Any]:
         "target": _last_name(info["target"]),
         "draft": _last_name(info["draft"]),
         "dtype": run["dtype"],
-        **{name: run[name] for name in SAMPLING},
+        **{name: run.get(name) for name in SAMPLING},
         **of_draft,
         "specdist": info.get("versions", {}).get("specdist"),
     }

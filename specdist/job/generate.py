@@ -41,6 +41,7 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
+from specdist.job.row_options import RowOptionReader
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
@@ -215,6 +216,7 @@ def generate_rows(
             partial(run.prompts.sizes, length_column=config.length_column),
             is_length=config.length_column is not None,
         ),
+        row_options=RowOptionReader(config, run.prompts) if config.row_options else None,
     )
 
     def should_stop() -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from specdist.cache.draft_window import DraftWindow
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.config.groups import SELF
+from specdist.config.processing import ProcessingOptions
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.data.access import check_output
 from specdist.data.files import FileStamp, unique_tag
@@ -23,8 +24,10 @@ from specdist.data.storage import is_url, storage_path
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
+from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
+from specdist.job.row_options import RowOptionReader
 from specdist.job.tokens import (
     check_chat_template,
     check_same_tokenizer,
@@ -102,10 +105,12 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
             f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models "
             "support: lower it"
         )
+    vocab_size = common_vocab_size(target, draft)
+    sampling_settings(config, target, vocab_size)
     return ModelPlan(
         target=target,
         draft=draft,
-        vocab_size=common_vocab_size(target, draft),
+        vocab_size=vocab_size,
         max_seq_len=config.max_seq_len or longest,
         head=head,
     )
@@ -148,6 +153,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     output = storage_path(config.output, option="--output ", spool=config.spool)
     check_output(output)
     prompts = open_run_prompts(config)
+    RowOptionReader(config, prompts).check()
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)
@@ -321,6 +327,7 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         "temperature": config.temperature,
         "top_k": config.top_k,
         "top_p": config.top_p,
+        **_processing_fingerprint(config),
         "max_new_tokens": config.max_new_tokens,
         "max_seq_len": models.max_seq_len,
         "stop": config.stop,
@@ -335,6 +342,17 @@ def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) ->
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
+    }
+
+
+def _processing_fingerprint(config: GenerateConfig) -> dict[str, Any]:
+    """The options that change a logit; older runs do not have them."""
+    names = [item.name for item in dataclasses.fields(ProcessingOptions)]
+    values = {name: getattr(config, name) for name in (*names, "row_options")}
+    return {
+        name: value
+        for name, value in values.items()
+        if value and value != getattr(ProcessingOptions, name, None)
     }
 
 

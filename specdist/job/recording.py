@@ -26,6 +26,7 @@ from specdist.engine.stats_recorder import StatsRecorder
 from specdist.job.lengths import ExpectedLengths
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress, Scalars
+from specdist.job.row_options import RowOptionReader
 from specdist.job.row_results import count_rows, error_result, result_of
 from specdist.job.tokens import PromptEncoder
 from specdist.job.totals import write_total
@@ -81,6 +82,7 @@ class Recorder:
         is_exact: bool = True,
         lengths: ExpectedLengths | None = None,
         clock: Callable[[], float] = time.monotonic,
+        row_options: RowOptionReader | None = None,
     ) -> None:
         """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds."""
         self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
@@ -93,6 +95,7 @@ class Recorder:
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._lengths, self._clock = lengths, clock
+        self._row_options = row_options
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
@@ -236,12 +239,15 @@ class Recorder:
                 self._record(work, error_result(row_id, sample, text, error.reason))
             return
         work.texts[row_id] = text
+        options = {} if self._row_options is None else self._row_options.of(row_id)
         for sample in samples:
             if (row_id, sample) in self._too_large:
                 reason = too_large("memory ran out in a replica that was generating it alone")
                 self._record(work, error_result(row_id, sample, text, reason))
                 continue
-            yield Request(row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=work.key)
+            yield Request(
+                row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=work.key, **options
+            )
 
     def _record(self, work: _Work, result: RowResult) -> None:
         if self._open.get(work.key) is not work:

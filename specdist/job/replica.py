@@ -31,6 +31,7 @@ from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.logs import quiet_libraries
 from specdist.job.measuring import TARGET_GROUP, measure_costs
 from specdist.job.preflight import ModelPlan, batch_limits
+from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered, init_deepspeed
 from specdist.models.checkpoint import Checkpoint
@@ -41,7 +42,6 @@ from specdist.models.runner import ModelRunner
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.registry import needs_costs, uses_features
-from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import RoundChooser
 from specdist.utils.errors import UserError
 
@@ -115,12 +115,7 @@ class Replica:
 
     def _set_sampling(self, config: GenerateConfig) -> None:
         self._config = config
-        self.settings = SamplingSettings(
-            temperature=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            is_coupled=config.acceptance == "gumbel",
-        )
+        self.settings = sampling_settings(config, self._models.target, self._models.vocab_size)
         self._scheduling = batch_limits(config, self._models, self._num_halvings)
 
     def _set_policy(self) -> None:

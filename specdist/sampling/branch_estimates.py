@@ -116,9 +116,13 @@ def draft_features(
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
     probabilities_NV = logits_NV.softmax(dim=1) if undecided is None else undecided.probabilities_NV
     top_N = probabilities_NV.amax(dim=1)
-    lead_N = logits_NV.amax(dim=1) - torch.linalg.vecdot(probabilities_NV, logits_NV)
-    temperature = 1.0 if settings.is_greedy else settings.temperature
-    # Rounding can make the entropy of a certain token negative.
-    entropies_N = (lead_N / temperature - top_N.log()).clamp(min=0)
+    if settings.processing is not None:
+        # Of a temperature of each position's own, and with tokens left out.
+        entropies_N = torch.special.entr(probabilities_NV).sum(dim=1)
+    else:
+        lead_N = logits_NV.amax(dim=1) - torch.linalg.vecdot(probabilities_NV, logits_NV)
+        temperature = 1.0 if settings.is_greedy else settings.temperature
+        # Rounding can make the entropy of a certain token negative.
+        entropies_N = (lead_N / temperature - top_N.log()).clamp(min=0)
     drawn_probabilities_N = probabilities_NV.gather(1, drawn_N[:, None])[:, 0]
     return torch.stack([entropies_N, drawn_probabilities_N, top_N]).float()

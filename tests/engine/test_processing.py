@@ -61,7 +61,9 @@ def settings_of(processing: Processing, *, is_coupled: bool = False) -> Sampling
 
 
 def processed_replica(settings: SamplingSettings, **options: Any) -> Harness:
-    return markov_replica(settings, **{"eos": [5], "max_new_tokens": NUM_TOKENS} | options)
+    return markov_replica(
+        settings, **{"eos": [5], "max_new_tokens": NUM_TOKENS, "max_num_seqs": 100} | options
+    )
 
 
 def uniform_p_value(

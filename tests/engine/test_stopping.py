@@ -1,5 +1,7 @@
 """Where a completion ends if its end falls inside a block."""
 
+import dataclasses
+
 import pytest
 
 from specdist.engine.request import FinishReason, Request
@@ -44,6 +46,16 @@ def test_a_block_is_kept_up_to_its_stop(
 
 def test_the_text_ends_before_the_first_stop_string() -> None:
     rules = StopRules(decode, frozenset(), ("EF", "C"))
-    assert rules.text([0, 1, 2, 4, 5]) == "AB"
-    assert rules.text([0, 1, 3, 4, 5]) == "ABD"
-    assert rules.text([0, 1, 3]) == "ABD"
+    for token_ids, text in (([0, 1, 2, 4, 5], "AB"), ([0, 1, 3, 4, 5], "ABD"), ([0, 1, 3], "ABD")):
+        sequence = sequence_of(0, max_length=13)
+        sequence.token_ids += token_ids
+        assert rules.text(sequence) == text
+
+
+def test_a_request_has_stop_strings_of_its_own() -> None:
+    """Instead of the run's."""
+    rules, sequence = StopRules(decode, frozenset(), ("EF",)), sequence_of(0, max_length=13)
+    sequence.request = dataclasses.replace(sequence.request, stop=("C", "D"))
+    assert rules.check(sequence, [4, 5, 3, 1]) == StopCheck(3, "stop")
+    sequence.token_ids += [4, 5, 3]
+    assert rules.text(sequence) == "EF"

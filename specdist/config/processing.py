@@ -1,0 +1,126 @@
+"""Options that shape distributions beyond temperature, top-k and top-p, for the run and for single rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specdist.config.arguments import option
+from specdist.utils.errors import UserError
+
+# What a number must be, and how the rule is said; of the run's options and of the rows' own.
+RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: 0 <= value < math.inf, "must be 0 (greedy) or a number above"),
+    "top_k": (lambda value: value >= 0, "must not be negative; 0 keeps every token"),
+    "top_p": (lambda value: 0 < value <= 1, "must be in (0, 1]; 1 keeps every token"),
+    "min_p": (lambda value: 0 <= value < 1, "must be in [0, 1); 0 keeps every token"),
+    "repetition_penalty": (lambda value: 0 < value < math.inf, "must be a number above 0; 1 penalises none"),
+    "presence_penalty": (math.isfinite, "must be a finite number; 0 penalises none"),
+    "frequency_penalty": (math.isfinite, "must be a finite number; 0 penalises none"),
+    "seed": (lambda value: 0 <= value < 2**63, "must be in [0, 2**63)"),
+    "max_new_tokens": (lambda value: value >= 1, "must be at least 1"),
+    "min_new_tokens": (lambda value: value >= 0, "must not be negative; 0 sets no least length"),
+}
+WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_new_tokens", "min_new_tokens"})
+# Of these every position of a pass has numbers of its own.
+DISTRIBUTION_OPTIONS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+# A struct column of any of the others.
+STRUCT = "options"
+ROW_OPTIONS = (*DISTRIBUTION_OPTIONS, "seed", "max_new_tokens", "stop")
+
+
+@dataclass(kw_only=True)
+class ProcessingOptions:
+    """What happens to logits before temperature, top-k and top-p, alike for target and draft."""
+
+    _argument_group_name = "Logits processing"
+
+    min_p: float = option(
+        0.0, help="leave out tokens with less than this part of the likeliest token's probability; 0 = none"
+    )
+    repetition_penalty: float = option(
+        1.0, help="divide positive logits of tokens in prompt or completion by it, multiply negative ones"
+    )
+    presence_penalty: float = option(
+        0.0, help="subtract it from the logits of tokens that the completion has (as OpenAI and vLLM)"
+    )
+    frequency_penalty: float = option(
+        0.0, help="subtract it from them once for every time that the completion has the token"
+    )
+    logit_bias: list[str] | None = option(
+        None, help="TOKEN_ID=NUMBER pairs: numbers to add to the logits of tokens", action="extend"
+    )
+    bad_words: list[str] | None = option(
+        None, help="texts whose tokens must not follow one another, with or without a space before",
+        action="extend",
+    )  # fmt: skip
+    suppress_tokens: list[int] | None = option(
+        None, help="ids of tokens that are never drawn", action="extend"
+    )
+    min_new_tokens: int = option(
+        0, help="before so many tokens of a completion, none of the target's end tokens is drawn"
+    )
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """``logit_bias`` by token id. Raises :class:`UserError`."""
+        found: dict[int, float] = {}
+        for pair in self.logit_bias or []:
+            token_id, _, number = pair.partition("=")
+            try:
+                found[int(token_id)] = float(number)
+            except ValueError:
+                number = "nan"
+            if not math.isfinite(float(number)) or int(token_id) < 0:
+                raise UserError(
+                    f"--logit_bias {pair} is not a token id and a finite number: write it like 198=-2.5"
+                )
+        return found
+
+    def check_processing(self) -> None:
+        """Raises :class:`UserError` for a value out of its range."""
+        for name, (holds, rule) in RULES.items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise UserError(f"--{name} {value!r} {rule}")
+        _ = self.biases
+        if not all(word.strip() for word in self.bad_words or []):
+            raise UserError("--bad_words must not contain an empty text; leave the option out instead")
+        if min(self.suppress_tokens or [0]) < 0:
+            raise UserError(f"--suppress_tokens {min(self.suppress_tokens or [])} is not a token id")
+
+    @property
+    def processes_logits(self) -> bool:
+        """Whether any of these options changes a logit."""
+        neutral = ProcessingOptions()
+        return any(getattr(self, name) != value for name, value in vars(neutral).items())
+
+
+@dataclass(kw_only=True)
+class RowOptions:
+    """Which columns of the input are options of single rows."""
+
+    row_options: list[str] | None = option(
+        None,
+        help="columns whose values are a row's own options, where they are not null, instead of the run's: "
+        f"{', '.join(ROW_OPTIONS)}; or {STRUCT}, a struct of any of these",
+        action="extend",
+    )
+
+    def check_row_options(self) -> None:
+        """Raises :class:`UserError` for a column that is no option."""
+        self.row_options = list(dict.fromkeys(self.row_options or []))
+        for name in self.row_options:
+            if name not in (*ROW_OPTIONS, STRUCT):
+                raise UserError(
+                    f"--row_options {name} is not an option that a row can have: use "
+                    f"{', '.join(ROW_OPTIONS)}, or {STRUCT}"
+                )
+
+    def may_vary(self, *names: str) -> bool:
+        """Whether any of these options may be a row's own."""
+        return any(name in (self.row_options or []) for name in (*names, STRUCT))

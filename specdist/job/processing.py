@@ -1,0 +1,53 @@
+"""A run's options of logits processing, in the target's tokens."""
+
+from __future__ import annotations
+
+from specdist.config.generate import GenerateConfig
+from specdist.config.processing import DISTRIBUTION_OPTIONS
+from specdist.job.tokens import load_tokenizer
+from specdist.models.checkpoint import Checkpoint
+from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.options import Processing, TokenOptions
+from specdist.utils.errors import UserError
+
+
+def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> SamplingSettings:
+    """How tokens are drawn. Raises :class:`UserError` for tokens that the target has not."""
+    is_coupled = config.acceptance == "gumbel"
+    if not config.processes_logits:
+        return SamplingSettings(
+            temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, is_coupled=is_coupled
+        )
+    options = TokenOptions(**{name: getattr(config, name) for name in DISTRIBUTION_OPTIONS})
+    bad_words = _bad_words(config.bad_words or [], target)
+    biases, suppressed = config.biases, tuple(config.suppress_tokens or [])
+    for name, ids in (("logit_bias", biases), ("suppress_tokens", suppressed)):
+        if max(ids, default=0) >= vocab_size:
+            raise UserError(f"--{name} {max(ids)} is not a token of --target {target.name}: ids end at "
+                            f"{vocab_size - 1}")  # fmt: skip
+    return SamplingSettings(
+        # Greedy only if all rows are.
+        temperature=0.0 if config.is_greedy else config.temperature or 1.0,
+        is_coupled=is_coupled,
+        processing=Processing(
+            defaults=options,
+            logit_bias=tuple(biases.items()),
+            bad_words=bad_words,
+            suppressed_ids=suppressed,
+            min_new_tokens=config.min_new_tokens,
+            end_ids=tuple(sorted(target.stop_token_ids())),
+        ),
+    )
+
+
+def _bad_words(words: list[str], target: Checkpoint) -> tuple[tuple[int, ...], ...]:
+    """Token ids of each word, alone and after a space."""
+    if not words:
+        return ()
+    tokenizer = load_tokenizer(target)
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            if token_ids := tuple(tokenizer(text, add_special_tokens=False)["input_ids"]):
+                found[token_ids] = None
+    return tuple(found)

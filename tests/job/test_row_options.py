@@ -1,0 +1,122 @@
+"""Options of logits processing and of single rows in whole runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.job.launching import read_output, refused, run_here
+from tests.job.pair import Pair, write_arrow
+from tests.job.ranks import fork_ranks
+
+NUM_ROWS = 8
+# Of transformers' generate and of the job, each under its own names.
+PROCESSED: dict[str, Any] = {"repetition_penalty": 1.3, "min_new_tokens": 6}
+TRANSFORMERS: dict[str, Any] = {**PROCESSED, "suppress_tokens": [40, 41], "sequence_bias": {(50,): 3.0}}
+JOB: dict[str, Any] = {**PROCESSED, "suppress_tokens": [40, 41], "logit_bias": ["50=3.0"]}
+
+
+def texts_of(prompts: Path) -> list[str]:
+    table = pa.ipc.open_file(pa.OSFile(str(prompts))).read_all()
+    return [text[:40] for text in table["prompt"].to_pylist()[:NUM_ROWS]]
+
+
+@pytest.mark.ranks
+def test_processed_tokens_are_those_of_transformers(
+    options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    """Greedy, in one process, and with the target on two ranks and the draft on a third."""
+    tokenizer = AutoTokenizer.from_pretrained(pair.target)
+    model = AutoModelForCausalLM.from_pretrained(pair.target)
+    one, three = tmp_path / "one", tmp_path / "three"
+    # "the" may stand with or without a space before it.
+    words = {"bad_words": ["the", "river"]}
+    common = options | JOB | words | {"limit": NUM_ROWS, "max_new_tokens": 20}
+    ended = run_here(**common, output=one), fork_ranks(3, **common, tp_size=2, output=three)
+    assert all(each.totals["draft_acceptance_rate"] > 0.2 for each in ended)
+    assert read_output(one)["completion_ids"] == read_output(three)["completion_ids"]
+    bad_words = [tokenizer(text).input_ids for word in words["bad_words"] for text in (word, f" {word}")]
+    for row in read_output(one).to_pylist():
+        prompt_ids = tokenizer(row["prompt"], return_tensors="pt").input_ids
+        with torch.inference_mode():
+            found = model.generate(
+                prompt_ids, do_sample=False, max_new_tokens=20, bad_words_ids=bad_words, **TRANSFORMERS
+            )
+        assert row["completion_ids"] == found[0, prompt_ids.shape[1] :].tolist()
+
+
+@pytest.mark.ranks
+def test_rows_have_options_of_their_own(options: dict[str, Any], pair: Pair, tmp_path: Path) -> None:
+    """Each row is what a run with these options gives it, whatever the others have, on any ranks."""
+    prompts = tmp_path / "rows.arrow"
+    own: dict[str, list[Any]] = {
+        "temperature": [0.0, 0.7, None, 1.2, 0.0, None, 0.9, 0.0],
+        "seed": [None, 5, 6, None, 7, None, 5, None],
+        "max_new_tokens": [4, None, 9, None, None, 12, None, None],
+    }
+    struct = [
+        {"top_k": 3, "stop": None},
+        None,
+        {"top_k": None, "stop": ["e"]},
+        {"top_k": 9, "stop": ["a", "o"]},
+    ] * 2
+    write_arrow(prompts, {"prompt": texts_of(pair.prompts), **own, "options": struct})
+    common = options | {"prompts": prompts, "temperature": 0.5, "model_impl": "transformers"}
+    rows = {"row_options": ["temperature", "seed", "max_new_tokens", "options"]}
+    together, three = tmp_path / "together", tmp_path / "three"
+    assert run_here(**common, **rows, output=together).code == 0
+    assert fork_ranks(3, **common, **rows, tp_size=2, output=three).code == 0
+    found = read_output(together).to_pylist()
+    columns = (read_output(output)["completion_ids"] for output in (together, three))
+    same = [one == other for one, other in zip(*columns, strict=True)]
+    assert sum(same) >= NUM_ROWS - 1  # a sum in another order may change a token
+    for row in range(NUM_ROWS):
+        values = {name: column[row] for name, column in own.items() if column[row] is not None}
+        values |= {name: value for name, value in (struct[row] or {}).items() if value}
+        # The first row has its own number: as the only one that is not cut.
+        alone = tmp_path / f"alone-{row}"
+        assert run_here(**(common | {"limit": row + 1} | values), output=alone).code == 0
+        assert read_output(alone)["completion_ids"].to_pylist()[row] == found[row]["completion_ids"], row
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "fragment"),
+    [
+        ("temperature", [0.5, -1.0], "row 1 has -1.0, which must be a number and must be 0 (greedy)"),
+        ("top_k", [1.5, 2.0], "row 0 has 1.5, which must be a whole number"),
+        ("stop", ["a", ""], "row 1 has '', but it must be a text"),
+        ("options", [None, {"top_q": 0.5}], "options.top_q: top_q is not an option"),
+        ("options", [None, {"top_p": 1.5}], "options.top_p: row 1 has 1.5"),
+    ],
+)
+@pytest.mark.usefixtures("no_models")
+def test_a_wrong_option_of_a_row_is_refused_before_models_are_loaded(
+    options: dict[str, Any], tmp_path: Path, column: str, values: list[Any], fragment: str
+) -> None:
+    prompts = tmp_path / "rows.arrow"
+    write_arrow(prompts, {"prompt": ["a", "b"], column: values})
+    ended = run_here(**(options | {"prompts": prompts}), row_options=[column], output=tmp_path / "run")
+    refused(ended, f"--row_options {column}", fragment)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "fragment"),
+    [
+        ({"logit_bias": ["7:1"]}, "--logit_bias 7:1 is not a token id and a finite number"),
+        ({"logit_bias": ["100000=1"]}, "--logit_bias 100000 is not a token of --target"),
+        ({"suppress_tokens": [100_000]}, "--suppress_tokens 100000 is not a token of --target"),
+        ({"repetition_penalty": 0}, "--repetition_penalty 0.0 must be a number above 0"),
+        ({"min_p": 1}, "--min_p 1.0 must be in [0, 1)"),
+        ({"row_options": ["colour"]}, "--row_options colour is not an option that a row can have"),
+        ({"row_options": ["seed"]}, "--row_options seed is not a column of --prompts"),
+    ],
+)
+@pytest.mark.usefixtures("no_models")
+def test_a_wrong_option_is_refused(
+    options: dict[str, Any], tmp_path: Path, given: dict[str, Any], fragment: str
+) -> None:
+    refused(run_here(**options, **given, output=tmp_path / "run"), fragment)
