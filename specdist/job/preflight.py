@@ -15,7 +15,6 @@ from typing import Any
 from specdist.cache.draft_window import DraftWindow
 from specdist.config.generate import GenerateConfig, resolved_yaml
 from specdist.config.groups import SELF
-from specdist.config.processing import ProcessingOptions
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.data.access import check_output
 from specdist.data.files import FileStamp, unique_tag
@@ -24,6 +23,7 @@ from specdist.data.storage import is_url, storage_path
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
+from specdist.job.fingerprint import run_fingerprint
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
@@ -47,8 +47,6 @@ from specdist.utils.json_values import from_fields
 # memory (specdist.job.restart), how the batch was made smaller.
 PROMPT_FILES = "prompt_files"
 NUM_HALVINGS, ROWS_TOO_LARGE = "num_batch_halvings", "rows_too_large"
-# In the place of a draft's fingerprint: its rule decides where blocks end, and so the tokens of a seed.
-MEMORY_OF_OWN_TOKENS = "memory of a sequence's own tokens, 1"
 LIBRARIES = ("torch", "transformers", "deepspeed", "accelerate", "datasets", "pyarrow")
 
 logger = logging.getLogger(__name__)
@@ -251,7 +249,10 @@ def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, to
         **({RUN_TAG: unique_tag()} if is_url(config.output) else {}),
         PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
-    return Manifest(fingerprint=_fingerprint(config, models, prompts), info=info)
+    fingerprint = run_fingerprint(
+        config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
+    )
+    return Manifest(fingerprint=fingerprint, info=info)
 
 
 def open_joined(
@@ -302,72 +303,6 @@ def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
             return frozen
         run.folder.freeze("costs", costs.to_json())
         return costs
-
-
-def _fingerprint(config: GenerateConfig, models: ModelPlan, prompts: Prompts) -> dict[str, Any]:
-    """Everything that decides a row's completion, or the file that it is in."""
-    draft = models.draft
-    return {
-        "prompts": prompts.fingerprint,
-        "prompt_column": config.prompt_column,
-        "messages_column": config.messages_column,
-        "num_rows": prompts.num_rows,
-        "rows_per_shard": config.rows_per_shard,
-        "target": models.target.fingerprint(),
-        "draft": draft.fingerprint() if draft else MEMORY_OF_OWN_TOKENS if config.uses_memory else None,
-        "dtype": config.dtype,
-        "policy": config.policy,
-        "num_draft_tokens": None,
-        **config.policy_options,
-        **_head_fingerprint(config, models),
-        **({} if config.draft_window is None else {"draft_window": config.draft_window}),
-        "acceptance": config.acceptance,
-        "overlap": config.overlap,
-        "num_branches": config.num_branches if config.drafts_ahead or config.chooses_rounds else None,
-        "temperature": config.temperature,
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        **_processing_fingerprint(config),
-        "max_new_tokens": config.max_new_tokens,
-        "max_seq_len": models.max_seq_len,
-        "stop": config.stop,
-        "num_samples": config.num_samples,
-        "seed": config.seed,
-        # Other code may compute something else from the same weights.
-        **({"trust_remote_code": True} if config.trust_remote_code else {}),
-        # Left out where it is off: older runs do not have the option.
-        **({"split_special_tokens": True} if config.split_special_tokens else {}),
-        **_quantization_fingerprint(models),
-        # The same numbers, rounded elsewhere.
-        **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
-        # Rows that were generated without a trace cannot get one later.
-        **({"trace": True} if config.is_traced else {}),
-    }
-
-
-def _processing_fingerprint(config: GenerateConfig) -> dict[str, Any]:
-    """The options that change a logit; older runs do not have them."""
-    names = [item.name for item in dataclasses.fields(ProcessingOptions)]
-    values = {name: getattr(config, name) for name in (*names, "row_options")}
-    return {
-        name: value
-        for name, value in values.items()
-        if value and value != getattr(ProcessingOptions, name, None)
-    }
-
-
-def _head_fingerprint(config: GenerateConfig, models: ModelPlan) -> dict[str, Any]:
-    """For policies that read a head, identified by its weights, not by its folder."""
-    if models.head is None:
-        return {}
-    found = {"head": models.head.info.weights_sha256}
-    return found if config.verify is None else {**found, "verify": config.verify}
-
-
-def _quantization_fingerprint(models: ModelPlan) -> dict[str, Any]:
-    """What is quantised while it is loaded; older runs do not have the options."""
-    found = {"target": models.target.quantization, "draft": models.draft and models.draft.quantization}
-    return {f"{role}_quantization": kind for role, kind in found.items() if kind is not None}
 
 
 def reproducibility(config: GenerateConfig, topology: Topology) -> str:
