@@ -18,7 +18,6 @@ PROCESSING_FAULTS = (
         old="if (asked.positions_N > since_N).any():",
         new="if False:",
         tests=(PENALTIES, ALIKE + "[frequency-1]"),
-        is_dangerous=True,
     ),
     Mutant(
         name="penalties-of-completion-count-prompt",
@@ -33,7 +32,6 @@ PROCESSING_FAULTS = (
         old="FullDistributions.of(processed.scores_Nv,",
         new="FullDistributions.of(logits_NV,",
         tests=(PENALTIES,),
-        is_dangerous=True,
     ),
     Mutant(
         name="draft-is-not-processed",
@@ -55,7 +53,6 @@ PROCESSING_FAULTS = (
         old="sequence.token_ids[: sequence.num_shared]",
         new="sequence.token_ids[:0]",
         tests=(PENALTIES,),
-        is_dangerous=True,
     ),
     Mutant(
         name="rows-have-options-of-the-run",
@@ -63,7 +60,6 @@ PROCESSING_FAULTS = (
         old="(request.options or processing.defaults)",
         new="processing.defaults",
         tests=(ROWS,),
-        is_dangerous=True,
     ),
     Mutant(
         name="greedy-rows-draw",
@@ -71,7 +67,6 @@ PROCESSING_FAULTS = (
         old="return torch.where(self.is_greedy_N1.bool(), one_hot_NV, probabilities_NV)",
         new="return probabilities_NV",
         tests=(ROWS,),
-        is_dangerous=True,
     ),
     Mutant(
         name="slices-filter-by-their-own-largest",
@@ -79,7 +74,6 @@ PROCESSING_FAULTS = (
         old="top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, num_largest))",
         new="top_SNK = top_scores(scores_Nv, num_largest)[None]",
         tests=(SLICED,),
-        is_dangerous=True,
     ),
     Mutant(
         name="top-k-after-top-p",
