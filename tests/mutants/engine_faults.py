@@ -143,8 +143,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="stop-string-found-token-late",
         file="engine/sequence.py",
-        old="if self._first_stop(self.decode(committed + new_ids[:count])) is not None",
-        new="if self._first_stop(self.decode(committed + new_ids[: count - 1])) is not None",
+        old="if first_stop(self.decode(committed + new_ids[:count]), strings) is not None",
+        new="if first_stop(self.decode(committed + new_ids[: count - 1]), strings) is not None",
         tests=(IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall",),
     ),
     # Branches.
