@@ -38,8 +38,8 @@ from specdist.models.static_runs import LONGEST_RUN, RECORDED_LENGTHS
 from specdist.policies import BatchPolicy, HeadPolicy, LengthPolicy
 from specdist.sampling.uploads import upload
 
-# Steps of a run: a sequence that has stopped takes part until its end.
-SHORTEST_RUN = RECORDED_LENGTHS[0]
+# Steps of a run: a sequence that has stopped takes part until its end. A single one is an ordinary pass.
+RUN_LENGTHS = (1, *RECORDED_LENGTHS)
 # What a drafting still counts after each further one.
 MEMORY = 0.9
 
@@ -61,9 +61,9 @@ class RunLengths:
         """Of a drafting that has had ``num_steps`` and goes on."""
         longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
         num_likely = int((longer_D >= longer_D[:1] / 2).sum())
-        wanted = max(SHORTEST_RUN, num_steps, num_likely)
+        wanted = max(num_steps, num_likely)
         # The nearest number that is recorded.
-        return min(RECORDED_LENGTHS, key=lambda length: (abs(length - wanted), -length))
+        return min(RUN_LENGTHS, key=lambda length: (abs(length - wanted), -length))
 
     @property
     def expects_any(self) -> bool:

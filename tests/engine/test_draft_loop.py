@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdist.engine.draft_runs import LONGEST_RUN, SHORTEST_RUN, RunLengths
+from specdist.engine.draft_runs import LONGEST_RUN, RunLengths
 from specdist.policies import DraftSequences, WithoutHistory
 from specdist.sampling.distributions import Dense, SamplingSettings, distributions_from_logits
 from tests.engine.harness import Harness, requests_for
@@ -102,5 +102,7 @@ def test_a_block_takes_two_runs_of_steps_on_average_whatever_its_length(steps: l
         lengths.observe(num_steps)
         num_blocks, num_needed, num_run = num_blocks + 1, num_needed + num_steps, num_run + at
     assert num_runs <= 2 * num_blocks + num_needed / LONGEST_RUN
-    assert num_run <= 1.5 * num_needed + SHORTEST_RUN * num_blocks
+    assert num_run <= 1.5 * num_needed + num_blocks
+    # Blocks of one token are drafted by single steps.
+    assert steps != [1] or num_run <= 1.02 * num_needed
     assert lengths.expects_any == (steps != [0, 0, 3])

@@ -142,4 +142,11 @@ HOST_FAULTS = (
         new="",
         tests=("tests/emulation/test_modes.py",),
     ),
+    Mutant(
+        name="second-step-is-run-for-nothing",
+        file="engine/draft_runs.py",
+        old="RUN_LENGTHS = (1, *RECORDED_LENGTHS)",
+        new="RUN_LENGTHS = RECORDED_LENGTHS",
+        tests=("tests/engine/test_draft_loop.py",),
+    ),
 )
