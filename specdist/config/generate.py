@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -21,7 +20,8 @@ from specdist.config.groups import (
     RankOptions,
 )
 from specdist.config.processing import DISTRIBUTION_OPTIONS, RowOptions
-from specdist.config.speculation import MEMORY, SpeculationOptions
+from specdist.config.sizes import bytes_of
+from specdist.config.speculation import MEMORY, SpeculationOptions, memory_block
 from specdist.config.storage import StorageOptions
 from specdist.policies.choice import (
     PolicyArguments,
@@ -41,17 +41,6 @@ from specdist.utils.errors import UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-BYTES_PER_UNIT = {
-    "": 1,
-    "B": 1,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-}
 
 
 @dataclass(kw_only=True)
@@ -167,6 +156,7 @@ class GenerateConfig(
     def _resolve_policy(self) -> None:
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
+        self.check_memory_beside(self.draft, is_traced=self.trace)
         defaults = self._resolve_memory() if self.draft == MEMORY else {}
         if self.policy == AUTO:
             self.policy = "none" if self.draft is None else "goodput"
@@ -235,6 +225,24 @@ class GenerateConfig(
         return self.uses_draft and self.draft != MEMORY
 
     @property
+    def adds_memory(self) -> bool:
+        """Whether there are candidates from memory beside those of a draft model."""
+        return self.uses_draft_model and self.memory
+
+    @property
+    def memory_tokens(self) -> int:
+        """Most candidates of a block from memory beside a draft model; 0 without."""
+        num_rows = 1 if self.shares_room else self.max_num_seqs
+        return memory_block(self.max_num_batched_tokens // num_rows) if self.adds_memory else 0
+
+    @property
+    def shares_room(self) -> bool:
+        """Whether blocks share the room of a pass: where no token depends on a block's length, or block
+        lengths depend on the batch anyway."""
+        has_memory = self.uses_memory or self.adds_memory
+        return self.policy == "goodput" or (has_memory and (self.is_coupled or self.drafts_ahead))
+
+    @property
     def is_exact(self) -> bool:
         """Whether the completions follow the target's own distribution; with sprinter they may not."""
         return not (self.policy == "sprinter" and self.verify == "doubted")
@@ -286,7 +294,7 @@ class GenerateConfig(
     @property
     def block_tokens(self) -> int:
         """Most tokens of one sequence in a target pass after its prompt: the candidates and one more."""
-        return most_draft_tokens(self.policy_options) + 1
+        return max(most_draft_tokens(self.policy_options), self.memory_tokens) + 1
 
     @property
     def num_world_ranks(self) -> int:
@@ -304,16 +312,15 @@ class GenerateConfig(
         """``--cache_memory`` in bytes; None where the device decides."""
         if self.cache_memory is None:
             return None
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", self.cache_memory)
-        if not match or match[2].upper() not in BYTES_PER_UNIT:
-            raise UserError(f"--cache_memory {self.cache_memory!r} is not a size: write it like 8GiB")
-        return int(float(match[1]) * BYTES_PER_UNIT[match[2].upper()])
+        return bytes_of("cache_memory", self.cache_memory)
 
     def warnings(self) -> list[str]:
         """Options that were set and have no effect in this run, one sentence each."""
         found = []
         if self.draft is not None and not self.uses_draft:
             found.append(f"--draft {self.draft} has no effect with --policy none: the draft is not loaded")
+        if self.memory and not self.uses_draft:
+            found.append("--memory has no effect with --policy none")
         if not self.uses_draft:
             given = {**self._given_policy_options(), "head": self.head, "verify": self.verify}
             given |= {"overlap": "ahead" if self.overlap == "ahead" else None, "trace": self.trace or None}

@@ -49,6 +49,11 @@ class SpeculationOptions:
         help="the draft sees only a sequence's first 16 tokens and its last ones, at least this many, and "
         "has memory for no more; changes acceptance and no distribution (default: all tokens)",
     )
+    memory: bool = option(
+        False,
+        help="beside a draft model, candidates from the text so far, too: for each sequence and round the "
+        "source that promises more tokens",
+    )
     head: str | None = option(
         None,
         help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
@@ -79,12 +84,41 @@ class SpeculationOptions:
                     f"--{name} {value} is for a draft model, and --draft {MEMORY} has none: leave it out"
                 )
 
+    def check_memory_beside(self, draft: str | None, *, is_traced: bool) -> None:
+        """Of ``--memory``. Raises :class:`UserError`."""
+        if not self.memory or self.policy == TARGET_ONLY:
+            return
+        if draft in (None, MEMORY):
+            raise UserError(
+                "--memory adds to the candidates of a draft model, and there is none: name one with --draft, "
+                f"or use --draft {MEMORY} alone"
+            )
+        if self.draft_window is not None:
+            raise UserError(
+                "--memory with --draft_window: memory looks through all of a text, and a draft with a window is "
+                "told of a part; leave one of them out"
+            )
+        if self.policy == "sprinter":
+            raise UserError(
+                "--memory with --policy sprinter: tokens from memory have no estimate of the verifier; leave "
+                "out --memory, or choose another policy"
+            )
+        if is_traced:
+            raise UserError(
+                "--memory with --trace: a trace is of what a draft model drew, for replays of its policies; "
+                "leave one of them out"
+            )
+
     def memory_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
         """Of the policy's options with memory, where a pass has so many tokens for each row."""
         if self.policy != "confidence":
             return {}
-        most = max(SHORTEST_MEMORY_BLOCK, min(MEMORY_BLOCK, num_tokens_per_row - 1))
-        return {"max_draft_tokens": most, "stop_probability": MEMORY_CHANCE}
+        return {"max_draft_tokens": memory_block(num_tokens_per_row), "stop_probability": MEMORY_CHANCE}
+
+
+def memory_block(num_tokens_per_row: int) -> int:
+    """Most candidates of a block from memory, where a pass has so many tokens for each row."""
+    return max(SHORTEST_MEMORY_BLOCK, min(MEMORY_BLOCK, num_tokens_per_row - 1))
 
 
 def require_model(draft: str | None) -> None:

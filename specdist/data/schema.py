@@ -75,6 +75,8 @@ STATISTICS = {
     "num_draft_tokens": "draft tokens proposed to the target",
     "num_accepted_tokens": "of these, the accepted ones",
     "num_trusted_tokens": "of these, those that a lossy run committed unverified",
+    "num_memory_tokens": "drafted tokens that were taken from memory",
+    "num_accepted_memory_tokens": "of these, those that were accepted",
     "num_head_tokens": "tokens for which a trained head gave an estimate",
     "num_preemptions": "times that a sequence gave back its cache pages, to be computed again later",
     "num_out_of_memory": "rounds that ran out of memory and were repeated with a smaller batch",

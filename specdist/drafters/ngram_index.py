@@ -32,6 +32,7 @@ from specdist.drafters.ngram_state import (
     NgramState,
 )
 from specdist.kernels import cpu_library
+from specdist.utils.ranges import arange_segments
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,69 @@ class Proposals:
         token_ids_C, lengths_R: int64; of a row without a match, none.
         chances_C: float64, estimated probability that a token and all before it are right.
         match_lengths_R: tokens before the proposal that stood before its source too.
+        bases_R: estimated probability that everything before each one's first token here is right; None: 1.
     """
 
     token_ids_C: np.ndarray
     chances_C: np.ndarray
     lengths_R: np.ndarray
     match_lengths_R: np.ndarray
+    bases_R: np.ndarray | None = None
+
+    def until(self, stop_token_ids: np.ndarray) -> Proposals:
+        """Without what would follow a stop token."""
+        is_stop_C = np.isin(self.token_ids_C, stop_token_ids)
+        if not is_stop_C.any():
+            return self
+        kept_R = self.lengths_R.copy()
+        np.minimum.at(kept_R, self._lines_C[is_stop_C], arange_segments(self.lengths_R)[is_stop_C] + 1)
+        return self.first(kept_R)
+
+    def first(self, lengths_R: np.ndarray) -> Proposals:
+        """The first tokens of each, at most as many as there are."""
+        is_kept_C = arange_segments(self.lengths_R) < lengths_R[self._lines_C]
+        kept_R = np.minimum(lengths_R, self.lengths_R)
+        return Proposals(
+            self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], kept_R, self.match_lengths_R, self.bases_R
+        )
+
+    def after(self, lengths_R: np.ndarray, token_ids_C: np.ndarray) -> Proposals:
+        """The rest of each, where its first ``lengths`` tokens are these; else nothing."""
+        known, rest_R = self.first(lengths_R), np.maximum(self.lengths_R - lengths_R, 0)
+        is_same_R = known.lengths_R == lengths_R
+        given_R = np.repeat(is_same_R, lengths_R)
+        differs_C = known.token_ids_C[is_same_R[known._lines_C]] != token_ids_C[given_R]
+        lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)[given_R]
+        is_same_R[lines_C[differs_C]] = False
+        rest_R = np.where(is_same_R, rest_R, 0)
+        bases_R = np.ones(len(lengths_R))
+        # Chances fall along a block, so the last one of the known tokens is the smallest.
+        np.minimum.at(bases_R, known._lines_C, known.chances_C)
+        is_kept_C = is_same_R[self._lines_C] & (arange_segments(self.lengths_R) >= lengths_R[self._lines_C])
+        return Proposals(
+            self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], rest_R, self.match_lengths_R, bases_R
+        )
+
+    @property
+    def _lines_C(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self.lengths_R)), self.lengths_R)
 
 
 class NgramIndex:
     """One index for each slot."""
 
-    def __init__(self, *, num_slots: int, max_length: int, is_compiled: bool | None = None) -> None:
-        """``max_length``: most tokens of a sequence. ``is_compiled``: default: where it can be."""
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        max_length: int,
+        learns_together: bool = False,
+        is_compiled: bool | None = None,
+    ) -> None:
+        """``max_length``: most tokens of a sequence. ``learns_together``: a sequence's chances begin
+        with what all have learned. ``is_compiled``: default: where it can be."""
         self._state = NgramState(num_slots, max_length)
+        self._learns_together = learns_together
         self._library = None if is_compiled is False else _library(is_needed=bool(is_compiled))
         state = self._state
         self._arguments = cpu_library.Ngrams(
@@ -79,25 +129,32 @@ class NgramIndex:
         """The next tokens of these sequences, ``counts_R`` of each."""
         assert (self._state.num_tokens[slots_R] + counts_R).max(initial=0) <= self._state.tokens.shape[1]
         tokens_C = token_ids_C.astype(np.int32)
+        before = self._state.learned(slots_R) if self._learns_together else None
         if self._library is None:
             plain_ngrams.append_tokens(self._state, slots_R, counts_R, tokens_C)
-            return
-        arrays = (slots_R, counts_R, tokens_C)
-        self._library.append_tokens(
-            ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
-        )
+        else:
+            arrays = (slots_R, counts_R, tokens_C)
+            self._library.append_tokens(
+                ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
+            )
+        if before is not None:
+            self._state.learn_together(self._state.learned(slots_R) - before)
 
-    def propose(self, slots_R: np.ndarray, limits_R: np.ndarray, *, least_chance: float = 0.0) -> Proposals:
-        """At most ``limits_R`` tokens for each, as long as a token's chance is at least ``least_chance``."""
+    def propose(
+        self, slots_R: np.ndarray, limits_R: np.ndarray, *, least_chance: float | np.ndarray = 0.0
+    ) -> Proposals:
+        """At most ``limits_R`` tokens for each, as long as a token's chance is at least ``least_chance``, one
+        for all or for each."""
         match_lengths_R = self._state.match_lengths[slots_R]
+        least_chances_R = np.full(len(slots_R), 0.0) + least_chance
         if self._library is None:
-            found = plain_ngrams.propose_tokens(self._state, slots_R, limits_R, least_chance)
+            found = plain_ngrams.propose_tokens(self._state, slots_R, limits_R, least_chances_R)
             return Proposals(*found, match_lengths_R)
         most = int(limits_R.sum())
         token_ids, chances, lengths_R = np.empty(most, np.int64), np.empty(most), np.empty_like(slots_R)
-        arrays = [array.ctypes.data for array in (slots_R, limits_R, token_ids, chances, lengths_R)]
+        arrays = (slots_R, limits_R, least_chances_R, token_ids, chances, lengths_R)
         num = self._library.propose_tokens(
-            ctypes.addressof(self._arguments), len(slots_R), *arrays[:2], least_chance, *arrays[2:]
+            ctypes.addressof(self._arguments), len(slots_R), *(array.ctypes.data for array in arrays)
         )
         return Proposals(token_ids[:num], chances[:num], lengths_R, match_lengths_R)
 

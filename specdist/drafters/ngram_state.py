@@ -11,6 +11,8 @@ CLASS_STARTS = (0, 3, 4, 6, 9, 17)
 # Share of right tokens in each class before anything is known, and how many tokens that counts for.
 PRIOR_RATES = (0.3, 0.45, 0.6, 0.75, 0.85, 0.95)
 PRIOR_TOKENS = 4.0
+# The weight of these shares where all sequences learn together, and how many tokens are remembered.
+TOGETHER_TOKENS, TOGETHER_MEMORY = 32.0, 4096
 # Of the table of a sequence's bigrams.
 NUM_HEAD_BITS = 12
 
@@ -22,6 +24,8 @@ class NgramState:
         self.max_match, self.max_places = MAX_MATCH, MAX_PLACES
         self.class_of = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right") - 1
         self.prior_right, self.prior_tried = np.array(PRIOR_RATES) * PRIOR_TOKENS, PRIOR_TOKENS
+        # Right and tried in each class, of all sequences.
+        self.together = np.array([PRIOR_RATES, np.ones(len(PRIOR_RATES))]) * TOGETHER_TOKENS
         self.tokens = np.empty((num_slots, capacity), np.int32)
         self.earlier = np.empty((num_slots, capacity), np.int32)
         self.heads = np.empty((num_slots, 1 << NUM_HEAD_BITS), np.int32)
@@ -38,3 +42,12 @@ class NgramState:
         self.num_tokens[slots] = self.match_lengths[slots] = 0
         self.match_places[slots] = self.heads[slots] = -1
         self.num_right[slots] = self.num_tried[slots] = 0
+
+    def learned(self, slots_R: np.ndarray) -> np.ndarray:
+        """[2, classes]: right and tried so far, of these sequences together."""
+        return np.stack([self.num_right[slots_R].sum(axis=0), self.num_tried[slots_R].sum(axis=0)])
+
+    def learn_together(self, more: np.ndarray) -> None:
+        """Begin every chance with what all sequences have learned; ``more`` is new."""
+        self.together = self.together * 0.5 ** (more[1] / TOGETHER_MEMORY) + more
+        self.prior_right[:] = self.together[0] / self.together[1] * PRIOR_TOKENS

@@ -55,7 +55,7 @@ def _longest_match(state: NgramState, tokens: np.ndarray) -> tuple[int, int]:
 
 
 def propose_tokens(
-    state: NgramState, slots_R: np.ndarray, limits_R: np.ndarray, least_chance: float
+    state: NgramState, slots_R: np.ndarray, limits_R: np.ndarray, least_chances_R: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens [C] and their chances [C], and how many each row has [R]."""
     tokens: list[np.ndarray] = [np.zeros(0, np.int64)]
@@ -69,7 +69,7 @@ def propose_tokens(
         lengths = np.minimum(state.match_lengths[slot] + depths, state.max_match)
         rates = (state.num_right[slot] + state.prior_right) / (state.num_tried[slot] + state.prior_tried)
         reach = rates[state.class_of[lengths]].cumprod()
-        unlikely = np.flatnonzero(reach < least_chance)
+        unlikely = np.flatnonzero(reach < least_chances_R[row])
         lengths_R[row] = num = int(unlikely[0]) if len(unlikely) else limit
         period = int(state.num_tokens[slot]) - 1 - place
         tokens.append(state.tokens[slot, place + 1 + depths[:num] % period].astype(np.int64))

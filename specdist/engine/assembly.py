@@ -10,6 +10,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
+from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -48,6 +49,7 @@ class Assembly:
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
+        memory: of candidates from memory beside a draft model's, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
         masker: makes what says which tokens are allowed, for each side one of its own.
     """
@@ -64,6 +66,7 @@ class Assembly:
     is_traced: bool = False
     trusts_draft: bool = False
     masker: Callable[[], TokenMasker] | None = None
+    memory: MemorySettings | None = None
 
     def allocate(self, runner: ModelRunner) -> None:
         """Allocate the target's cache, once."""
@@ -161,6 +164,7 @@ class Assembly:
             max_context_tokens=num_groups * self.scheduling.max_num_batched_tokens,
             ahead=self.ahead if ahead is None else ahead,
             chooser=self.chooser if ahead is None else None,
+            memory=self.memory,
             is_traced=self.is_traced,
             clock=clock,
             masker=None if self.masker is None else self.masker(),
@@ -222,6 +226,7 @@ class Assembly:
             trusts_draft=self.trusts_draft,
             clock=clock,
             processing=self.settings.processing,
+            tells_texts=self.memory is not None,
             on_resize=on_resize,
             on_lone_row=on_lone_row,
         )

@@ -34,6 +34,9 @@ from specdist.sampling.uploads import upload
 from specdist.theory.rounds import RoundChooser, RoundShape
 from specdist.utils.ranges import places_from
 
+# Beside logits of 0, a probability of 1.
+CERTAIN_LOGIT = 1e4
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftAhead:
@@ -103,6 +106,7 @@ class AheadDrafter:
         self._shape = RoundShape(num_ahead=ahead.num_tokens, num_branches=ahead.num_branches)
         self._draft_state = draft_state
         self._draft_loop = draft_loop
+        self._max_draft_tokens = policy.max_draft_tokens
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
@@ -254,7 +258,7 @@ class AheadDrafter:
             return
         state, slots_R = self._draft_state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
-        num_kept_R = np.minimum(num_ready_R, request.draft_now_R)
+        num_kept_R = np.minimum(num_ready_R, np.minimum(request.draft_now_R, self._max_draft_tokens))
         if self._batch_policy is not None and self._shape.num_ahead:
             places_C = places_from(slots_R, state.num_committed[slots_R], num_ready_R)
             worth_R = self._batch_policy.num_to_verify(state.features.at(places_C), num_ready_R, round)
@@ -326,8 +330,13 @@ class AheadDrafter:
         num_branches = self._shape.num_branches
         if not num_branches or self._shape.num_ahead == 1 or not len(places_N[0]):
             return NO_BRANCHES
+        # Of a token from memory no alternatives are known; greedily drawn ones have logits.
+        certainty = 1.0 if self._settings.is_random else CERTAIN_LOGIT
         branch_estimates = estimate_branches(
-            state.scores.at(*places_N), state.token_ids[places_N], self._settings, num_branches
+            state.scores.at(*places_N, certainty=certainty),
+            state.token_ids[places_N],
+            self._settings,
+            num_branches,
         )
         is_last_N = places_N[1] + 2 >= state.max_lengths[places_N[0]]
         branches = self._branches.choose(

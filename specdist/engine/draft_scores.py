@@ -15,8 +15,9 @@ from specdist.sampling.uploads import upload
 
 # In the place of a position without scores.
 NOWHERE = -1
-# In entries without scores; steps are counted from 1.
+# In entries without scores, and in those of certain tokens; steps are counted from 1.
 NO_STEP = 0
+CERTAIN = -1
 
 
 class StepScores:
@@ -48,12 +49,21 @@ class StepScores:
         self._line_of[draft_slots_S, positions_S] = np.arange(len(draft_slots_S))
         self._next += 1
 
-    def at(self, draft_slots_W: np.ndarray, positions_W: np.ndarray) -> Tensor:
-        """[W, V]: the scores kept at these positions; zeros where a position is ``NOWHERE``."""
+    def keep_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
+        """These tokens were not drawn: the distribution of each has all mass on it."""
+        self._step_of[places] = CERTAIN
+        self._line_of[places] = token_ids_T
+
+    def at(self, draft_slots_W: np.ndarray, positions_W: np.ndarray, *, certainty: float = 1.0) -> Tensor:
+        """[W, V]: the scores kept at these positions; zeros where a position is ``NOWHERE``. A certain token
+        has the score ``certainty``, all others 0."""
         steps_W = np.where(positions_W == NOWHERE, NO_STEP, self._step_of[draft_slots_W, positions_W])
         lines_W = self._line_of[draft_slots_W, positions_W].astype(np.int64)
         scores_WV = torch.zeros(len(draft_slots_W), self._vocab_size, device=self._device)
-        found = np.flatnonzero(steps_W != NO_STEP)
+        certain = np.flatnonzero(steps_W == CERTAIN)
+        if len(certain):
+            scores_WV[upload(self._device, certain, lines_W[certain])] = certainty
+        found = np.flatnonzero(steps_W > NO_STEP)
         found = found[np.argsort(steps_W[found], kind="stable")]
         steps, num_found = np.unique(steps_W[found], return_counts=True)
         places_W, lines_W = upload(self._device, found, lines_W[found])

@@ -2,10 +2,12 @@
 
 Draft slots are the sequences' slots, and after them those of branches (:mod:`specdist.engine.branches`).
 
-A draft slots, T tokens, W positions.
+A draft slots, R sequences, T tokens, W positions.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +17,15 @@ from specdist.engine.draft_scores import StepScores
 from specdist.models.flat import FlatBatch
 from specdist.sampling.random import RandomKeys
 from specdist.utils.ranges import places_from
+
+
+class OwnTokens(NamedTuple):
+    """Of blocks, the candidates that the model has drawn, and whether nothing but these stand before the
+    first token that was not accepted."""
+
+    num_drafted_R: np.ndarray
+    num_accepted_R: np.ndarray
+    are_next_R: np.ndarray
 
 
 class DraftState:
@@ -27,6 +38,8 @@ class DraftState:
         """``num_branches``: per slot. Each target group has an equal part of the slots."""
         # By slot: tokens committed, candidates after them, and tokens drafted ahead after those.
         self.num_committed, self.num_candidates, self.num_ahead = np.zeros((3, num_slots), np.int64)
+        # Of the candidates, how many at their end are from memory.
+        self.num_from_memory = np.zeros(num_slots, np.int64)
         self.max_lengths, self.context_lengths = np.zeros((2, num_slots), np.int64)
         # By draft slot: tokens that the cache has, and what keys the random numbers. On a *miss* what was
         # drafted is dropped; only then is a position drafted again.
@@ -46,7 +59,8 @@ class DraftState:
 
     def begin_group(self, group: int) -> None:
         """A target group's slots are empty."""
-        self.num_candidates[self.slots_of(group)] = self.num_ahead[self.slots_of(group)] = 0
+        for numbers in (self.num_candidates, self.num_ahead, self.num_from_memory):
+            numbers[self.slots_of(group)] = 0
         self.scores.forget_but((np.zeros(0, np.int64), np.zeros(0, np.int64)), [group])
 
     def put_undrafted(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
@@ -58,6 +72,19 @@ class DraftState:
         """Let branches have their sequences' tokens, up to where they begin."""
         for slot, draft_slot, end in zip(slots_B, draft_slots_B, ends_B, strict=True):
             self.token_ids[draft_slot, :end] = self.token_ids[slot, :end]
+
+    def own_tokens(self, slots_R: np.ndarray, num_accepted_R: np.ndarray) -> OwnTokens:
+        """Of the last blocks, of which so many candidates were accepted: all that there is to learn of the
+        model from them."""
+        num_own_R = self.num_candidates[slots_R] - self.num_from_memory[slots_R]
+        are_next_R = (self.num_from_memory[slots_R] == 0) | (num_accepted_R < num_own_R)
+        return OwnTokens(num_own_R, np.minimum(num_accepted_R, num_own_R), are_next_R)
+
+    def put_certain(self, places: tuple[np.ndarray, np.ndarray], token_ids_T: np.ndarray) -> None:
+        """Candidates that were not drawn."""
+        self.put_undrafted(places, token_ids_T)
+        self.probabilities[places] = 1
+        self.scores.keep_certain(places, token_ids_T)
 
     def catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:
         """The tokens before each position that the cache lacks, and the index of each slot's last one.

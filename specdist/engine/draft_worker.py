@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.device_clock import clock_of
 from specdist.engine.draft_ahead import AheadDrafter, DraftAhead, FirstAhead
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
@@ -25,6 +26,8 @@ from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
 from specdist.engine.histories import Histories
+from specdist.engine.memory_beside import beside
+from specdist.engine.opened import NONE
 from specdist.engine.out_of_memory import DraftUndo
 from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
@@ -60,6 +63,7 @@ class DraftWorker:
         max_context_tokens: int = MAX_CONTEXT_TOKENS,
         ahead: DraftAhead | None = None,
         chooser: RoundChooser | None = None,
+        memory: MemorySettings | None = None,
         is_traced: bool = False,
         clock: Timeline | None = None,
         masker: TokenMasker | None = None,
@@ -68,7 +72,7 @@ class DraftWorker:
 
         ``num_groups``: target groups, each with an equal part of the slots.
         ``max_context_tokens``: of a pass over contexts.
-        ``chooser`` chooses every round's work, at most that of ``ahead``.
+        ``chooser`` chooses every round's work, at most that of ``ahead``. ``memory``: beside the model.
         ``clock``: by default one on which all time outside this model's work is idle. ``masker``: the
         draft's own, where tokens may be masked.
         """
@@ -118,6 +122,7 @@ class DraftWorker:
         )  # fmt: skip
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
+        self._memory = beside(memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids)
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
@@ -136,7 +141,7 @@ class DraftWorker:
         report = self._ahead.adopt_branches(slots_R, first)
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
-        wanted_now = self._ahead.wanted_now(request)
+        wanted_now = self._memory.choose(request, self._ahead.wanted_now(request))
         if wanted_now:
             self._forget_scores(request)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
@@ -160,6 +165,7 @@ class DraftWorker:
                 )
             )
         self._ahead.hold_back(request, round)
+        self._memory.extend(request)
         num_candidates_R = state.num_candidates[slots_R]
         places_C = places_from(slots_R, first_R, num_candidates_R)
         pass_sizes_P, draft_steps = self._draft_loop.pass_counts.take()
@@ -172,7 +178,8 @@ class DraftWorker:
             ahead=report,
             draft_pass_sizes_P=pass_sizes_P,
             draft_steps=draft_steps,
-            num_rounds_alone=self._ahead.num_rounds_alone(slots_R),
+            num_rounds_alone=0 if self._memory.is_on else self._ahead.num_rounds_alone(slots_R),
+            num_from_memory_R=state.num_from_memory[slots_R] if self._memory.is_on else NONE,
             traced=first.traced(state.features, places_C),
         )
 
@@ -185,12 +192,17 @@ class DraftWorker:
         first = self._ahead.verify_first(request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
-        self._histories.observe(slots_R, num_candidates_R, num_accepted_R)
-        self._ahead.observe(num_accepted_R + is_hit_R, is_rejected_R)
+        self._memory.observe(request)
+        own = state.own_tokens(slots_R, num_accepted_R)
+        self._histories.observe(slots_R, own.num_drafted_R, own.num_accepted_R)
+        self._ahead.observe(
+            own.num_accepted_R + is_hit_R, is_rejected_R & (own.are_next_R | first.is_verified_R)
+        )
         if self._batch_policy is not None:
-            num_verified_R = num_accepted_R + (is_rejected_R | is_hit_R)
+            num_kept_R = own.num_accepted_R + (own.are_next_R & is_hit_R)
+            num_verified_R = num_kept_R + (own.are_next_R & is_rejected_R)
             self._batch_policy.observe_tokens(
-                state.features.verified(slots_R, begins_R, num_verified_R, num_accepted_R + is_hit_R)
+                state.features.verified(slots_R, begins_R, num_verified_R, num_kept_R)
             )
         next_token_ids_R = request.next_token_ids_R.copy()
         drawn = np.flatnonzero(next_token_ids_R == DRAW)
@@ -201,11 +213,11 @@ class DraftWorker:
             draft_W = Dense(state.scores.at(slots_W, np.where(is_rejected_R[drawn], positions_W, NOWHERE)))
             sampled_W = sample_next_tokens(target_W, state.random_keys(slots_W, positions_W), draft_W)
             next_token_ids_R[drawn] = self._draft_loop.next_tokens(
-                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on
+                sampled_W, (slots_W, positions_W), must_be_known=self._ahead.is_on or self._memory.is_on
             )
         state.num_committed[slots_R] = positions_R + 1
         state.num_candidates[slots_R] = np.where(is_hit_R, state.num_ahead[slots_R] - 1, 0)
-        state.num_ahead[slots_R] = 0
+        state.num_ahead[slots_R] = state.num_from_memory[slots_R] = 0
         state.num_misses[slots_R] += is_rejected_R
         kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
         state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)
@@ -243,6 +255,7 @@ class DraftWorker:
         state, opened = self._draft_state, request.opened
         self._histories.suspend(request.suspended_slots, state.stream_keys[request.suspended_slots])
         self._histories.open(opened.slots, opened.stream_keys)
+        self._memory.open(request)
         state.stream_keys[opened.slots] = opened.stream_keys
         state.num_misses[opened.slots] = opened.num_misses
         state.max_lengths[opened.slots] = opened.max_lengths
@@ -271,7 +284,9 @@ class DraftWorker:
         self._draft_state.begin_group(group)
         self._histories.begin_group(group)
         self._ahead.drop_branches(self._draft_state.slots_of(group))
+        self._memory.begin_group(group)
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""
         self._undo.recover(has_replied=has_replied)
+        self._memory.recover(has_replied=has_replied)

@@ -54,6 +54,7 @@ class Engine:
         trusts_draft: bool = False,
         clock: Timeline | None = None,
         processing: Processing | None = None,
+        tells_texts: bool = False,
         on_resize: Callable[[SchedulerSettings], None] | None = None,
         on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
     ) -> None:
@@ -62,6 +63,7 @@ class Engine:
             trusts_draft: lossy: commit all candidates of a block but the last without verification.
             clock: time outside its phases counts as the host's.
             processing: of logits, by target and draft, which are then told of rows what it needs.
+            tells_texts: the draft is told of all tokens of a sequence.
             on_resize: called with new limits of the batch, which later engines should start with.
             on_lone_row: called before every round with the row and sample that runs alone in the smallest
                 batch, or None; lets a restart know which row a crash was about.
@@ -73,7 +75,7 @@ class Engine:
         self._stop_rules = stop_rules
         self._stats_recorder = stats_recorder
         self._trusts_draft = trusts_draft
-        self._processing = processing
+        self._processing, self._tells_texts = processing, tells_texts
         self._clock = clock or Timeline("host", clock=clock_of(target.device))
         self._nonfinite_guard = NonFiniteGuard()
         # Ended, but not made known yet; and what is to be counted in this round's and the next one's pass.
@@ -214,7 +216,7 @@ class Engine:
             next_distributions_W=next_distributions,
             sequences=sequences,
             suspended_slots=np.array(self._memory_guard.suspended_slots + plan.suspended_slots, np.int64),
-            opened=OpenedSequences.of(plan.opened, self._processing),
+            opened=OpenedSequences.of(plan.opened, self._processing, self._tells_texts),
             context=flat_context(plan.chunks, self.scheduler.settings.draft_window),
             num_prefill_tokens=sum(chunk.end - chunk.begin for chunk in plan.chunks),
         )

@@ -22,7 +22,6 @@ from specdist.engine.timeline import Timeline
 from specdist.policies import NUM_FEATURES
 from specdist.sampling.distributions import NOT_FINITE
 from specdist.sampling.one_hot_drafts import NONE_REJECTED
-from specdist.sampling.rejection_sampler import count_accepted
 from specdist.utils.ranges import arange_segments
 
 
@@ -69,6 +68,7 @@ class MemoryDraft:
             draft_probabilities_C=np.ones(len(candidate_ids_C)),
             ahead=AheadReport.nothing(len(num_drafted_R)),
             draft_pass_sizes_P=np.zeros(0, np.int64),
+            num_from_memory_R=num_drafted_R,
             times=times,
             traced=_traced(len(candidate_ids_C), len(num_drafted_R)) if self._is_traced else None,
         )
@@ -92,13 +92,8 @@ class MemoryDraft:
         is_end_R = np.isin(next_token_ids_R, self._stop_token_ids) | (next_token_ids_R == NOT_FINITE)
         limits_R = np.where(is_end_R, 0, request.draft_now_R)
         found = self._index.propose(slots_R, limits_R, least_chance=self._least_chance)
+        found = found.until(self._stop_token_ids)
         token_ids_C, lengths_R = found.token_ids_C, found.lengths_R
-        # Nothing follows a stop token.
-        is_stop_C = np.isin(token_ids_C, self._stop_token_ids)
-        if is_stop_C.any():
-            kept_R = np.minimum(count_accepted(~is_stop_C, lengths_R) + 1, lengths_R)
-            token_ids_C = token_ids_C[arange_segments(lengths_R) < np.repeat(kept_R, lengths_R)]
-            lengths_R = kept_R
         self._candidate_ids[np.repeat(slots_R, lengths_R), arange_segments(lengths_R)] = token_ids_C
         self._num_candidates[slots_R] = lengths_R
         return token_ids_C, lengths_R

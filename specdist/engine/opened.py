@@ -14,7 +14,7 @@ from specdist.engine.sequence import Sequence
 from specdist.sampling.options import TOKEN_OPTIONS, Processing
 
 NO_CONTEXT = -1
-_NONE = np.zeros(0, np.int64)
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,9 @@ class OpenedSequences:
         slots, stream_keys, num_misses, max_lengths: as of :class:`Sequence`.
         context_lengths: length of the context after which to draft ahead; ``NO_CONTEXT`` for a resumed
             sequence.
-        num_prompt_tokens, options: [M] and [M × F], only where logits are processed.
+        num_prompt_tokens: [M], only where the draft is to know texts: to process logits, or for memory.
         prefix_lengths, prefix_ids: and so, the first tokens of each, which share another one's pages.
+        options: [M × F], only where logits are processed.
         text_lengths, text_bytes: and so, each one's constraint in UTF-8.
     """
 
@@ -35,15 +36,18 @@ class OpenedSequences:
     num_misses: np.ndarray
     context_lengths: np.ndarray
     max_lengths: np.ndarray
-    num_prompt_tokens: np.ndarray = field(default_factory=lambda: _NONE)
-    options: FloatArray = field(default_factory=lambda: _NONE)
-    prefix_lengths: np.ndarray = field(default_factory=lambda: _NONE)
-    prefix_ids: np.ndarray = field(default_factory=lambda: _NONE)
-    text_lengths: np.ndarray = field(default_factory=lambda: _NONE)
-    text_bytes: np.ndarray = field(default_factory=lambda: _NONE)
+    num_prompt_tokens: np.ndarray = field(default_factory=lambda: NONE)
+    options: FloatArray = field(default_factory=lambda: NONE)
+    prefix_lengths: np.ndarray = field(default_factory=lambda: NONE)
+    prefix_ids: np.ndarray = field(default_factory=lambda: NONE)
+    text_lengths: np.ndarray = field(default_factory=lambda: NONE)
+    text_bytes: np.ndarray = field(default_factory=lambda: NONE)
 
     @staticmethod
-    def of(sequences: list[Sequence], processing: Processing | None = None) -> OpenedSequences:
+    def of(
+        sequences: list[Sequence], processing: Processing | None = None, tells_texts: bool = False
+    ) -> OpenedSequences:
+        """``processing``: of logits; ``tells_texts``: else too, what the draft does not run of a sequence."""
         if not sequences:
             return NOTHING_OPENED
         contexts = [s.context_length if s.forced_next_token is None else NO_CONTEXT for s in sequences]
@@ -53,6 +57,7 @@ class OpenedSequences:
             num_misses=np.array([sequence.counters.num_misses for sequence in sequences], np.int64),
             context_lengths=np.array(contexts, np.int64),
             max_lengths=np.array([sequence.max_length for sequence in sequences], np.int64),
+            **(_texts(sequences) if tells_texts or processing is not None else {}),
             **({} if processing is None else _rows(sequences, processing)),
         )
 
@@ -71,20 +76,25 @@ class OpenedSequences:
 
 
 NOTHING_OPENED = OpenedSequences(
-    slots=_NONE, stream_keys=_NONE, num_misses=_NONE, context_lengths=_NONE, max_lengths=_NONE
+    slots=NONE, stream_keys=NONE, num_misses=NONE, context_lengths=NONE, max_lengths=NONE
 )
+
+
+def _texts(sequences: list[Sequence]) -> dict[str, np.ndarray]:
+    prefixes = [sequence.token_ids[: sequence.num_shared] for sequence in sequences]
+    return {
+        "num_prompt_tokens": np.array([sequence.num_prompt_tokens for sequence in sequences], np.int64),
+        "prefix_lengths": np.array([len(prefix) for prefix in prefixes], np.int64),
+        "prefix_ids": np.array([token_id for prefix in prefixes for token_id in prefix], np.int64),
+    }
 
 
 def _rows(sequences: list[Sequence], processing: Processing) -> dict[str, np.ndarray]:
     requests = [sequence.request for sequence in sequences]
     numbers = [(request.options or processing.defaults).numbers for request in requests]
-    prefixes = [sequence.token_ids[: sequence.num_shared] for sequence in sequences]
     texts = [request.constraint.encode() for request in requests]
     return {
-        "num_prompt_tokens": np.array([len(request.prompt_ids) for request in requests], np.int64),
         "options": np.array(numbers, np.float64).ravel(),
-        "prefix_lengths": np.array([len(prefix) for prefix in prefixes], np.int64),
-        "prefix_ids": np.array([token_id for prefix in prefixes for token_id in prefix], np.int64),
         "text_lengths": np.array([len(text) for text in texts], np.int64),
         "text_bytes": np.frombuffer(b"".join(texts), np.uint8).astype(np.int64),
     }

@@ -67,7 +67,9 @@ class StatsRecorder:
 
     def record_dropped(self, block: Block) -> None:
         """The next token has ended the sequence: its candidates count as drafted."""
-        self._shards[block.sequence.request.shard].num_draft_tokens += block.num_candidates
+        stats = self._shards[block.sequence.request.shard]
+        stats.num_draft_tokens += block.num_candidates
+        stats.num_memory_tokens += block.num_from_memory
 
     def record_block(self, block: Block, *, num_accepted: int) -> None:
         """Count a verified block."""
@@ -75,6 +77,7 @@ class StatsRecorder:
             num_drafted=block.num_candidates,
             num_accepted=num_accepted,
             num_trusted=min(block.num_trusted, num_accepted),
+            num_from_memory=block.num_from_memory,
         )
 
     def record_round(

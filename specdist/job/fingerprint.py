@@ -57,6 +57,7 @@ def run_fingerprint(
         **_quantization_fingerprint(target, draft),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
+        **({"memory": MEMORY_OF_OWN_TOKENS} if config.adds_memory else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }

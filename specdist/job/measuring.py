@@ -127,7 +127,9 @@ def measure_target(
     context, room = context_of(assembly, num_context_tokens, max_seq_len)
     sizes = {
         "num_rows": batch.num_slots,
-        "num_tokens_per_row": batch.max_draft_tokens + 1,
+        # The time of longer blocks, from memory, follows from these.
+        "num_tokens_per_row": 1
+        + (assembly.memory.max_model_tokens if assembly.memory else batch.max_draft_tokens),
         "num_context_tokens": context,
     }
     curve = target_curve(target, settings, vocab_size, **sizes)

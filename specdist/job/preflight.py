@@ -186,8 +186,7 @@ def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 
         max_seq_len=models.max_seq_len,
         seed=config.seed,
         draft_window=None if window is None else DraftWindow.of_tokens(window, PAGE_SIZE),
-        # Its block lengths depend on the batch anyway.
-        shares_room=config.policy == "goodput" or (config.uses_memory and config.is_coupled),
+        shares_room=config.shares_room,
     )
     for _ in range(num_halvings):
         limits = limits.halved()
@@ -314,6 +313,8 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     be verified, unless every round chooses anew whether it does.
     """
     depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
+    # What a draft that works ahead has ready, beside memory, depends on what it has time for.
+    depends_on_batch |= config.adds_memory and config.drafts_ahead
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 

@@ -30,6 +30,7 @@ from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.logs import quiet_libraries
 from specdist.job.measuring import TARGET_GROUP, measure_costs
+from specdist.job.memory import memory_settings
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
@@ -127,7 +128,7 @@ class Replica:
             if config.drafts_ahead:
                 self.ahead = self._fixed_work_ahead(self.costs)
             else:
-                most, choice = self._scheduling.max_draft_tokens, config.policy_choice
+                most, choice = self._policy.max_draft_tokens, config.policy_choice
                 self.ahead = DraftAhead(num_tokens=most + 1, num_branches=max(self._branch_counts))
                 # It has learned nothing yet.
                 self._chooser = RoundChooser(
@@ -144,7 +145,7 @@ class Replica:
             costs,
             # Not the halved batch: block lengths depend on it, and must not depend on the memory.
             num_rows=batch_limits(self._config, self._models).num_slots,
-            max_draft_tokens=self._scheduling.max_draft_tokens,
+            max_draft_tokens=self._policy.max_draft_tokens,
             num_branches=self._config.num_branches,
             acceptance=ASSUMED_ACCEPTANCE,
         )
@@ -226,6 +227,7 @@ class Replica:
             chooser=self._chooser,
             is_traced=self._config.is_traced,
             trusts_draft=not self._config.is_exact,
+            memory=memory_settings(self._config, self._topology, getattr(self, "costs", None)),
         )
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:
@@ -345,7 +347,8 @@ class Replica:
             return 0, 0
         if not self._works_ahead:
             return self._num_spare_branches, 1
-        return self.num_slots * max(self._branch_counts), self._scheduling.max_draft_tokens + 1
+        most = self._config.policy_choice.max_draft_tokens
+        return self.num_slots * max(self._branch_counts), most + 1
 
     def _measure_costs(self) -> CostModel:
         """Of all ranks together; rank 0's are frozen and used by all."""

@@ -104,7 +104,7 @@ def ngrams_library() -> ctypes.CDLL:
     of_rows = (c_address, c_index, c_address, c_address)
     loaded.append_tokens.argtypes = (*of_rows, c_address)
     loaded.append_tokens.restype = None
-    loaded.propose_tokens.argtypes = (*of_rows, ctypes.c_double, *[c_address] * 3)
+    loaded.propose_tokens.argtypes = (*of_rows, *[c_address] * 4)
     loaded.propose_tokens.restype = c_index
     return loaded
 

@@ -73,7 +73,7 @@ void append_tokens(const Ngrams *index, int64_t num_rows, const int64_t *slots, 
 
 /* Returns the number of tokens proposed for all rows, which lie one after the other in `proposed`. */
 int64_t propose_tokens(const Ngrams *index, int64_t num_rows, const int64_t *slots, const int64_t *limits,
-                       double least_chance, int64_t *proposed, double *chances, int64_t *lengths) {
+                       const double *least_chances, int64_t *proposed, double *chances, int64_t *lengths) {
     int64_t total = 0;
     for (int64_t row = 0; row < num_rows; row++) {
         int64_t slot = slots[row], place = index->match_places[slot], depth = 0;
@@ -88,7 +88,7 @@ int64_t propose_tokens(const Ngrams *index, int64_t num_rows, const int64_t *slo
                 int64_t class = index->class_of[length < index->max_match ? length : index->max_match];
                 chance *= (num_right[class] + index->prior_right[class])
                           / (num_tried[class] + index->prior_tried);
-                if (chance < least_chance) break;
+                if (chance < least_chances[row]) break;
                 proposed[total + depth] = tokens[place + 1 + depth % period];
                 chances[total + depth] = chance;
             }

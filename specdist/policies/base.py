@@ -133,7 +133,20 @@ class VerifiedTokens:
     is_accepted_C: np.ndarray
 
 
-class LengthPolicy(Protocol):
+class KeepsHistory(Protocol):
+    """What has a history of every sequence."""
+
+    @property
+    def initial_history(self) -> tuple[float, ...]:
+        """The history [H] of a new sequence."""
+        ...
+
+    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
+        """[R, H]: the histories after these blocks."""
+        ...
+
+
+class LengthPolicy(KeepsHistory, Protocol):
     """Pure arithmetic: no tensors, no clock, no knowledge of the batch's other sequences."""
 
     @property
@@ -146,17 +159,8 @@ class LengthPolicy(Protocol):
         """Whether it needs the features; on a GPU it is then asked after several steps."""
         ...
 
-    @property
-    def initial_history(self) -> tuple[float, ...]:
-        """The history [H] of a new sequence."""
-        ...
-
     def wants_more(self, rows: DraftSequences) -> np.ndarray:
         """bool [R]: draft another token?"""
-        ...
-
-    def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        """[R, H]: the histories after these blocks."""
         ...
 
 

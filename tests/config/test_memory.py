@@ -27,6 +27,35 @@ def test_memory_drafts_without_a_model() -> None:
     assert not config(draft="memory", policy="none").uses_memory
 
 
+def test_memory_beside_a_draft_model() -> None:
+    """Its blocks may be longer than the model's, as far as a batch has room where tokens depend on them."""
+    beside = config(draft="small", memory=True)
+    assert beside.adds_memory and not beside.uses_memory and beside.policy == "goodput"
+    assert (beside.memory_tokens, beside.block_tokens, beside.shares_room) == (64, 65, True)
+    alone = config(draft="small", memory=True, policy="fixed")
+    assert (alone.memory_tokens, alone.shares_room) == (63, False)
+    assert config(draft="small", memory=True, policy="fixed", max_num_seqs=500).block_tokens == 9
+    assert config(draft="small", memory=True, policy="fixed", temperature=0).memory_tokens == 64
+    assert not config(draft="small").adds_memory and config(draft="small").memory_tokens == 0
+    unused = config(draft="small", memory=True, policy="none")
+    assert not unused.adds_memory and any("--memory has no effect" in each for each in unused.warnings())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"draft": None}, "--memory adds to the candidates of a draft model, and there is none"),
+        ({"draft": "memory"}, "use --draft memory alone"),
+        ({"policy": "sprinter", "head": "h"}, "--memory with --policy sprinter"),
+        ({"trace": True}, "--memory with --trace"),
+        ({"draft_window": 64}, "--memory with --draft_window"),
+    ],
+)
+def test_what_memory_beside_a_draft_model_does_not_go_with(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config(**({"draft": "small", "memory": True} | options))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -120,3 +120,33 @@ def test_chances_are_learned_from_the_output_alone(is_compiled: bool) -> None:
     assert np.allclose(rates, 0.95)
     assert len(proposed(right, limit=40, least_chance=0.5)) == 40
     assert len(proposed(fresh, limit=40, least_chance=0.5)) == 13  # 0.95 ** 13 > 0.5 > 0.95 ** 14
+
+
+def test_parts_of_proposals() -> None:
+    """The rest after known tokens, and nothing where these differ; nothing after a stop token."""
+    chances = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
+    found = Proposals(np.array([1, 2, 3, 4, 5, 6, 7]), chances, np.array([3, 0, 2, 2]), np.full(4, 5))
+    rest = found.after(np.array([2, 0, 1, 0]), np.array([1, 2, 9]))
+    assert rest.token_ids_C.tolist() == [3, 6, 7] and rest.lengths_R.tolist() == [1, 0, 0, 2]
+    assert rest.chances_C.tolist() == [0.7, 0.4, 0.3] and rest.bases_R is not None
+    assert rest.bases_R.tolist() == [0.8, 1.0, 0.6, 1.0]
+    # More are known than there are.
+    known = [1, 2, 3, 9, 9, 4, 5, 9, 6, 7, 9]
+    assert not found.after(np.array([4, 1, 3, 3]), np.array(known)).lengths_R.any()
+    until = found.until(np.array([2, 5]))
+    assert until.token_ids_C.tolist() == [1, 2, 4, 5, 6, 7] and until.lengths_R.tolist() == [2, 0, 2, 2]
+    assert found.first(np.array([1, 4, 0, 5])).token_ids_C.tolist() == [1, 6, 7]
+
+
+def test_sequences_may_learn_together() -> None:
+    """A new sequence's chances begin with what others have found out, and only if they are asked to."""
+    period = [5, 6, 7, 8]
+    for learns in (True, False):
+        index = NgramIndex(num_slots=2, max_length=2000, learns_together=learns)
+        index.begin(np.arange(2), np.array([0, 24]))
+        append(index, 1, period * 6)
+        before = index.propose(np.array([1]), np.array([1])).chances_C
+        for times in range(20):  # long matches that end
+            append(index, 0, [*range(100, 120), 200 + times])
+        after = index.propose(np.array([1]), np.array([1])).chances_C
+        assert before == 0.95 and (after < 0.93 if learns else after == 0.95)

@@ -3,7 +3,7 @@
 With ``num_ahead_tokens`` the draft works ahead between two requests, as on a rank of its own, and prepares
 ``num_branches`` of every row. Without a ``policy`` every block has ``num_draft_tokens``. A ``head`` reads the
 draft's hidden states; with ``trusts_draft`` only the last token of a block is verified. With ``memory`` the
-candidates are from a row's own tokens, those of at least this chance.
+candidates are from a row's own tokens, those of at least this chance; ``beside``: from memory or the draft.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specdist.cache.draft_window import DraftWindow
+from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.assembly import Assembly
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
@@ -92,15 +93,18 @@ class Harness:
         trusts_draft: bool = False,
         memory: float | None = None,
         draft_window: int | None = None,
+        beside: MemorySettings | None = None,
     ) -> None:
-        self.memory = memory
+        self.memory, self.beside = memory, beside
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
         self.scheduling = SchedulerSettings(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            max_draft_tokens=0 if draft is None and memory is None else self.policy.max_draft_tokens,
+            max_draft_tokens=0
+            if draft is None and memory is None
+            else max(self.policy.max_draft_tokens, beside.max_tokens if beside else 0),
             num_ahead_tokens=num_ahead_tokens if draft is not None else 0,
             max_new_tokens=max_new_tokens,
             max_seq_len=max_seq_len,
@@ -142,6 +146,7 @@ class Harness:
             chooser=ScriptedChooser(self.shapes) if self.shapes else None,
             is_traced=self.is_traced,
             trusts_draft=self.trusts_draft,
+            memory=self.beside,
         )
 
     def target(self) -> Target:
@@ -190,7 +195,8 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     num_unused = num_target + total.num_accepted_tokens - total.num_completion_tokens
     assert 0 <= num_unused <= sum(c.finish_reason == "stop" for c in completions)
     num_tokens = total.num_completion_tokens + num_unused
-    assert total.num_draft_row_steps + num_target == num_tokens + total.num_discarded
+    num_proposed = total.num_draft_row_steps + total.num_memory_tokens
+    assert num_proposed + num_target == num_tokens + total.num_discarded
 
 
 class ScriptedChooser(RoundChooser):

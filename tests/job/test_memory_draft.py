@@ -9,11 +9,14 @@ import pytest
 from specdist.collecting.config import CollectConfig
 from specdist.data import Manifest
 from specdist.utils.errors import UserError
-from tests.job.launching import Ended, read_output, run_here
+from tests.job.launching import Ended, read_output, run_here, shard_stats
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
 
 MEMORY: dict[str, Any] = {"draft": "memory", "policy": None, "overlap": None}
+
+
+BESIDE: dict[str, Any] = {"memory": True, "num_draft_tokens": 1}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,8 @@ def repetitive(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 def test_the_output_is_that_of_the_target_alone(
     repetitive: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """In one process, and on the target's two ranks, of which one remembers."""
+    """In one process, and on the target's two ranks, of which one remembers; beside a draft model, in
+    one process or on a rank of its own."""
     alone, memory, ranks = (tmp_path / name for name in ("alone", "memory", "ranks"))
     assert run_here(**(repetitive | settings | {"draft": None}), output=alone).code == 0
     found = [
@@ -43,6 +47,11 @@ def test_the_output_is_that_of_the_target_alone(
         assert ended.totals["exact"] and ended.totals["draft_acceptance_rate"] > 0.02
         assert ended.totals["draft_placement"] is None
         assert read_output(output)["completion_ids"] == read_output(alone)["completion_ids"]
+    options, output = repetitive | settings | BESIDE, tmp_path / "beside"
+    ended = fork_ranks(2, **options, output=output) if settings else run_here(**options, output=output)
+    assert read_output(output)["completion_ids"] == read_output(alone)["completion_ids"]
+    num_memory_tokens = sum(stats["num_memory_tokens"] for stats in shard_stats(output))
+    assert 0 < num_memory_tokens < sum(stats["num_draft_tokens"] for stats in shard_stats(output))
 
 
 def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp_path: Path) -> None:
@@ -58,6 +67,8 @@ def test_a_run_says_what_its_candidates_are_from(repetitive: dict[str, Any], tmp
     manifest = Manifest.read(runs[0] / "manifest.json")
     assert manifest.info["reproducibility"] == "tokens" and manifest.info["draft"] == "memory"
     assert "memory" in manifest.fingerprint["draft"]
+    beside = run_here(**(options | {"draft": repetitive["draft"]}), memory=True, output=runs[0])
+    assert beside.code == 2 and "memory" in beside.stderr
     again = run_here(**(options | {"draft": None}), output=runs[0])
     assert again.code == 2 and "draft" in again.stderr
 

@@ -1,5 +1,6 @@
 """All faults that are planted."""
 
+from tests.mutants.beside_faults import BESIDE_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.group_faults import GROUP_FAULTS
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *KERNEL_FAULTS,
     *LAUNCH_FAULTS,
     *LAYER_FAULTS,
+    *BESIDE_FAULTS,
     *MEMORY_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,

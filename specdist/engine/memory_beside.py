@@ -1,0 +1,275 @@
+"""Candidates from memory beside a draft model: per sequence and round, the source that promises more.
+
+It lives where the draft is, and works on the tokens that the draft keeps of every sequence. A draft that
+takes turns with the target asks it first: where memory promises more than the model, the block is memory's,
+and the model draws nothing there. A draft that works ahead has drawn its tokens before; memory may then only
+go on after them, where it proposes the same ones: no drawn token is ever dropped for what memory says.
+
+A candidate from memory was not drawn. Its distribution Q has all mass on it, and the draft keeps it as such
+(:meth:`DraftState.put_certain`), so that the acceptance, the recovered token and a sequence's branches follow
+from the same code as for tokens of the model, whichever of the two a token is from.
+
+A resumed sequence repeats its block from the source that it had.
+
+R sequences that decode, C candidates of several sequences, one after the other, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from specdist.drafters.ngram_index import NgramIndex, Proposals
+from specdist.drafters.source_choice import MemorySettings, ModelBlocks, SourceChoice, match_classes
+from specdist.engine.draft_state import DraftState
+from specdist.engine.histories import Histories, HistoriesSnapshot
+from specdist.engine.proposals import ProposalRequest
+from specdist.models.runner import ModelRunner
+from specdist.sampling.distributions import NOT_FINITE
+from specdist.utils.ranges import places_from
+
+# Tokens of a sequence that the draft's cache may lack: so many are run at once, while the target is at work.
+MOST_LACKING = 64
+# Most candidates to draft [R], and whether the policy has a say; in one or several goes.
+Wanted = list[tuple[np.ndarray, bool]]
+
+
+class NoMemory:
+    """Beside a draft model: nothing."""
+
+    is_on = False
+
+    def observe(self, request: ProposalRequest) -> None: ...
+
+    def choose(self, request: ProposalRequest, wanted_now: Wanted) -> Wanted:
+        return wanted_now
+
+    def extend(self, request: ProposalRequest) -> None: ...
+
+    def open(self, request: ProposalRequest) -> None: ...
+
+    def begin_group(self, group: int) -> None: ...
+
+    def recover(self, *, has_replied: bool) -> None: ...
+
+
+class MemoryBeside(NoMemory):
+    """Beside a draft model."""
+
+    is_on = True
+
+    def __init__(
+        self,
+        settings: MemorySettings,
+        runner: ModelRunner,
+        draft_state: DraftState,
+        num_groups: int,
+        max_seq_len: int,
+        stop_token_ids: Collection[int],
+    ) -> None:
+        """``runner``: the draft model's."""
+        num_slots = len(draft_state.num_committed)
+        self._settings = settings
+        self._runner = runner
+        self._state = draft_state
+        self._index = NgramIndex(
+            num_slots=num_slots,
+            max_length=max_seq_len + 1,
+            learns_together=settings.learns_together,
+        )
+        self._choice = SourceChoice(settings)
+        self._histories = Histories(ModelBlocks(), num_slots, num_groups)
+        self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
+        self._num_prompt_tokens = np.zeros(num_slots, np.int64)
+        # By slot: whether its index is still to begin; whether the last block was for the model to draft, and
+        # the match that there was then.
+        self._is_new = np.ones(num_slots, bool)
+        self._was_asked = np.zeros(num_slots, bool)
+        self._classes = np.zeros(num_slots, np.int64)
+        self._before: HistoriesSnapshot | None = None
+
+    def observe(self, request: ProposalRequest) -> None:
+        """Of the last round's blocks, before they are forgotten."""
+        self._before = self._histories.snapshot()
+        state, slots_R = self._state, request.slots_R
+        num_drafted_R = state.num_candidates[slots_R]
+        asked = np.flatnonzero(self._was_asked[slots_R] & ~self._is_new[slots_R])
+        num_accepted_R = np.minimum(request.num_accepted_R, num_drafted_R - state.num_from_memory[slots_R])
+        slots = slots_R[asked]
+        self._choice.observe_blocks(self._classes[slots], num_drafted_R[asked], num_accepted_R[asked])
+        self._histories.observe(slots, np.ones_like(slots), num_accepted_R[asked])
+        num_model_R = num_drafted_R - state.num_from_memory[slots_R]
+        self._choice.observe_round(
+            len(slots_R) + int(request.num_accepted_R.sum()),
+            num_pass_tokens=len(slots_R) + int(num_drafted_R.sum()),
+            num_rows=len(slots_R),
+            num_steps=int(num_model_R.max(initial=0)),
+            num_context=self._num_context(slots_R),
+        )
+        self._was_asked[slots_R] = False
+
+    def choose(self, request: ProposalRequest, wanted_now: Wanted) -> Wanted:
+        """Put memory's blocks in their places, and return what is left for the model to draft before the
+        reply."""
+        self._remember(request.slots_R)
+        return [
+            self._choose(request, wanted_R) if uses_policy else (self._redraft(request, wanted_R), False)
+            for wanted_R, uses_policy in wanted_now
+        ]
+
+    def extend(self, request: ProposalRequest) -> None:
+        """After tokens that were drafted ahead, all of which are candidates now, memory goes on where it
+        proposes them too; where none are ready, it begins."""
+        state, slots_R = self._state, request.slots_R
+        num_ready_R = state.num_candidates[slots_R]
+        is_free_R = (state.num_ahead[slots_R] == 0) & (state.num_from_memory[slots_R] == 0)
+        is_resumed_R, again_R = request.num_redraft_R > 0, self._num_again(request)
+        limits_R = np.where(is_resumed_R, num_ready_R + again_R, request.draft_now_R)
+        limits_R = np.where(is_free_R & ~self._was_asked[slots_R], limits_R, 0)
+        found = self._propose(slots_R, limits_R, is_again_R=is_resumed_R)
+        found = found.after(num_ready_R, self._candidates(slots_R, num_ready_R))
+        self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
+        assert found.bases_R is not None
+        ahead_R = self._choice.lengths_ahead(
+            found.chances_C,
+            found.lengths_R,
+            found.bases_R,
+            self._choice.worth_of_model(classes_R, self._histories.of(slots_R)),
+        )
+        paying = found.first(ahead_R)
+        kept_R = np.where(is_resumed_R, found.lengths_R, self._lengths_that_pay(request, paying)[0])
+        self._put(slots_R, found, kept_R)
+        self._was_asked[slots_R] |= (num_ready_R > 0) & (kept_R == 0)
+
+    def open(self, request: ProposalRequest) -> None:
+        """After the reply: put the preempted sequences' histories aside, and begin the new sequences."""
+        state, opened, self._before = self._state, request.opened, None
+        suspended = request.suspended_slots
+        self._histories.suspend(suspended, state.stream_keys[suspended])
+        self._histories.open(opened.slots, opened.stream_keys)
+        self._is_new[opened.slots] = True
+        self._was_asked[opened.slots] = False
+        self._num_prompt_tokens[opened.slots] = opened.num_prompt_tokens
+        state.num_from_memory[opened.slots] = 0
+        shared = places_from(opened.slots, np.zeros_like(opened.slots), opened.prefix_lengths)
+        state.put_undrafted(shared, opened.prefix_ids)
+        self._catch_up(request.slots_R)
+
+    def _catch_up(self, slots_R: np.ndarray) -> None:
+        """While the target is at work: run what the draft's cache lacks, where that is much."""
+        state = self._state
+        ends_R = state.num_committed[slots_R]
+        lacking = ends_R - state.num_computed[slots_R] > MOST_LACKING
+        if lacking.any():
+            slots, ends = slots_R[lacking], ends_R[lacking]
+            self._runner.forward(state.catch_up(slots, ends)[0], [])
+            state.num_computed[slots] = ends
+
+    def begin_group(self, group: int) -> None:
+        """None of a target group's sequences has been seen before."""
+        self._histories.begin_group(group)
+        self._is_new[self._state.slots_of(group)] = True
+
+    def recover(self, *, has_replied: bool) -> None:
+        """The last request failed for lack of memory: every sequence will be opened again."""
+        if not has_replied and self._before is not None:
+            self._histories.restore(self._before)
+        self._is_new[:] = True
+
+    def _choose(self, request: ProposalRequest, wanted_R: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Of a draft that takes turns: the more promising source of each sequence that has nothing ready."""
+        state, slots_R = self._state, request.slots_R
+        is_open_R = (wanted_R > 0) & (state.num_candidates[slots_R] == 0)
+        again_R = self._num_again(request)
+        is_resumed_R = is_open_R & (request.num_redraft_R > 0) & self._settings.learns_together
+        limits_R = np.where(is_open_R, np.where(is_resumed_R, again_R, wanted_R), 0)
+        found = self._propose(slots_R, limits_R, is_again_R=is_resumed_R)
+        kept_R, token_cost = self._lengths_that_pay(request, found)
+        self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
+        worth_R = np.bincount(
+            np.repeat(np.arange(len(slots_R)), kept_R),
+            found.first(kept_R).chances_C - token_cost,
+            minlength=len(slots_R),
+        )
+        is_memory_R = worth_R > self._choice.worth_of_model(
+            classes_R, self._histories.of(slots_R), token_cost
+        )
+        lengths_R = np.where(is_resumed_R, found.lengths_R, np.where(is_memory_R, kept_R, 0))
+        self._put(slots_R, found, lengths_R)
+        self._was_asked[slots_R] = is_open_R & (lengths_R == 0)
+        return np.where(lengths_R > 0, 0, np.minimum(wanted_R, self._settings.max_model_tokens)), True
+
+    def _redraft(self, request: ProposalRequest, wanted_R: np.ndarray) -> np.ndarray:
+        """[R]: of blocks that are repeated, what the model drafts; memory goes on in :meth:`extend`."""
+        return np.maximum(wanted_R - self._num_again(request), 0)
+
+    def _num_again(self, request: ProposalRequest) -> np.ndarray:
+        """[R]: of a resumed sequence, how many candidates were from memory."""
+        noted_R = self._histories.of(request.slots_R)[:, 2].astype(np.int64)
+        return np.where(request.num_redraft_R > 0, noted_R, 0)
+
+    def _propose(self, slots_R: np.ndarray, limits_R: np.ndarray, *, is_again_R: np.ndarray) -> Proposals:
+        """Blocks that are repeated have their lengths; nothing follows a stop token."""
+        state = self._state
+        last_ids_R = state.token_ids[slots_R, state.num_committed[slots_R] - 1]
+        is_end_R = np.isin(last_ids_R, self._stop_token_ids) | (last_ids_R == NOT_FINITE)
+        limits_R = np.where(is_end_R, 0, np.minimum(limits_R, self._settings.max_tokens))
+        found = self._index.propose(
+            slots_R, limits_R, least_chance=np.where(is_again_R, 0.0, self._settings.least_chance)
+        )
+        return found.until(self._stop_token_ids)
+
+    def _lengths_that_pay(self, request: ProposalRequest, found: Proposals) -> tuple[np.ndarray, float]:
+        """See :meth:`SourceChoice.lengths`."""
+        slots_R = request.slots_R
+        num_ready = int(self._state.num_candidates[slots_R].sum())
+        return self._choice.lengths(
+            found.chances_C,
+            found.lengths_R,
+            num_pass_tokens=len(slots_R) + len(request.context) + num_ready,
+            num_rows=len(slots_R),
+            num_context=self._num_context(slots_R),
+        )
+
+    def _candidates(self, slots_R: np.ndarray, lengths_R: np.ndarray) -> np.ndarray:
+        state = self._state
+        return state.token_ids[places_from(slots_R, state.num_committed[slots_R], lengths_R)]
+
+    def _put(self, slots_R: np.ndarray, found: Proposals, lengths_R: np.ndarray) -> None:
+        """Make the first of each sequence's proposed tokens its last candidates."""
+        state = self._state
+        tails_R = state.num_committed[slots_R] + state.num_candidates[slots_R]
+        state.put_certain(places_from(slots_R, tails_R, lengths_R), found.first(lengths_R).token_ids_C)
+        state.num_candidates[slots_R] += lengths_R
+        state.num_from_memory[slots_R] += lengths_R
+        self._histories.note(slots_R, 2, state.num_from_memory[slots_R])
+
+    def _remember(self, slots_R: np.ndarray) -> None:
+        """All tokens that were committed since the last request, and the next ones."""
+        state = self._state
+        new = slots_R[self._is_new[slots_R]]
+        self._index.begin(new, self._num_prompt_tokens[new])
+        self._is_new[new] = False
+        known_R = self._index.num_tokens(slots_R)
+        # A sequence whose logits are not finite has come to its end.
+        last_ids_R = state.token_ids[slots_R, state.num_committed[slots_R] - 1]
+        counts_R = state.num_committed[slots_R] - known_R - (last_ids_R == NOT_FINITE)
+        self._index.append(slots_R, counts_R, state.token_ids[places_from(slots_R, known_R, counts_R)])
+
+    def _num_context(self, slots_R: np.ndarray) -> float:
+        return float(self._state.num_committed[slots_R].mean()) if len(slots_R) else 0.0
+
+
+def beside(
+    settings: MemorySettings | None,
+    runner: ModelRunner,
+    draft_state: DraftState,
+    num_groups: int,
+    max_seq_len: int,
+    stop_token_ids: Collection[int],
+) -> NoMemory:
+    """Memory with these settings, if there is to be any."""
+    if settings is None:
+        return NoMemory()
+    return MemoryBeside(settings, runner, draft_state, num_groups, max_seq_len, stop_token_ids)

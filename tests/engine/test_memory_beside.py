@@ -1,0 +1,89 @@
+"""Candidates from memory beside those of a draft model: the tokens are the target's in any case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdist.drafters.source_choice import MemorySettings
+from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
+from tests.engine.harness import Harness, requests_for
+from tests.engine.markov import MarkovModel, markov_pair
+from tests.engine.sampled import (
+    ALARM,
+    COUPLED,
+    FILTERED,
+    PLAIN,
+    PROMPTS,
+    TOP_K,
+    markov_replica,
+    p_values,
+)
+
+# As in test_memory_draft.py; the draft is another one's.
+TARGET = MarkovModel(
+    markov_pair(spread=3.5)[0].logits_VVV[:, :1] + markov_pair(spread=0.4, seed=2)[0].logits_VVV
+)
+DRAFT = MarkovModel(0.2 * TARGET.logits_VVV + markov_pair(spread=2.0, seed=4)[0].logits_VVV)
+NUM_SAMPLES = 500
+GREEDY = SamplingSettings(temperature=0.0)
+AHEAD: dict[str, Any] = {"num_ahead_tokens": 3, "num_branches": 1}
+SHAPES = [IN_TURNS, RoundShape(num_ahead=3, num_branches=1), LISTEN, ALONE]
+
+
+def replica_with(
+    settings: SamplingSettings = PLAIN, *, learns: bool = True, least_chance: float = 0.2, **options: Any
+) -> Harness:
+    memory = MemorySettings(
+        max_tokens=6, max_model_tokens=3, least_chance=least_chance, learns_together=learns
+    )
+    return markov_replica(settings, pair=(TARGET, DRAFT), num_draft_tokens=3, beside=memory, **options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (FILTERED, {"learns": False}),
+        (PLAIN, AHEAD),
+        (TOP_K, {"shapes": SHAPES, **AHEAD}),
+        (PLAIN, {"max_num_seqs": 400, "num_pages": 700}),
+    ],
+    ids=["in_turns", "ahead", "any_shape", "preempted"],
+)
+def test_tokens_follow_the_target_s_distribution(settings: SamplingSettings, options: dict[str, Any]) -> None:
+    replica = replica_with(settings, **options)
+    found = p_values(replica, TARGET, NUM_SAMPLES)
+    assert min(found) > ALARM, found
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0.05 < stats.num_memory_tokens / stats.num_draft_tokens < 0.9
+    assert 0.05 < stats.num_accepted_memory_tokens / stats.num_memory_tokens < 0.8
+    assert ("num_pages" in options) == (stats.num_preemptions > 5)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, COUPLED])
+@pytest.mark.parametrize("options", [{}, {"shapes": SHAPES, **AHEAD}], ids=["in_turns", "any_shape"])
+def test_one_hot_targets_emit_what_they_emit_alone(
+    settings: SamplingSettings, options: dict[str, Any]
+) -> None:
+    eos = [5] if settings.is_coupled else []
+    alone = tokens_of(markov_replica(settings, pair=(TARGET, None), eos=eos))
+    replica = replica_with(settings, eos=eos, **options)
+    assert tokens_of(replica) == alone
+    stats = replica.stats_recorder.close_shard(0)
+    assert 0 < stats.num_memory_tokens < stats.num_draft_tokens
+
+
+def test_tokens_depend_neither_on_the_batch_nor_on_preemptions() -> None:
+    """Under rejection, where every sequence learns alone: the choice of the source is its own, too."""
+    expected = tokens_of(replica_with(FILTERED, learns=False))
+    crowded = replica_with(FILTERED, learns=False, max_num_seqs=60, num_pages=130)
+    assert tokens_of(crowded) == expected
+    assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
+
+
+def tokens_of(replica: Harness) -> list[list[int]]:
+    completions = replica.generate(requests_for(PROMPTS, 60))
+    assert all(completion.error is None for completion in completions)
+    return [completion.token_ids for completion in completions]

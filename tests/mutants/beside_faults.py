@@ -1,0 +1,75 @@
+"""Faults in candidates from memory beside a draft model: the choice of the source, and which is which."""
+
+from tests.mutants.mutant import Mutant
+
+BESIDE = "tests/engine/test_memory_beside.py"
+FOLLOWS = f"{BESIDE}::test_tokens_follow_the_target_s_distribution"
+IN_TURNS, AHEAD, ANY = f"{FOLLOWS}[in_turns]", f"{FOLLOWS}[ahead]", f"{FOLLOWS}[any_shape]"
+
+BATCH = f"{BESIDE}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions"
+
+BESIDE_FAULTS = (
+    Mutant(
+        name="memory-beside-judged-with-the-model-s-probability",
+        file="engine/draft_state.py",
+        old="        self.probabilities[places] = 1\n",
+        new="        self.probabilities[places] = 0.5\n",
+        tests=(IN_TURNS, AHEAD),
+    ),
+    Mutant(
+        name="model-s-tokens-judged-as-those-of-memory",
+        file="engine/draft_worker.py",
+        old="draft_probabilities_C=state.probabilities[places_C],",
+        new="draft_probabilities_C=np.ones(len(places_C[0])),",
+        tests=(ANY,),
+    ),
+    Mutant(
+        name="residual-of-memory-beside-has-no-q",
+        file="engine/draft_state.py",
+        old="        self.scores.keep_certain(places, token_ids_T)\n",
+        new="",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="model-s-tokens-are-certain",
+        file="engine/draft_scores.py",
+        old="certain = np.flatnonzero(steps_W == CERTAIN)",
+        new="certain = np.flatnonzero(steps_W != NO_STEP)",
+        tests=(IN_TURNS,),
+    ),
+    Mutant(
+        name="certain-token-of-another-row",
+        file="engine/draft_scores.py",
+        old="scores_WV[upload(self._device, certain, lines_W[certain])] = certainty",
+        new="scores_WV[upload(self._device, certain, np.roll(lines_W[certain], 1))] = certainty",
+        tests=(AHEAD, ANY),
+    ),
+    Mutant(
+        name="source-of-a-block-depends-on-other-sequences",
+        file="drafters/source_choice.py",
+        old="        if not self._settings.learns_together:\n",
+        new="        if False:\n",
+        tests=(BATCH,),
+    ),
+    Mutant(
+        name="preempted-sequence-forgets-what-its-blocks-brought",
+        file="engine/memory_beside.py",
+        old="        self._histories.suspend(suspended, state.stream_keys[suspended])\n",
+        new="",
+        tests=(BATCH,),
+    ),
+    Mutant(
+        name="memory-beside-of-a-preempted-sequence-is-another-ones",
+        file="engine/memory_beside.py",
+        old="        self._is_new[opened.slots] = True\n",
+        new="",
+        tests=(BATCH,),
+    ),
+    Mutant(
+        name="memory-beside-lacks-shared-tokens",
+        file="engine/memory_beside.py",
+        old="        state.put_undrafted(shared, opened.prefix_ids)\n",
+        new="",
+        tests=(BATCH,),
+    ),
+)
