@@ -16,8 +16,8 @@ from specdist.collecting.draft_side import Drafted
 from specdist.collecting.passes import contexts_of, groups_of, in_passes, pages_of
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.interfaces import Target
-from specdist.engine.proposals import VerifyInput
 
 
 class TargetSide:

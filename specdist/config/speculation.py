@@ -95,8 +95,8 @@ class SpeculationOptions:
             )
         if self.draft_window is not None:
             raise UserError(
-                "--memory with --draft_window: memory looks through all of a text, and a draft with a window is "
-                "told of a part; leave one of them out"
+                "--memory with --draft_window: memory looks through all of a text, and a draft with a window "
+                "is told of a part; leave one of them out"
             )
         if self.policy == "sprinter":
             raise UserError(

@@ -23,11 +23,12 @@ from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.runner import EmulatedRunner, Pace
 from specdist.engine import links
 from specdist.engine.assembly import Assembly
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import DeviceClock
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Target, VerifyOutput
-from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInput
+from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Kind, Timeline

@@ -1,6 +1,7 @@
 """Blocks: the tokens of sequences in the target pass, and the flat batch that they make with prompt chunks.
 
-R sequences that decode, C candidates of all of them, one after the other, K candidates of one.
+R sequences that decode, C candidates of all of them, one after the other, K candidates of one, T flat tokens,
+N of them whose logits are wanted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.cache.draft_window import DraftWindow
+from specdist.engine.opened import NOTHING_OPENED, OpenedSequences
+from specdist.engine.packing import not_sent
 from specdist.engine.proposals import ProposalReply
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
@@ -164,3 +167,33 @@ def _joined(batches: list[FlatBatch]) -> FlatBatch:
         np.concatenate([batch.slots_T for batch in batches]),
         np.concatenate([batch.positions_T for batch in batches]),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyInput:
+    """A pass: the batch, the tokens whose logits are wanted, and the candidates that these logits verify.
+
+    Attributes:
+        logits_indices_N: indices of the tokens whose logits are wanted, among the batch's.
+        stream_keys_N: random stream of each one's sequence.
+        target_logits_indices_C: for every candidate, which of the N logits verifies it: those of the token
+            before it.
+    """
+
+    batch: FlatBatch
+    logits_indices_N: np.ndarray
+    stream_keys_N: np.ndarray
+    target_logits_indices_C: np.ndarray
+    # Sent by itself, where logits are processed.
+    opened: OpenedSequences = not_sent(NOTHING_OPENED)
+
+    @property
+    def positions_N(self) -> np.ndarray:
+        """Positions in their sequences of the tokens that the logits predict."""
+        return self.batch.positions_T[self.logits_indices_N] + 1
+
+    @property
+    def candidate_ids_C(self) -> np.ndarray:
+        """Each candidate follows the token whose logits verify it."""
+        index_C = self.logits_indices_N[self.target_logits_indices_C] + 1
+        return np.asarray(self.batch.token_ids_T)[index_C]

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.proposals import ProposalReply, ProposalRequest, VerifyInput
+from specdist.engine.blocks import VerifyInput
+from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Distributions

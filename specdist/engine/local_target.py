@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.interfaces import VerifyOutput
 from specdist.engine.pipeline import LogitsPipeline
-from specdist.engine.proposals import VerifyInput
 from specdist.engine.reports import Traffic
 from specdist.models.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.opened import OpenedSequences
-from specdist.engine.proposals import VerifyInput
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processors import LogitsProcessors, TokenMasker
 from specdist.sampling.row_filters import RowFilters

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.opened import NONE, NOTHING_OPENED, OpenedSequences
+from specdist.engine.opened import NONE, OpenedSequences
 from specdist.engine.packing import FloatArray, not_sent
 from specdist.engine.reports import NO_DRAFT_STEPS, AheadReport, DraftSteps, RoleTimes, TracedDrafts, Traffic
 from specdist.engine.sequence import Sequence
@@ -80,33 +80,3 @@ class ProposalReply:
     num_rounds_alone: int = 0
     traced: TracedDrafts | None = None
     traffic: Traffic = not_sent(Traffic())
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyInput:
-    """A pass: the batch, the tokens whose logits are wanted, and the candidates that these logits verify.
-
-    Attributes:
-        logits_indices_N: indices of the tokens whose logits are wanted, among the batch's.
-        stream_keys_N: random stream of each one's sequence.
-        target_logits_indices_C: for every candidate, which of the N logits verifies it: those of the token
-            before it.
-    """
-
-    batch: FlatBatch
-    logits_indices_N: np.ndarray
-    stream_keys_N: np.ndarray
-    target_logits_indices_C: np.ndarray
-    # Sent by itself, where logits are processed.
-    opened: OpenedSequences = not_sent(NOTHING_OPENED)
-
-    @property
-    def positions_N(self) -> np.ndarray:
-        """Positions in their sequences of the tokens that the logits predict."""
-        return self.batch.positions_T[self.logits_indices_N] + 1
-
-    @property
-    def candidate_ids_C(self) -> np.ndarray:
-        """Each candidate follows the token whose logits verify it."""
-        index_C = self.logits_indices_N[self.target_logits_indices_C] + 1
-        return np.asarray(self.batch.token_ids_T)[index_C]

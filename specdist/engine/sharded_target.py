@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.interfaces import VerifyOutput
 from specdist.engine.opened import OpenedSequences
 from specdist.engine.packing import pack, unpack
 from specdist.engine.pipeline import LogitsPipeline
-from specdist.engine.proposals import VerifyInput
 from specdist.engine.reports import Traffic
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.engine.wire import wire_broadcast

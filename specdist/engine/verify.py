@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.blocks import Block, NewBlocks, flat_batch
+from specdist.engine.blocks import Block, NewBlocks, VerifyInput, flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.opened import OpenedSequences
-from specdist.engine.proposals import VerifyInput
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.sampling.distributions import Distributions

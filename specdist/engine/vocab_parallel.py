@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.collectives import Collectives
 from specdist.engine.interfaces import VerifyOutput
 from specdist.engine.local_target import FullDistributions
 from specdist.engine.pipeline import LogitsPipeline
-from specdist.engine.proposals import VerifyInput
 from specdist.sampling.distributions import (
     Distributions,
     SamplingSettings,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from specdist.cache.pages import PageUpdates
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.collectives import RANK_ZERO, Collectives
 from specdist.engine.interfaces import Target, VerifyOutput
-from specdist.engine.proposals import VerifyInput
 from specdist.engine.reports import Traffic
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.sampling.distributions import Distributions

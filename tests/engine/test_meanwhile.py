@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from specdist.emulation.device import EmulatedDevice
-from specdist.engine.blocks import Block
+from specdist.engine.blocks import Block, VerifyInput
 from specdist.engine.engine import Engine
 from specdist.engine.local_target import FullDistributions
-from specdist.engine.proposals import VerifyInput
 from specdist.engine.request import Request
 from specdist.engine.verify import Verifier
 from specdist.models.flat import FlatBatch

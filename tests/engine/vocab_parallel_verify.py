@@ -4,10 +4,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.collectives import Collectives
 from specdist.engine.interfaces import VerifyOutput
 from specdist.engine.local_target import FullDistributions
-from specdist.engine.proposals import VerifyInput
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.models.flat import FlatBatch
 from specdist.sampling.distributions import Dense, OneHot, SamplingSettings

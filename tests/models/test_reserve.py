@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
+from specdist.engine.blocks import VerifyInput
 from specdist.engine.local_target import FullDistributions
-from specdist.engine.proposals import VerifyInput
 from specdist.models.adapters import use_paged_attention
 from specdist.models.attention import LayerShapes
 from specdist.models.flat import FlatBatch
