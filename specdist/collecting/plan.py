@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from specdist.collecting.config import CollectConfig
-from specdist.config.generate import resolved_yaml
+from specdist.config.resolved import resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan
 from specdist.data.text import BYTES_OF_TEXT
 from specdist.heads.drafts import identify_draft

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import yaml
-
-from specdist.config.arguments import groups_of, option, parse_arguments
+from specdist.config.arguments import option, parse_arguments
 from specdist.config.groups import (
     BatchOptions,
     CompletionOptions,
@@ -38,9 +35,6 @@ from specdist.policies.registry import (
     needs_costs,
 )
 from specdist.utils.errors import UserError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 
 @dataclass(kw_only=True)
@@ -398,10 +392,3 @@ class GenerateConfig(
 def parse_generate_config(arguments: Sequence[str] | None = None) -> GenerateConfig:
     """The options of ``jobs/generate.py``."""
     return parse_arguments(GenerateConfig, arguments)
-
-
-def resolved_yaml(config: DataclassInstance) -> str:
-    """The configuration in force, as the run folder's ``config.yaml``: feeding it back continues the run."""
-    values = dataclasses.asdict(config) | {"overwrite": False}
-    names = [item.name for group in groups_of(type(config)) for item in dataclasses.fields(group)]
-    return yaml.safe_dump({name: values[name] for name in names}, sort_keys=False)

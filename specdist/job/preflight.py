@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from specdist.cache.draft_window import DraftWindow
-from specdist.config.generate import GenerateConfig, resolved_yaml
+from specdist.config.generate import GenerateConfig
 from specdist.config.groups import SELF
+from specdist.config.resolved import resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
 from specdist.data.access import check_output
 from specdist.data.files import FileStamp, unique_tag

@@ -9,7 +9,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import yaml
 
-from specdist.config.generate import GenerateConfig, parse_generate_config, resolved_yaml
+from specdist.config.generate import GenerateConfig, parse_generate_config
+from specdist.config.resolved import resolved_yaml
 from specdist.policies.registry import HEAD_POLICIES, OPTION_NAMES, owners_of
 from specdist.utils.errors import UserError
 from tests.config.options import NEEDED, config
