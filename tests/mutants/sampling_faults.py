@@ -177,7 +177,7 @@ SAMPLING_FAULTS = (
     ),
     Mutant(
         name="candidate-judged-by-probability-of-another-token",
-        file="engine/proposals.py",
+        file="engine/blocks.py",
         old="index_C = self.logits_indices_N[self.target_logits_indices_C] + 1",
         new="index_C = self.logits_indices_N[self.target_logits_indices_C]",
         tests=(IN_TURNS,),
