@@ -39,7 +39,7 @@ TORCH_FREE = [
     "utils", "stats", "policies", "config", "theory", "data", "cache.pages", "cache.branch_pages",
     "cache.draft_window",
     "sampling.keys", "sampling.options", "sampling.row_table", "drafters",
-    "engine.limits", "engine.sequence", "engine.scheduler", "engine.timeline", "replay", "job.report",
+    "engine.limits", "engine.sequence", "engine.stopping", "engine.scheduler", "engine.timeline", "replay", "job.report",
     "job.status", "job.card", "api.runs", "planning.hardware", "planning.simulate", "planning.events",
     "evaluation.config", "evaluation.run",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",

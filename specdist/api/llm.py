@@ -25,8 +25,8 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
 from specdist.data import RowError
 from specdist.engine.request import Completion, FinishReason, Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.preflight import plan_models
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder, load_tokenizer

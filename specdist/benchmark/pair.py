@@ -17,8 +17,8 @@ from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.preflight import plan_models
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.models.adapters import use_paged_attention, use_transformers_attention

@@ -21,7 +21,7 @@ from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, versions
 from specdist.config.groups import TrustOptions, values_of
 from specdist.data import Prompts, RowError, open_prompts
 from specdist.data.heartbeat import now_utc
-from specdist.engine.sequence import StopRules
+from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
 from specdist.job.costs import typical_context

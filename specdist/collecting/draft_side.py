@@ -18,7 +18,7 @@ from specdist.collecting.passes import AskedTokens, contexts_of, groups_of, in_p
 from specdist.collecting.texts import Text
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.request import Request
-from specdist.engine.sequence import StopRules
+from specdist.engine.stopping import StopRules
 from specdist.heads.info import HiddenState
 from specdist.job.replica import Replica
 from specdist.models.flat import FlatBatch

@@ -10,8 +10,8 @@ from specdist.collecting.ranks import Conductor
 from specdist.collecting.texts import DRAFT_SAMPLE, MIXED_SAMPLE, NUM_STRETCHES, RowTexts, stretch_lengths
 from specdist.data import Prompts
 from specdist.engine.request import Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.preflight import ModelPlan
 from specdist.job.replica import Replica
 from specdist.job.tokens import PromptEncoder

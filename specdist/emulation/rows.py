@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from specdist.data import Manifest, Membership, ShardPlan, open_prompts
 from specdist.engine.request import Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.preflight import RunPlan, open_joined
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder

@@ -26,7 +26,7 @@ from specdist.engine.assembly import PAGE_SIZE, Assembly
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
-from specdist.engine.sequence import StopRules
+from specdist.engine.stopping import StopRules
 from specdist.job.costs import plan_ahead
 from specdist.planning.counted import DRAFT_PASS, TARGET_PASS
 from specdist.planning.hardware import find_gpu

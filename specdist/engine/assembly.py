@@ -24,9 +24,9 @@ from specdist.engine.on_demand import DraftOnDemand, InformedDraft
 from specdist.engine.pipeline import LogitsPipeline, pipeline_of_target
 from specdist.engine.request import Requests
 from specdist.engine.scheduler import Scheduler
-from specdist.engine.sequence import StopRules
 from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy

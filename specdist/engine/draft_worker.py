@@ -29,7 +29,7 @@ from specdist.engine.histories import Histories
 from specdist.engine.memory_beside import beside
 from specdist.engine.opened import NONE
 from specdist.engine.out_of_memory import DraftUndo
-from specdist.engine.pipeline import LogitsPipeline
+from specdist.engine.pipeline import pipeline_of_draft
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import RoleTimes
 from specdist.engine.timeline import Timeline
@@ -90,16 +90,9 @@ class DraftWorker:
         )
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._histories = Histories(policy, num_slots, num_groups)
-        self._pipeline: LogitsPipeline | None = None
-        if settings.processing is not None:
-            self._pipeline = LogitsPipeline(
-                settings,
-                self._draft_state.token_ids,
-                num_slots=num_slots,
-                vocab_size=vocab_size,
-                device=runner.device,
-                masker=masker,
-            )
+        self._pipeline = pipeline_of_draft(
+            settings, self._draft_state, num_slots, vocab_size, runner.device, masker
+        )
         # On a device the policy is asked after several steps; on a host that would cost steps. Where logits
         # are processed, the host knows each token before the next one.
         is_asynchronous = runner.is_asynchronous and self._pipeline is None

@@ -27,8 +27,9 @@ from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import EngineLoad
 from specdist.engine.request import Completion, FinishReason
 from specdist.engine.scheduler import RoundPlan, Scheduler
-from specdist.engine.sequence import Sequence, StopRules
+from specdist.engine.sequence import Sequence
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Kind, PhaseTime, Timeline
 from specdist.engine.tracing import record_block, record_token_ahead
 from specdist.engine.verify import VerifiedBlock, Verifier

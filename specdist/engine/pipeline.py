@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdist.engine.blocks import VerifyInput
+from specdist.engine.draft_state import DraftState
 from specdist.engine.opened import OpenedSequences
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.processors import LogitsProcessors, TokenMasker
@@ -107,4 +108,21 @@ def pipeline_of_target(
     token_ids = np.zeros((num_slots, max_length), np.int64)
     return LogitsPipeline(
         settings, token_ids, num_slots=num_slots, vocab_size=vocab_size, device=device, ids=ids, masker=masker
+    )
+
+
+def pipeline_of_draft(
+    settings: SamplingSettings,
+    draft_state: DraftState,
+    num_slots: int,
+    vocab_size: int,
+    device: torch.device,
+    masker: TokenMasker | None,
+) -> LogitsPipeline | None:
+    """None where nothing is processed. The tokens are those that the draft keeps anyway."""
+    if settings.processing is None:
+        return None
+    token_ids = draft_state.token_ids
+    return LogitsPipeline(
+        settings, token_ids, num_slots=num_slots, vocab_size=vocab_size, device=device, masker=masker
     )

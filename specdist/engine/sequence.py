@@ -1,8 +1,7 @@
-"""A sequence: a request while it runs, and the rules of where it stops. No tensors."""
+"""A sequence: a request while it runs. No tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -161,61 +160,3 @@ class Sequence:
             trace=tuple(self.trace),
             error=self.error,
         )
-
-
-class StopCheck(NamedTuple):
-    """How many of the new tokens belong to the completion, and why it ends there, if it does."""
-
-    num_kept: int
-    reason: FinishReason | None
-
-
-@dataclass(frozen=True)
-class StopRules:
-    """What ends a completion, besides its maximum length.
-
-    Attributes:
-        decode: token ids to text, without special tokens.
-        token_ids: stop tokens; a completion's last token may be one, its text does not contain it.
-        strings: stop strings of requests without their own; a completion's text ends before the first.
-    """
-
-    decode: Callable[[list[int]], str]
-    token_ids: frozenset[int] = frozenset()
-    strings: tuple[str, ...] = ()
-
-    def check(self, sequence: Sequence, new_ids: list[int]) -> StopCheck:
-        """Look for the first stop in tokens that are about to be appended."""
-        reason: FinishReason | None = None
-        num_kept, room = len(new_ids), sequence.max_length - len(sequence.token_ids)
-        strings = self.strings if sequence.request.stop is None else sequence.request.stop
-        if num_kept < room and not strings and self.token_ids.isdisjoint(new_ids):
-            return StopCheck(num_kept, None)
-        if num_kept >= room:
-            num_kept, reason = room, "length"
-        for index, token_id in enumerate(new_ids[:num_kept]):
-            if token_id in self.token_ids:
-                num_kept, reason = index + 1, "stop"
-                break
-        if strings:
-            committed = sequence.token_ids[sequence.num_prompt_tokens :]
-            if first_stop(self.decode(committed + new_ids[:num_kept]), strings) is not None:
-                num_kept = next(
-                    count
-                    for count in range(1, num_kept + 1)
-                    if first_stop(self.decode(committed + new_ids[:count]), strings) is not None
-                )
-                reason = "stop"
-        return StopCheck(num_kept, reason)
-
-    def text(self, sequence: Sequence) -> str:
-        """The completion's text, up to the first stop string."""
-        text = self.decode(sequence.token_ids[sequence.num_prompt_tokens :])
-        own = sequence.request.stop
-        return text[: first_stop(text, self.strings if own is None else own)]
-
-
-def first_stop(text: str, strings: tuple[str, ...]) -> int | None:
-    """Where the first of the strings begins."""
-    found = [index for string in strings if (index := text.find(string)) >= 0]
-    return min(found, default=None)

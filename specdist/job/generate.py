@@ -10,8 +10,8 @@ from functools import partial
 
 from specdist.config.generate import GenerateConfig
 from specdist.data.storage import local_folder
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
 from specdist.job.card import write_card

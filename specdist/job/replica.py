@@ -22,8 +22,8 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.remote import RemoteDraft, serve_drafts
 from specdist.engine.request import Requests
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
 from specdist.job.activity import Activity
 from specdist.job.allocation import BatchLimits, refusal, room_for_cache

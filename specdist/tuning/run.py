@@ -14,8 +14,8 @@ from specdist.data import open_prompts
 from specdist.data.files import write_json
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.request import Completion, Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.heads.head import TokenHead
 from specdist.job.costs import typical_context
 from specdist.job.generate import prompt_encoder

@@ -28,8 +28,8 @@ from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand
 from specdist.engine.proposals import ProposalRequest
 from specdist.engine.request import Completion, Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.models.adapters import use_paged_attention
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.runner import Acceleration, ModelRunner

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from specdist.engine.request import FinishReason, Request
-from specdist.engine.sequence import Sequence, StopCheck, StopRules
+from specdist.engine.sequence import Sequence
+from specdist.engine.stopping import StopCheck, StopRules
 from tests.engine.harness import decode
 
 EOS = 7

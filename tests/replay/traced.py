@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from specdist.engine.assembly import Assembly
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.request import Completion
-from specdist.engine.sequence import StopRules
+from specdist.engine.stopping import StopRules
 from specdist.policies import (
     AdaEdl,
     ConfidenceThreshold,
