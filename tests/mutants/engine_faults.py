@@ -125,7 +125,7 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="stop-token-not-emitted",
-        file="engine/sequence.py",
+        file="engine/stopping.py",
         old='num_kept, reason = index + 1, "stop"',
         new='num_kept, reason = index, "stop"',
         tests=(
@@ -135,14 +135,14 @@ ENGINE_FAULTS = (
     ),
     Mutant(
         name="tokens-after-stop-token-emitted",
-        file="engine/sequence.py",
+        file="engine/stopping.py",
         old='                num_kept, reason = index + 1, "stop"\n',
         new='                reason = "stop"\n',
         tests=(STOPPING,),
     ),
     Mutant(
         name="stop-string-found-token-late",
-        file="engine/sequence.py",
+        file="engine/stopping.py",
         old="if first_stop(self.decode(committed + new_ids[:count]), strings) is not None",
         new="if first_stop(self.decode(committed + new_ids[: count - 1]), strings) is not None",
         tests=(IDENTITY + "::test_stop_strings_cut_a_block_where_they_fall",),
