@@ -38,7 +38,11 @@ def assign_from_rank0(topology: Topology, recorder: Recorder, stop: StopRequest)
             return
         if assignment is Assignment.WAIT:
             if previous is not Assignment.WAIT:
-                logger.info("other replicas hold all remaining shards: waiting until these are completed")
+                logger.info(
+                    "finished shards are on their way to the store: waiting for them"
+                    if recorder.num_uploads
+                    else "other replicas hold all remaining shards: waiting until these are completed"
+                )
             time.sleep(recorder.poll_s)
         previous = assignment
 

@@ -13,13 +13,14 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.claims import claims_of_shards
 from specdist.data.shard_choice import split_off, splits_wanted
 from specdist.data.shard_queue import ClaimedShard
+from specdist.data.storage import StorePath
 from specdist.engine.faults import too_large
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
@@ -30,40 +31,18 @@ from specdist.job.row_options import RowOptionReader
 from specdist.job.row_results import count_rows, error_result, result_of
 from specdist.job.tokens import PromptEncoder
 from specdist.job.totals import write_total
+from specdist.job.uploads import Uploads
+from specdist.job.work import Work
 from specdist.stats.shard import Stats
 from specdist.utils.errors import UserError
 
 # Between snapshots, and between looks at the claims: as completions are recorded, while the target is at
 # work; and the longest between looks.
 SNAPSHOT_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
+# On a store, where a look takes as long as many passes.
+LOOKS_PER_SILENCE = 6
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Work:
-    """A shard of this replica, or a split of one, while its rows are generated.
-
-    ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
-    ``pending``: rows that have not begun, the next one first. ``splits``: rows that were offered, by name.
-    """
-
-    key: int
-    claimed: ClaimedShard
-    log: PartLog
-    rows: Sequence[int]
-    num_expected: int
-    pending: deque[int]
-    splits: dict[str, tuple[int, ...]]
-    next_split: int = 0
-    texts: dict[int, str] = field(default_factory=dict)
-    snapshot_at: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        shard, split = self.claimed.shard, self.claimed.split
-        return f"shard {shard}" if split is None else f"split {split} of shard {shard}"
 
 
 class Recorder:
@@ -104,12 +83,19 @@ class Recorder:
             on_done_elsewhere=self._count_rest,
         )
         self._next: ClaimedShard | None = None
-        self._open: dict[int, _Work] = {}
+        self._open: dict[int, Work] = {}
         self._next_key = plan.shards.num_shards
         # Of every shard, the completions that the progress has counted.
         self._num_counted = Counter[int]()
         self._poll_at = -math.inf
         self._looked_at = -math.inf
+        is_stored = isinstance(plan.folder.path, StorePath)
+        self._uploads = Uploads(is_beside=is_stored)
+        self._look_interval_s = SNAPSHOT_INTERVAL_S
+        if is_stored:
+            self._look_interval_s = min(
+                MAX_LOOK_INTERVAL_S, plan.membership.silent_after_s / LOOKS_PER_SILENCE
+            )
 
     @property
     def is_run_complete(self) -> bool:
@@ -121,8 +107,14 @@ class Recorder:
         """Seconds to wait after :meth:`claim` found nothing."""
         return self._queue.poll_s
 
+    @property
+    def num_uploads(self) -> int:
+        """Finished shards on their way to a store."""
+        return len(self._uploads)
+
     def claim(self) -> bool:
         """Claim the next shard or split, unless rows are left to begin; False if there is nothing now."""
+        self._uploads.settle()
         if not self._has_pending and self._next is None:
             self._next = self._queue.take()
             self._settle_splits()
@@ -152,7 +144,7 @@ class Recorder:
     def _has_pending(self) -> bool:
         return any(work.pending for work in self._open.values())
 
-    def _work_to_begin(self) -> _Work | None:
+    def _work_to_begin(self) -> Work | None:
         """What a row can be begun of, claimed if need be."""
         while True:
             for work in self._open.values():
@@ -184,7 +176,7 @@ class Recorder:
         if self._lengths is not None:
             self._lengths.begin(pending)
             pending = self._lengths.longest_first(pending)
-        work = self._open[key] = _Work(
+        work = self._open[key] = Work(
             key, claimed, log, rows, len(rows) * self._num_samples, deque(pending), splits
         )
         stats = self._stats_recorder.shard(key)
@@ -207,6 +199,7 @@ class Recorder:
     def close(self) -> None:
         """Release all unfinished shards; their recorded rows are kept."""
         try:
+            self._uploads.close()
             for work in self._open.values():
                 with work.log as log, _tolerating_a_full_disk(work.name):
                     log.snapshot(self._stats_recorder.shard(work.key).to_json())
@@ -228,7 +221,7 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         self._count(shard, (end - first) * self._num_samples - self._num_counted[shard])
 
-    def _row_requests(self, work: _Work, row_id: int, samples: list[int]) -> Iterator[Request]:
+    def _row_requests(self, work: Work, row_id: int, samples: list[int]) -> Iterator[Request]:
         text: str | None = None
         try:
             rendered = self._encoder.rendered(self._plan.prompts.prompt(row_id))
@@ -249,7 +242,7 @@ class Recorder:
                 row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=work.key, **options
             )
 
-    def _record(self, work: _Work, result: RowResult) -> None:
+    def _record(self, work: Work, result: RowResult) -> None:
         if self._open.get(work.key) is not work:
             return
         work.log.append(result)
@@ -258,7 +251,8 @@ class Recorder:
         if now - work.snapshot_at >= SNAPSHOT_INTERVAL_S:
             work.log.snapshot(self._stats_recorder.shard(work.key).to_json())
             work.snapshot_at = now
-        if now - self._looked_at >= SNAPSHOT_INTERVAL_S:
+        if now - self._looked_at >= self._look_interval_s:
+            self._uploads.settle()
             self._look()
         self._progress.add(result)
         self._num_counted[work.claimed.shard] += 1
@@ -284,7 +278,7 @@ class Recorder:
             if work.pending and work.claimed.split is None:
                 self._offer(work, wanted)
 
-    def _offer(self, work: _Work, wanted: int) -> None:
+    def _offer(self, work: Work, wanted: int) -> None:
         """Offer rows that have not begun as splits until so many are free."""
         latest, shard = self._queue.view.latest, work.claimed.shard
         wanted -= sum(name in latest and latest[name].generation == 1 for name in work.splits)
@@ -315,7 +309,7 @@ class Recorder:
             work.pending.extend(missing)
             self._finish_if_complete(work)
 
-    def _drop(self, work: _Work) -> None:
+    def _drop(self, work: Work) -> None:
         """Leave rows to the replica that took them over because this one was silent for too long."""
         logger.warning("%s was taken over by another replica: it is no longer generated here", work.name)
         del self._open[work.key]
@@ -324,11 +318,11 @@ class Recorder:
         self._end_lengths(work)
         self._queue.lost(work.claimed)
 
-    def _end_lengths(self, work: _Work) -> None:
+    def _end_lengths(self, work: Work) -> None:
         if self._lengths is not None:
             self._lengths.end(work.rows)
 
-    def _finish_if_complete(self, work: _Work) -> None:
+    def _finish_if_complete(self, work: Work) -> None:
         if self._open.get(work.key) is not work or len(work.log.results) < work.num_expected:
             return
         del self._open[work.key]
@@ -344,7 +338,7 @@ class Recorder:
             self._queue.finished(work.claimed)
         self._end_lengths(work)
 
-    def _finish_shard(self, work: _Work, counted: Stats) -> None:
+    def _finish_shard(self, work: Work, counted: Stats) -> None:
         shard, claimed = work.claimed.shard, work.claimed
         first, end = self._plan.shards.bounds(shard)
         inputs = self._plan.prompts.table(first, end)
@@ -363,9 +357,16 @@ class Recorder:
         trace = None
         if self._is_traced:
             trace = trace_table((result.row_id, result.sample_index, result.trace) for result in results)
-        if self._plan.folder.finish_shard(
-            shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
-        ):
+        self._uploads.start(
+            lambda: self._plan.folder.finish_shard(
+                shard, table, stats, trace, is_held=lambda: self._queue.is_held(claimed)
+            ),
+            lambda is_mine: self._published(claimed, stats, is_mine=is_mine),
+        )
+
+    def _published(self, claimed: ClaimedShard, stats: dict[str, Any], *, is_mine: bool) -> None:
+        shard = claimed.shard
+        if is_mine:
             self._count_rest(shard)
             self._queue.finished(claimed)
             write_total(self._plan.folder, shard, self._plan.shards.num_shards)

@@ -1,0 +1,36 @@
+"""What a replica generates at the moment: a shard, or a split of one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdist.data import PartLog
+from specdist.data.shard_queue import ClaimedShard
+
+
+@dataclass
+class Work:
+    """A shard of this replica, or a split of one, while its rows are generated.
+
+    ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
+    ``pending``: rows that have not begun, the next one first. ``splits``: rows that were offered, by name.
+    """
+
+    key: int
+    claimed: ClaimedShard
+    log: PartLog
+    rows: Sequence[int]
+    num_expected: int
+    pending: deque[int]
+    splits: dict[str, tuple[int, ...]]
+    next_split: int = 0
+    texts: dict[int, str] = field(default_factory=dict)
+    snapshot_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        shard, split = self.claimed.shard, self.claimed.split
+        return f"shard {shard}" if split is None else f"split {split} of shard {shard}"
