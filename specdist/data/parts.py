@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,8 +25,9 @@ class PartLog:
     """Append-only log of finished rows and of the latest statistics.
 
     Opening keeps all lines before the first bad one, such as a torn last line, and cuts off the rest. A line
-    survives the end of the process; a power loss costs what was appended since the last :meth:`sync`, about a
-    second. If the disk is full or gone, :class:`UserError` is raised and earlier lines are kept.
+    survives the end of the process; a power loss costs what was appended in about the last second. Then a
+    thread of its own syncs the log, so that nobody waits for the disk. If the disk is full or gone,
+    :class:`UserError` is raised, at the latest by the next call, and earlier lines are kept.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class PartLog:
         for log in beside:
             self.add_rows(log)
         self._synced_at = clock()
+        self._syncing: threading.Thread | None = None
+        self._sync_error: OSError | None = None
 
     def append(self, result: RowResult) -> None:
         """Record a finished completion; a second one of the same row and sample is ignored."""
@@ -70,7 +74,7 @@ class PartLog:
         self._write_line(b'"row":' + result.to_json() + b"}")
         self.results[key] = result
         if self._clock() - self._synced_at >= SYNC_INTERVAL_S:
-            self.sync()
+            self.begin_sync()
 
     def add_rows(self, path: Path) -> None:
         """Take the rows of another log too, which stay where they are."""
@@ -82,18 +86,46 @@ class PartLog:
         self._write_line(b'"stats":' + json.dumps(stats).encode() + b"}")
         self.stats = stats
 
+    def begin_sync(self) -> None:
+        """Begin what :meth:`sync` does, unless it is under way."""
+        if self._syncing is not None and self._syncing.is_alive():
+            return
+        self._end_sync()
+        self._synced_at = self._clock()
+        self._syncing = threading.Thread(target=self._sync, name="part log sync", daemon=True)
+        self._syncing.start()
+
     def sync(self) -> None:
         """Make everything appended so far survive a power loss."""
-        with writing(self._path):
-            os.fsync(self._file.fileno())
+        self._end_sync()
+        self._sync()
+        self._end_sync()
         self._synced_at = self._clock()
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._sync_error = error
+
+    def _end_sync(self) -> None:
+        """Wait until one that was begun is over. Raises :class:`UserError` if it has failed."""
+        if self._syncing is not None:
+            self._syncing.join()
+        self._syncing, error, self._sync_error = None, self._sync_error, None
+        with writing(self._path):
+            if error is not None:
+                raise error
 
     def keep(self) -> None:
         """Make everything appended so far available to the replica that goes on with the shard."""
         self.sync()
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._end_sync()
+        finally:
+            self._file.close()
 
     def __enter__(self) -> PartLog:
         return self

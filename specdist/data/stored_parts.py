@@ -48,8 +48,8 @@ class StoredPartLog(PartLog):
         self._copying: threading.Thread | None = None
         self._copied_bytes, self._copied_at = 0, clock()
 
-    def sync(self) -> None:
-        super().sync()
+    def begin_sync(self) -> None:
+        super().begin_sync()
         is_due = self._clock() - self._copied_at >= COPY_INTERVAL_S
         if is_due and self._num_bytes >= COPY_GROWTH * self._copied_bytes and not self._is_copying:
             self._copied_bytes, self._copied_at = self._num_bytes, self._clock()
@@ -58,7 +58,7 @@ class StoredPartLog(PartLog):
 
     def keep(self) -> None:
         """Copy the log to the store."""
-        super().sync()
+        self.sync()
         self._wait()
         self._try_to_copy()
 

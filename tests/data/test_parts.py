@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from specdist.data import PartLog
+from specdist.data.parts import SYNC_INTERVAL_S
 from specdist.utils.errors import UserError
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
@@ -112,10 +115,39 @@ def test_appending_syncs_at_most_once_a_second(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "fsync", lambda descriptor: synced_at.append(now))
         for row in range(40):
             log.append(row_result(row))
+            log._end_sync()
             now += 0.125
         assert synced_at == [1.0, 2.0, 3.0, 4.0]
         log.sync()
         assert synced_at[-1] == 5.0
+
+
+def test_nobody_waits_for_the_disk_but_at_the_end(tmp_path, monkeypatch):
+    """A sync that takes for ever holds up no row; one that fails is told by the next call."""
+    now, may_end, num_syncs = 0.0, threading.Event(), 0
+
+    def fsync(_descriptor):
+        nonlocal num_syncs
+        num_syncs += 1
+        assert may_end.wait(10)
+        raise OSError(errno.EIO, "input/output error")
+
+    log = PartLog(tmp_path / "log", clock=lambda: now)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        for row in range(4):
+            now += SYNC_INTERVAL_S
+            log.append(row_result(row))
+        may_end.set()
+        with pytest.raises(UserError, match="input/output error"):
+            log.sync()
+        assert num_syncs == 1
+        # Told once; the file is there.
+        now += SYNC_INTERVAL_S
+        log.append(row_result(4))
+        with pytest.raises(UserError, match="input/output error"):
+            log.close()
+    assert len(read(tmp_path / "log")[0]) == 5 and log._file.closed
 
 
 class FullDisk:

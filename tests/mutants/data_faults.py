@@ -239,6 +239,20 @@ DATA_FAULTS = (
         new="if False:",
         tests=(PARTS,),
     ),
+    Mutant(
+        name="row-waits-for-the-disk",
+        file="data/parts.py",
+        old="        self._syncing.start()\n",
+        new="        self._syncing.start()\n        self._syncing.join()\n",
+        tests=(PARTS,),
+    ),
+    Mutant(
+        name="failed-sync-is-not-told",
+        file="data/parts.py",
+        old="            self._sync_error = error\n",
+        new="            pass\n",
+        tests=(PARTS,),
+    ),
     # Claims.
     Mutant(
         name="old-look-at-claims-wins-claim",
