@@ -23,7 +23,7 @@ LAYERS = [
     {"stats", "policies"},
     {"config", "theory"},
     {"data", "sampling", "cache", "drafters"},
-    {"models"},
+    {"models", "constraints"},
     {"heads", "synthetic"},
     {"engine"},
     {"replay"},

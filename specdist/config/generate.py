@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from specdist.config.arguments import option, parse_arguments
+from specdist.config.constraints import ConstraintOptions
 from specdist.config.groups import (
     BatchOptions,
     CompletionOptions,
@@ -63,6 +64,7 @@ class GenerateConfig(
     QuantizationOptions,
     SpeculationOptions,
     CompletionOptions,
+    ConstraintOptions,
     BatchOptions,
     PolicyArguments,
     ReplicaOptions,
@@ -130,6 +132,7 @@ class GenerateConfig(
         self._require(
             "stop", all(self.stop), "must not contain an empty string; leave the option out instead"
         )
+        self.check_constraints(self.stop)
         if self.prompt_column and self.messages_column:
             raise UserError(
                 f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
@@ -283,7 +286,7 @@ class GenerateConfig(
     @property
     def processes_logits(self) -> bool:
         """Whether distributions have more to them than one temperature, top-k and top-p for all rows."""
-        return super().processes_logits or self.may_vary(*DISTRIBUTION_OPTIONS)
+        return super().processes_logits or self.is_constrained or self.may_vary(*DISTRIBUTION_OPTIONS)
 
     @property
     def block_tokens(self) -> int:

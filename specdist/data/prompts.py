@@ -113,18 +113,22 @@ class Prompts:
 
         Raises :class:`RowError` for an unusable row, and :class:`UserError` if its file changed.
         """
-        self._check_files(row, row + 1)
         if row in self.unusable:
             raise RowError(self.unusable[row])
-        try:
-            value = self.rows.value(self.column, row)
-        except UnicodeDecodeError as error:
-            raise RowError(f"{self.column} is not valid UTF-8: {error.reason}") from error
+        value = self.value(self.column, row)
         if value is None:
             raise RowError(f"{self.column} is null")
         if not value:
             raise RowError(f"{self.column} is empty")
         return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
+
+    def value(self, column: str, row: int) -> Any:
+        """A row's value in another column. Raises as :meth:`prompt` does."""
+        self._check_files(row, row + 1)
+        try:
+            return self.rows.value(column, row)
+        except UnicodeDecodeError as error:
+            raise RowError(f"{column} is not valid UTF-8: {error.reason}") from error
 
     def _check_files(self, start: int, stop: int) -> None:
         """Memory-mapped rows would change with their file, and a truncated file would crash the process."""

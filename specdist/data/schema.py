@@ -78,6 +78,7 @@ STATISTICS = {
     "num_memory_tokens": "drafted tokens that were taken from memory",
     "num_accepted_memory_tokens": "of these, those that were accepted",
     "num_head_tokens": "tokens for which a trained head gave an estimate",
+    "num_forced_draft_tokens": "draft tokens that the constraint of a row forces, drafted without a pass",
     "num_preemptions": "times that a sequence gave back its cache pages, to be computed again later",
     "num_out_of_memory": "rounds that ran out of memory and were repeated with a smaller batch",
     "num_rounds": "rounds (draft, verify, commit)",

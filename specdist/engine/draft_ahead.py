@@ -235,7 +235,9 @@ class AheadDrafter:
             state.scores.copy(sources, targets)
             # The cache has the branch's first token, which is the next token, and all others but the last.
             self._runner.adopt_branches(draft_slots_B, slots_B, positions_B, lengths_B)
-            state.num_computed[slots_B] = positions_B + lengths_B
+            # Forced tokens are in no cache before the next pass.
+            computed_B = state.num_computed[draft_slots_B]
+            state.num_computed[slots_B] = np.minimum(computed_B, positions_B + lengths_B)
             state.num_candidates[slots_B] = lengths_B
         branches.drop(slots_R)
         if self._chooser is not None:
@@ -355,6 +357,7 @@ class AheadDrafter:
         state.stream_keys[draft_slots_B] = state.stream_keys[slots_B]
         # A branch is what the sequence would draft after one more miss, with the same random numbers.
         state.num_misses[draft_slots_B] = state.num_misses[slots_B] + 1
-        state.num_computed[draft_slots_B] = positions_B
+        # Forced tokens before it that no pass has run yet are the branch's to run, too.
+        state.num_computed[draft_slots_B] = np.minimum(positions_B, state.num_computed[slots_B])
         self._runner.open_branches(slots_B, draft_slots_B, positions_B)
         return branches

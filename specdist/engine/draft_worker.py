@@ -25,6 +25,7 @@ from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_runs import DraftRuns
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
+from specdist.engine.forced_tokens import ForcingDraftLoop
 from specdist.engine.histories import Histories
 from specdist.engine.memory_beside import beside
 from specdist.engine.opened import NONE
@@ -96,7 +97,8 @@ class DraftWorker:
         # On a device the policy is asked after several steps; on a host that would cost steps. Where logits
         # are processed, the host knows each token before the next one.
         is_asynchronous = runner.is_asynchronous and self._pipeline is None
-        new_draft_loop = DraftRuns if is_asynchronous else DraftLoop
+        has_masks = self._pipeline is not None and self._pipeline.has_masks
+        new_draft_loop = DraftRuns if is_asynchronous else ForcingDraftLoop if has_masks else DraftLoop
         self._draft_loop = new_draft_loop(
             runner,
             policy,

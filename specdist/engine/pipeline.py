@@ -81,6 +81,10 @@ class LogitsPipeline:
         asked = self.asked(self._slot_of[places[0]], *places)
         return self.process(logits_AV[:, : self._vocab_size], asked, self.masks(asked))
 
+    def masks_of_lines(self, lines_A: np.ndarray, positions_A: np.ndarray) -> np.ndarray | None:
+        """As :meth:`masks`, of one position of each of these draft slots."""
+        return self.masks(self.asked(self._slot_of[lines_A], lines_A, positions_A))
+
     def masks(self, asked: AskedPositions) -> np.ndarray | None:
         """int32 [N, W]; None if there are none."""
         return None if self._masker is None else self._masker.masks(asked)

@@ -37,11 +37,13 @@ class EngineLoad:
 @dataclass(frozen=True)
 class DraftSteps:
     """Draft passes of a sequence or branch since the last reply: all (N_draft of SpecDec++), those that
-    drafted no token, and those that gave a trained head's estimate."""
+    drafted no token, and those that gave a trained head's estimate; and tokens that were drafted without a
+    pass, since no other one is allowed."""
 
     num_row_steps: int = 0
     num_empty: int = 0
     num_head_tokens: int = 0
+    num_forced: int = 0
 
 
 NO_DRAFT_STEPS = DraftSteps()
@@ -53,7 +55,7 @@ class PassCounts:
     def __init__(self, *, has_head: bool) -> None:
         self._has_head = has_head
         self._sizes: list[int] = []
-        self._num_row_steps = self._num_drafted = 0
+        self._num_row_steps = self._num_drafted = self._num_forced = 0
 
     def count(self, num_tokens: int, num_row_steps: int) -> None:
         """A pass over so many tokens, for so many sequences and branches."""
@@ -64,15 +66,20 @@ class PassCounts:
         """The tokens that these passes have drafted."""
         self._num_drafted += int(num_drafted_R.sum())
 
+    def count_forced(self, num_tokens: int) -> None:
+        """So many of the drafted tokens needed no pass."""
+        self._num_forced += num_tokens
+
     def take(self) -> tuple[np.ndarray, DraftSteps]:
         """Tokens of every pass, and what the passes were for."""
         steps = DraftSteps(
             self._num_row_steps,
-            self._num_row_steps - self._num_drafted,
+            self._num_row_steps + self._num_forced - self._num_drafted,
             self._num_row_steps if self._has_head else 0,
+            self._num_forced,
         )
         sizes_P = np.array(self._sizes, np.int64)
-        self._sizes, self._num_row_steps, self._num_drafted = [], 0, 0
+        self._sizes, self._num_row_steps, self._num_drafted, self._num_forced = [], 0, 0, 0
         return sizes_P, steps
 
 

@@ -110,6 +110,7 @@ class StatsRecorder:
         first.num_draft_row_steps += reply.draft_steps.num_row_steps
         first.num_empty_draft_steps += reply.draft_steps.num_empty
         first.num_head_tokens += reply.draft_steps.num_head_tokens
+        first.num_forced_draft_tokens += reply.draft_steps.num_forced
         first.num_rounds += 1
         first.num_messages += reply.traffic.num_messages
         first.num_message_bytes += reply.traffic.num_bytes

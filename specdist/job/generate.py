@@ -209,6 +209,7 @@ def generate_rows(
         stats_recorder,
         num_samples=config.num_samples,
         progress=progress,
+        constraints=models.constraints,
         scalars=scalars,
         is_traced=config.is_traced,
         is_exact=is_exact,

@@ -24,6 +24,7 @@ from specdist.data.storage import is_url, storage_path
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
+from specdist.job.constraints import RunConstraints
 from specdist.job.fingerprint import run_fingerprint
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
@@ -61,6 +62,7 @@ class ModelPlan:
     draft: Checkpoint | None
     vocab_size: int
     max_seq_len: int
+    constraints: RunConstraints
     head: DraftHead | None = None
 
 
@@ -111,6 +113,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
         draft=draft,
         vocab_size=vocab_size,
         max_seq_len=config.max_seq_len or longest,
+        constraints=RunConstraints(config, target),
         head=head,
     )
 
@@ -153,6 +156,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     check_output(output)
     prompts = open_run_prompts(config)
     RowOptionReader(config, prompts).check()
+    models.constraints.check_column(prompts)
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)
@@ -252,7 +256,7 @@ def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, to
     fingerprint = run_fingerprint(
         config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
-    return Manifest(fingerprint=fingerprint, info=info)
+    return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
 
 def open_joined(

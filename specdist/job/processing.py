@@ -36,6 +36,7 @@ def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: in
             suppressed_ids=suppressed,
             min_new_tokens=config.min_new_tokens,
             end_ids=tuple(sorted(target.stop_token_ids())),
+            has_masks=config.is_constrained,
         ),
     )
 

@@ -24,6 +24,7 @@ from specdist.data.storage import StorePath
 from specdist.engine.faults import too_large
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.job.constraints import RunConstraints
 from specdist.job.lengths import ExpectedLengths
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress, Scalars
@@ -56,6 +57,7 @@ class Recorder:
         *,
         num_samples: int,
         progress: Progress,
+        constraints: RunConstraints | None = None,
         scalars: Scalars | None = None,
         is_traced: bool = False,
         is_exact: bool = True,
@@ -67,6 +69,7 @@ class Recorder:
         self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
         self._plan = plan
         self._encoder = encoder
+        self._constraints = constraints
         self._stats_recorder = stats_recorder
         self._num_samples = num_samples
         self._progress = progress
@@ -227,12 +230,13 @@ class Recorder:
             rendered = self._encoder.rendered(self._plan.prompts.prompt(row_id))
             text = rendered.text
             prompt_ids = self._encoder.token_ids(rendered)
+            rule = self._constraints.of_row(self._plan.prompts, row_id) if self._constraints else {}
         except RowError as error:
             for sample in samples:
                 self._record(work, error_result(row_id, sample, text, error.reason))
             return
         work.texts[row_id] = text
-        options = {} if self._row_options is None else self._row_options.of(row_id)
+        options = rule if self._row_options is None else rule | self._row_options.of(row_id)
         for sample in samples:
             if (row_id, sample) in self._too_large:
                 reason = too_large("memory ran out in a replica that was generating it alone")

@@ -228,6 +228,7 @@ class Replica:
             is_traced=self._config.is_traced,
             trusts_draft=not self._config.is_exact,
             memory=memory_settings(self._config, self._topology, getattr(self, "costs", None)),
+            masker=self._models.constraints.new_masker(self._models.vocab_size),
         )
 
     def draft_engine(self, requests: Requests, stop_rules: StopRules) -> Engine:

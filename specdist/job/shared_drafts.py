@@ -57,6 +57,7 @@ def terms_of(config: GenerateConfig, models: ModelPlan, max_draft_tokens: int) -
     found = {name: getattr(config, name) for name in TERMS} | config.policy_options | {
         "draft": models.draft.name if models.draft else None,
         "head": models.head.info.weights_sha256 if models.head else None,
+        "is_constrained": config.is_constrained,
         "vocab_size": models.vocab_size,
         "max_seq_len": models.max_seq_len,
         "max_draft_tokens": max_draft_tokens,

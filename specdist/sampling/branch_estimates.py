@@ -114,6 +114,9 @@ def draft_features(
         undecided: from :func:`draft_distributions`, so that no softmax is computed twice.
     """
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    if settings.processing is not None:
+        # Of a token that is not allowed, 0 times minus infinity would be no number.
+        logits_NV = logits_NV.clamp(min=torch.finfo(logits_NV.dtype).min)
     probabilities_NV = logits_NV.softmax(dim=1) if undecided is None else undecided.probabilities_NV
     top_N = probabilities_NV.amax(dim=1)
     if settings.processing is not None:

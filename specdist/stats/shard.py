@@ -101,7 +101,8 @@ class Stats:
     position, or by length. Discarded = drafted - accepted. In a lossy run ``num_trusted_tokens`` of the
     accepted tokens were committed without the target's verification. ``num_memory_tokens`` of the drafted
     ones are from memory; ``num_accepted_memory_tokens`` of those were accepted. ``num_head_tokens`` counts
-    estimates of a trained head.
+    estimates of a trained head, ``num_forced_draft_tokens`` tokens that a constraint forces: drafted without
+    a pass.
 
     With draft-ahead, ``num_ahead_chains`` counts the rounds in which a sequence had tokens drafted ahead of
     its candidates; ``num_ahead_verified`` those whose candidates were all accepted; ``num_ahead_hits`` those
@@ -144,6 +145,7 @@ class Stats:
     num_memory_tokens: int = 0
     num_accepted_memory_tokens: int = 0
     num_head_tokens: int = 0
+    num_forced_draft_tokens: int = 0
     num_preemptions: int = 0
     num_out_of_memory: int = 0
     num_rounds: int = 0
@@ -244,9 +246,10 @@ class Stats:
         """Discarded draft tokens, candidates or not, and draft passes of a sequence without a token.
 
         Of a run in turns, without preemption and repeated rounds, N_draft + N_target = N + N_discarded
-        (SpecDec++, Lemma 3.1). N_draft is ``num_draft_row_steps``. N_target is ``num_row_steps``, and one for
-        each completion: the pass over its prompt gives its first token. N is ``num_completion_tokens``, and
-        one for each completion that ends with a draft token: its last pass gives one more, which is dropped.
+        (SpecDec++, Lemma 3.1). N_draft is ``num_draft_row_steps`` and the forced tokens. N_target is
+        ``num_row_steps``, and one for each completion: the pass over its prompt gives its first token. N is
+        ``num_completion_tokens``, and one for each completion that ends with a draft token: its last pass
+        gives one more, which is dropped.
         """
         return (
             self.num_draft_tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -36,6 +36,7 @@ from specdist.models.runner import Acceleration, ModelRunner
 from specdist.policies import FixedLength, LengthPolicy, reads_head
 from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.processors import TokenMasker
 from specdist.stats.shard import Stats
 from specdist.theory.rounds import RoundChooser, RoundShape
 from tests.engine.markov import MarkovModel, MarkovRunner
@@ -96,6 +97,10 @@ class Harness:
         beside: MemorySettings | None = None,
     ) -> None:
         self.memory, self.beside = memory, beside
+        masker: Callable[[], TokenMasker] | None = None,
+    ) -> None:
+        self.memory = memory
+        self.masker = masker
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
@@ -147,6 +152,7 @@ class Harness:
             is_traced=self.is_traced,
             trusts_draft=self.trusts_draft,
             memory=self.beside,
+            masker=self.masker,
         )
 
     def target(self) -> Target:
@@ -197,6 +203,8 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     num_tokens = total.num_completion_tokens + num_unused
     num_proposed = total.num_draft_row_steps + total.num_memory_tokens
     assert num_proposed + num_target == num_tokens + total.num_discarded
+    num_draft = total.num_draft_row_steps + total.num_forced_draft_tokens
+    assert num_draft + num_target == num_tokens + total.num_discarded
 
 
 class ScriptedChooser(RoundChooser):

@@ -1,0 +1,60 @@
+"""The options of constraints: what every completion must match as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specdist.config.arguments import option
+from specdist.utils.errors import UserError
+
+# The options that constrain every row.
+OF_ALL_ROWS = ("json_schema", "regex", "grammar", "choices")
+
+
+@dataclass(kw_only=True)
+class ConstraintOptions:
+    """Which completions are allowed. The draft is constrained too, so acceptance does not suffer."""
+
+    _argument_group_name = "Constraints"
+
+    json_schema: str | None = option(None, help="file of a JSON schema that every completion must match")
+    regex: str | None = option(None, help="regular expression that every completion must match as a whole")
+    grammar: str | None = option(
+        None, help="file of a grammar that every completion must match, in llguidance's form of Lark"
+    )
+    choices: list[str] | None = option(
+        None, help="texts of which every completion must be one", action="extend"
+    )
+    constraint_column: str | None = option(
+        None,
+        help='column with each row\'s own constraint, as {"json_schema": ...}, {"regex": ...}, '
+        '{"grammar": ...} or {"choices": [...]}, in JSON or a struct; null = that of all rows, if any',
+    )
+
+    @property
+    def constraint_of_all_rows(self) -> tuple[str, Any] | None:
+        """Name and value of the option that constrains all rows, if one does."""
+        given = [(name, value) for name in OF_ALL_ROWS if (value := getattr(self, name)) is not None]
+        return given[0] if given else None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether any row may have a constraint."""
+        return self.constraint_of_all_rows is not None or self.constraint_column is not None
+
+    def check_constraints(self, stop: list[str] | None) -> None:
+        """Raises :class:`UserError` for options that exclude each other."""
+        given = [f"--{name}" for name in OF_ALL_ROWS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UserError(
+                f"{' and '.join(given)} exclude each other: a completion has one constraint; give one of "
+                "them, or each row its own in --constraint_column"
+            )
+        if self.is_constrained and stop:
+            option_name = given[0] if given else "--constraint_column"
+            raise UserError(
+                f"--stop {stop[0]!r} and {option_name} exclude each other: a stop string could end a "
+                "completion before it matches its constraint; leave --stop out: the constraint says where "
+                "a completion ends"
+            )

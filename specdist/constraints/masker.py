@@ -1,0 +1,133 @@
+"""Masks of the rows that run: the :class:`specdist.sampling.processors.TokenMasker` of grammars and budgets.
+
+The target asks for all positions of a block together, the draft for one position of a line at a time; a line
+is where a continuation stands. Every line has a matcher of its own, which follows whatever tokens the line
+has: what was rejected is rolled back, what another rank has committed is caught up on, and a row that was
+preempted is followed anew. Nothing but the tokens decides what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdist.constraints.matcher import Grammars, Matcher, masks_of_everything, set_only
+from specdist.constraints.thinking import ThinkingMarkers
+from specdist.sampling.row_table import AskedPositions
+
+
+@dataclass(frozen=True, eq=False)
+class RowRule:
+    """What a row must keep to.
+
+    Attributes:
+        grammar: of its answer, as llguidance takes it; empty: none.
+        max_thinking_tokens: after so many tokens the end of thinking is forced; None: there is no thinking
+            apart from the answer, or as much of it as the model likes.
+    """
+
+    grammar: str = ""
+    max_thinking_tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """For :attr:`specdist.engine.request.Request.constraint`; empty where all is allowed."""
+        if not self.grammar and self.max_thinking_tokens is None:
+            return ""
+        return json.dumps([self.grammar, self.max_thinking_tokens])
+
+
+class RowMasker:
+    """Of one side; the two sides share nothing.
+
+    ``markers``: of a run whose model thinks; its grammars are of what follows the end of thinking.
+    """
+
+    def __init__(
+        self,
+        grammars: Grammars | None,
+        *,
+        vocab_size: int,
+        stop_token_ids: Collection[int] = (),
+        markers: ThinkingMarkers | None = None,
+    ) -> None:
+        self._grammars = grammars
+        self._vocab_size = vocab_size
+        self._stop_token_ids = [token_id for token_id in stop_token_ids if token_id < vocab_size]
+        self._markers = markers
+        self._rules: dict[int, RowRule] = {}
+        # By line: its matcher, and the rule of the row that it is for.
+        self._matchers: dict[int, tuple[RowRule, Matcher]] = {}
+
+    def open(self, slots: list[int], constraints: list[str]) -> None:
+        """New rows are in these slots. ``constraints``: texts of their rules."""
+        for slot, text in zip(slots, constraints, strict=True):
+            self._rules.pop(slot, None)
+            if text:
+                self._rules[slot] = RowRule(*json.loads(text))
+
+    def masks(self, asked: AskedPositions) -> np.ndarray | None:
+        """int32 [N, words]; None if no position has a rule."""
+        lines, slots = asked.lines_N.tolist(), asked.slots_N.tolist()
+        places: list[tuple[Matcher, int, list[int]]] = []
+        masks: np.ndarray | None = None
+        end = 0
+        while end < len(lines):
+            begin, line = end, lines[end]
+            while end < len(lines) and lines[end] == line:
+                end += 1
+            rule = self._rules.get(slots[begin])
+            if rule is None:
+                continue
+            if masks is None:
+                masks = masks_of_everything(len(lines), self._vocab_size)
+            token_ids = asked.new_tokens_before(end - 1).tolist()
+            # Of the block's positions, those in the thinking come first.
+            num_before = len(token_ids) - (end - 1 - begin)
+            answer = self._answer_begin(asked, end - 1, token_ids)
+            num_thinking = min(max(0, answer - num_before), end - begin)
+            for index in range(num_thinking):
+                self._limit_thinking(masks, begin + index, rule, token_ids[: num_before + index])
+            first = begin + num_thinking
+            if rule.grammar and first < end:
+                matcher, known = self._matcher(line, rule), max(num_before, answer)
+                if matcher.follow(token_ids[answer:known]):
+                    places.append((matcher, first, token_ids[known:]))
+                else:
+                    # Only after logits that are not finite, or beyond llguidance's limits: an error.
+                    masks[first:end] = 0
+        if places:
+            assert masks is not None and self._grammars is not None
+            self._grammars.fill(masks, places)
+        return masks
+
+    def _answer_begin(self, asked: AskedPositions, index: int, token_ids: list[int]) -> int:
+        """How many tokens of the completion are before its answer; one more than there are if it is still
+        thinking."""
+        if self._markers is None:
+            return 0
+        num_prompt_tokens = int(asked.table.num_prompt_tokens[asked.slots_N[index]])
+        if self._markers.are_closed(asked.tokens_before(index)[:num_prompt_tokens].tolist()):
+            return 0
+        found = self._markers.end_in(token_ids)
+        return len(token_ids) + 1 if found is None else found
+
+    def _limit_thinking(self, masks: np.ndarray, row: int, rule: RowRule, token_ids: list[int]) -> None:
+        """Of a position in the thinking, after these tokens."""
+        assert self._markers is not None
+        if rule.max_thinking_tokens is not None and len(token_ids) >= rule.max_thinking_tokens:
+            set_only(masks[row], self._markers.next_of_end(token_ids))
+        elif rule.grammar:
+            # A completion does not end before its answer.
+            for token_id in self._stop_token_ids:
+                masks[row, token_id // 32] &= ~np.array(1 << token_id % 32, np.uint32).view(np.int32)
+
+    def _matcher(self, line: int, rule: RowRule) -> Matcher:
+        known = self._matchers.get(line)
+        if known is None or known[0] is not rule:
+            assert self._grammars is not None
+            known = self._matchers[line] = rule, self._grammars.matcher(rule.grammar)
+        return known[1]

@@ -1,0 +1,43 @@
+"""The end of thinking, as a model writes it, and where it is in a sequence of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ThinkingMarkers:
+    """Tokens with which thinking begins, perhaps in the prompt already (empty: not marked), and ends."""
+
+    begin_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+
+    def are_closed(self, prompt_ids: list[int]) -> bool:
+        """Whether the prompt ends the thinking already, as chat templates do to switch it off."""
+        end = _last(prompt_ids, self.end_ids)
+        return end >= 0 and end > (_last(prompt_ids, self.begin_ids) if self.begin_ids else -1)
+
+    def end_in(self, completion_ids: list[int]) -> int | None:
+        """How many tokens there are up to the end of the first end marker; None without one."""
+        size = len(self.end_ids)
+        for place, token_id in enumerate(completion_ids):
+            if token_id == self.end_ids[0] and tuple(completion_ids[place : place + size]) == self.end_ids:
+                return place + size
+        return None
+
+    def next_of_end(self, completion_ids: list[int]) -> int:
+        """The token with which the end marker goes on, if these tokens end with its beginning; else its
+        first."""
+        for size in range(len(self.end_ids) - 1, 0, -1):
+            if tuple(completion_ids[-size:]) == self.end_ids[:size]:
+                return self.end_ids[size]
+        return self.end_ids[0]
+
+
+def _last(token_ids: list[int], marker: tuple[int, ...]) -> int:
+    """Where the marker is for the last time; -1 without it."""
+    size = len(marker)
+    for place in range(len(token_ids) - size, -1, -1):
+        if tuple(token_ids[place : place + size]) == marker:
+            return place
+    return -1

@@ -1,0 +1,104 @@
+"""The constraints of a run: checked before any model is loaded, and each row's own with its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from specdist.config.generate import GenerateConfig
+from specdist.constraints.constraint import Constraint, ConstraintError, check_installed
+from specdist.constraints.masker import RowMasker, RowRule
+from specdist.constraints.matcher import Grammars, grammars_of
+from specdist.data import Prompts, RowError
+from specdist.data.inputs import describe_columns
+from specdist.job.tokens import load_tokenizer
+from specdist.models.checkpoint import Checkpoint
+from specdist.utils.errors import UserError
+
+# Options whose value is a file that holds the constraint.
+FILES = ("json_schema", "grammar")
+
+
+class RunConstraints:
+    """Of a run with these options. Raises :class:`UserError` for a constraint of all rows that cannot be
+    used, with its place, and where the target cannot be constrained."""
+
+    def __init__(self, config: GenerateConfig, target: Checkpoint) -> None:
+        self._column = config.constraint_column
+        self._of_all_rows = config.constraint_of_all_rows
+        self._target = target
+        self._is_constrained = config.is_constrained
+        self._grammars: Grammars | None = None
+        self.grammar = ""
+        if not config.is_constrained:
+            return
+        check_installed(self._option)
+        if not load_tokenizer(target).is_fast:
+            raise UserError(
+                f"{self._option} needs a fast tokenizer (tokenizer.json), and that of --target {target.name} "
+                "is not one: convert the tokenizer"
+            )
+        if not target.stop_token_ids():
+            raise UserError(
+                f"{self._option} needs an end token, which says that a completion is complete, and --target "
+                f"{target.name} has none: add eos_token_id to its generation_config.json"
+            )
+        if self._of_all_rows is not None:
+            self.grammar = self._compiled(*self._of_all_rows)
+
+    @property
+    def _option(self) -> str:
+        return f"--{self._of_all_rows[0] if self._of_all_rows else 'constraint_column'}"
+
+    def _compiled(self, name: str, value: Any) -> str:
+        shown = f"--{name} {value}"
+        if name in FILES:
+            try:
+                value = Path(value).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UserError(f"{shown} cannot be read: {error}") from error
+        try:
+            return Constraint(name, value).grammar
+        except ConstraintError as error:
+            raise UserError(f"{shown} cannot be used: {error}") from error
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """For the manifest; nothing in a run without constraints."""
+        found = {"constraint": self.grammar or None, "constraint_column": self._column}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def check_column(self, prompts: Prompts) -> None:
+        """Raises :class:`UserError` if the rows do not have it."""
+        if self._column is not None and self._column not in prompts.schema.names:
+            raise UserError(
+                f"--constraint_column {self._column} is not a column of --prompts {prompts.files[0]}, which "
+                f"has {describe_columns(prompts.schema)}"
+            )
+
+    def of_row(self, prompts: Prompts, row: int) -> dict[str, Any]:
+        """The rule of a row, as the argument of a :class:`specdist.engine.request.Request`. Raises
+        :class:`RowError` for one that cannot be used."""
+        grammar = self.grammar
+        value = None if self._column is None else prompts.value(self._column, row)
+        if value is not None:
+            try:
+                grammar = Constraint.parse(value).grammar
+            except ConstraintError as error:
+                raise RowError(f"{self._column} cannot be used: {error}") from error
+        return {"constraint": RowRule(grammar).text}
+
+    def new_masker(self, vocab_size: int) -> Callable[[], RowMasker] | None:
+        """Makes a masker for each side; None in a run without constraints."""
+        return partial(self._masker, vocab_size) if self._is_constrained else None
+
+    def _masker(self, vocab_size: int) -> RowMasker:
+        if self._grammars is None:
+            self._grammars = grammars_of(
+                load_tokenizer(self._target),
+                vocab_size=vocab_size,
+                stop_token_ids=self._target.stop_token_ids(),
+            )
+        return RowMasker(self._grammars, vocab_size=vocab_size, stop_token_ids=self._target.stop_token_ids())

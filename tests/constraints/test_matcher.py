@@ -1,0 +1,132 @@
+"""Masks, against a matcher of llguidance that has only ever gone forward, and by parsing what they allow."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import llguidance
+import numpy as np
+import pytest
+
+from specdist.constraints.constraint import Constraint
+from specdist.constraints.matcher import Grammars, Matcher, masks_of_everything, only_tokens
+from tests.constraints.letters import END, TOKENS, letters_grammars, letters_tokenizer, text_of
+from tests.constraints.sentences import BYTES_END, byte_grammars, byte_tokenizer
+
+SCHEMAS = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(Path(__file__).with_name("schemas").glob("*.json"))
+}
+
+
+def allowed(grammars: Grammars, matcher: Matcher, vocab_size: int) -> list[int]:
+    mask = masks_of_everything(1, vocab_size)
+    grammars.fill(mask, [(matcher, 0, [])])
+    return token_ids_of(mask[0])
+
+
+def token_ids_of(mask_W: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist()
+
+
+@cache
+def fresh_tokenizer() -> Any:
+    return llguidance.hf.from_tokenizer(letters_tokenizer(), n_vocab=32, eos_token=END)
+
+
+def allowed_by_llguidance(grammar: str, token_ids: list[int]) -> list[int]:
+    matcher = llguidance.LLMatcher(fresh_tokenizer(), grammar)
+    assert matcher.consume_tokens(token_ids) if token_ids else True
+    return [i for i in token_ids_of(np.frombuffer(matcher.compute_bitmask(), np.uint8)) if i < len(TOKENS)]
+
+
+def test_ten_schemas_that_people_use() -> None:
+    assert len(SCHEMAS) == 10
+
+
+@pytest.mark.parametrize("pattern", ["(ab|d)c?(ddd[abc]|ab)d?", "a{2,5}(bc)*", "(a|ab)(c|bcd)(d*)"])
+def test_masks_are_a_function_of_the_tokens_alone(pattern: str) -> None:
+    """Wherever the matcher was before: ahead, behind, in another branch, or astray."""
+    grammars = letters_grammars()
+    matcher = grammars.matcher(Constraint("regex", pattern).grammar)
+    grammar = Constraint("regex", pattern).grammar
+    rng = random.Random(1)
+    visited: list[list[int]] = [[]]
+    for _ in range(150):
+        token_ids = rng.choice(visited)
+        assert matcher.follow(token_ids)
+        found = allowed(grammars, matcher, len(TOKENS))
+        assert found == allowed_by_llguidance(grammar, token_ids)
+        goes_on = [token_id for token_id in found if token_id != END]
+        if goes_on:
+            visited.append([*token_ids, rng.choice(goes_on)])
+        elif found:
+            assert re.fullmatch(pattern, text_of(token_ids))
+        wrong = [token_id for token_id in range(1, len(TOKENS)) if token_id not in found]
+        if wrong and rng.random() < 0.5:
+            assert not matcher.follow([*token_ids, rng.choice(wrong), 1, 2])
+
+
+def test_a_block_s_masks_are_those_of_its_positions_one_by_one() -> None:
+    """Up to a candidate that is not allowed, and the matcher stays where it was."""
+    grammars = letters_grammars()
+    grammar = Constraint("regex", "(ab|d)c?(ddd[abc]|ab)d?").grammar
+    matcher, other = grammars.matcher(grammar), grammars.matcher(grammar)
+    block = [5, 3, 4, 4, 4, 1, END]
+    for begin in range(3):
+        masks = masks_of_everything(len(block), len(TOKENS))
+        matcher.follow(block[:begin])
+        grammars.fill(masks, [(matcher, 0, block[begin:])])
+        for index in range(len(block) - begin):
+            other.follow(block[: begin + index])
+            assert token_ids_of(masks[index]) == allowed(grammars, other, len(TOKENS))
+    masks = masks_of_everything(4, len(TOKENS))
+    matcher.follow([5])
+    grammars.fill(masks, [(matcher, 0, [4, 2, 3])])  # ab, d, b
+    assert token_ids_of(masks[1]) == [4] and (masks[2:] == -1).all()
+    assert allowed(grammars, matcher, len(TOKENS)) == allowed_by_llguidance(grammar, [5])
+
+
+def test_a_single_allowed_token_is_found_in_any_word() -> None:
+    masks = np.zeros((7, 3), np.int32)
+    for row, token_id in enumerate([0, 31, 32, 63, 95]):
+        masks[row, token_id // 32] = np.array(1 << token_id % 32, np.uint32).view(np.int32)
+    masks[5, [0, 2]] = 1
+    assert only_tokens(masks).tolist() == [0, 31, 32, 63, 95, -1, -1]
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_whatever_the_masks_of_a_schema_allow_is_an_instance_of_it(name: str) -> None:
+    """Of random tokens among the allowed ones; an object that ends is complete."""
+    grammars = byte_grammars()
+    tokenizer = byte_tokenizer()
+    matcher = grammars.matcher(Constraint("json_schema", SCHEMAS[name]).grammar)
+    rng = random.Random(name)
+    for _ in range(2):
+        token_ids: list[int] = []
+        while True:
+            assert matcher.follow(token_ids)
+            token_id = rng.choice(allowed(grammars, matcher, len(tokenizer)))
+            if token_id == BYTES_END:
+                break
+            token_ids.append(token_id)
+            assert len(token_ids) < 2000
+        instance = json.loads(tokenizer.decode(token_ids))
+        jsonschema.validate(instance, SCHEMAS[name], format_checker=jsonschema.FormatChecker())
+
+
+def test_choices_are_taken_literally() -> None:
+    choices = ['say "no"', "a.b", "line\nbreak", "ü", "a"]
+    grammars, tokenizer = byte_grammars(), byte_tokenizer()
+    matcher = grammars.matcher(Constraint("choices", choices).grammar)
+    for text in [*choices, "axb", "say no"]:
+        is_whole = matcher.follow(tokenizer.encode(text)) and BYTES_END in allowed(
+            grammars, matcher, len(tokenizer)
+        )
+        assert is_whole == (text in choices), text

@@ -1,0 +1,142 @@
+"""Constrained completions follow the target's own distribution under the masks, wherever they were drafted.
+
+A grammar of 70 completions over the Markov pair's seven tokens: each has a known probability, and a
+chi-square compares them with what the engine emits. A third of the drafted tokens are forced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specdist.constraints.constraint import Constraint
+from specdist.constraints.masker import RowRule
+from specdist.engine.request import Completion, Request
+from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.options import Processing, TokenOptions
+from tests.constraints.letters import END, letters_masker
+from tests.constraints.reference import completions_of
+from tests.engine.harness import Harness
+from tests.engine.markov import markov_pair
+from tests.engine.sampled import ALARM, COUPLED, FILTERED, PLAIN, markov_replica
+from tests.engine.sliced import SlicedMarkovReplica
+from tests.statistics import chi_square_p_value
+
+TARGET, DRAFT = markov_pair()
+PATTERN = "(ab|d)c?(ddd[abc]|ab)d?"
+GRAMMAR = Constraint("regex", PATTERN).grammar
+# As many completions, but long enough for a small cache to be too small.
+LONG = Constraint("regex", "d{16}" + PATTERN).grammar
+PROMPT = [1, 2, 3, 1, 6]
+NUM_SAMPLES = 1200
+GREEDY = SamplingSettings(temperature=0.0)
+AHEAD, BRANCHES = {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}
+MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
+    "in turns": (PLAIN, {}),
+    "in turns, filtered": (FILTERED, {}),
+    "ahead": (PLAIN, AHEAD),
+    "branches": (PLAIN, BRANCHES),
+    "coupled": (COUPLED, {}),
+    "coupled, branches": (COUPLED, BRANCHES),
+    "memory": (PLAIN, {"memory": 0.1, "pair": (TARGET, None)}),
+    "target alone": (PLAIN, {"pair": (TARGET, None)}),
+    "vocabulary shards": (PLAIN, {"kind": SlicedMarkovReplica}),
+    "vocabulary shards, coupled": (COUPLED, {"kind": SlicedMarkovReplica}),
+}
+
+
+def masked(settings: SamplingSettings) -> SamplingSettings:
+    numbers = TokenOptions(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
+    return replace(settings, processing=Processing(defaults=numbers, has_masks=True))
+
+
+def constrained(settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
+    return markov_replica(masked(settings), masker=letters_masker, eos=[END], **options)
+
+
+def generate(harness: Harness, num_samples: int, rule: RowRule | None = None) -> list[Completion]:
+    text = (rule or RowRule(GRAMMAR)).text
+    completions = harness.generate(
+        [Request(row_id=0, sample_index=i, prompt_ids=PROMPT, constraint=text) for i in range(num_samples)]
+    )
+    assert all(completion.error is None for completion in completions)
+    return completions
+
+
+def p_value(completions: list[Completion], expected: dict[tuple[int, ...], float]) -> float:
+    counts = Counter(tuple(completion.token_ids) for completion in completions)
+    assert counts.keys() <= expected.keys(), "a completion that the grammar does not allow"
+    known = sorted(expected)
+    return chi_square_p_value(
+        torch.tensor([counts[each] for each in known]), torch.tensor([expected[each] for each in known])
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
+    settings, options = MODES[mode]
+    harness = constrained(settings, **options)
+    completions = generate(harness, NUM_SAMPLES)
+    expected = completions_of(TARGET, PROMPT, GRAMMAR, settings)
+    assert {completion.finish_reason for completion in completions} == {"stop"}
+    assert p_value(completions, expected) > ALARM
+    stats = harness.stats_recorder.close_shard(0)
+    if harness.memory is None and len(harness.runners) > 1:
+        # Acceptance, rejection and force must all have been frequent, or nothing was tested.
+        assert 0.3 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
+        assert stats.num_forced_draft_tokens > 0.15 * stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+def test_a_preempted_completion_goes_on_under_its_constraint(options: dict[str, Any]) -> None:
+    """Token by token as if there had been room, though in another slot and after a replay."""
+    rule = RowRule(LONG)
+    roomy = generate(constrained(max_num_seqs=100, max_new_tokens=30, **options), 100, rule)
+    harness = constrained(max_num_seqs=100, num_pages=300, max_new_tokens=30, **options)
+    crowded = generate(harness, 100, rule)
+    assert harness.stats_recorder.close_shard(0).num_preemptions > 5
+    assert [each.token_ids for each in crowded] == [each.token_ids for each in roomy]
+
+
+@pytest.mark.parametrize("options", [{}, AHEAD, BRANCHES], ids=["in turns", "ahead", "branches"])
+def test_greedy_completions_are_those_of_the_constrained_target_alone(options: dict[str, Any]) -> None:
+    """Whatever is forced is verified as well."""
+    ((expected, _),) = completions_of(TARGET, PROMPT, GRAMMAR, GREEDY).items()
+    (completion,) = generate(constrained(GREEDY, **options), 1)
+    assert tuple(completion.token_ids) == expected
+
+
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+@pytest.mark.parametrize("settings", [PLAIN, GREEDY], ids=["sampled", "greedy"])
+def test_a_draft_that_equals_its_target_is_always_accepted(
+    settings: SamplingSettings, options: dict[str, Any]
+) -> None:
+    """Under the same masks; and free and constrained rows share a batch."""
+    harness = constrained(settings, pair=(TARGET, TARGET), max_new_tokens=12, **options)
+    rules = [RowRule(GRAMMAR).text, ""]
+    completions = harness.generate(
+        [Request(row_id=i, sample_index=0, prompt_ids=PROMPT, constraint=rules[i % 2]) for i in range(200)]
+    )
+    assert harness.stats_recorder.close_shard(0).num_misses == 0
+    allowed = completions_of(TARGET, PROMPT, GRAMMAR, PLAIN)
+    assert all(tuple(completion.token_ids) in allowed for completion in completions[::2])
+    assert not all(tuple(completion.token_ids) in allowed for completion in completions[1::2])
+
+
+def test_a_completion_that_is_cut_ends_with_length() -> None:
+    for completion in generate(constrained(max_new_tokens=2), 50):
+        assert completion.finish_reason == "length" and len(completion.token_ids) == 2
+
+
+def test_forced_tokens_cost_no_draft_pass() -> None:
+    """All of a block is forced: the draft is never run but for the prompt."""
+    harness = constrained(num_draft_tokens=8)
+    grammar = Constraint("regex", "dddddddd").grammar
+    (completion,) = generate(harness, 1, RowRule(grammar))
+    assert completion.token_ids == [4] * 8 + [END]
+    stats = harness.stats_recorder.close_shard(0)
+    assert stats.num_draft_passes == 0 and stats.num_forced_draft_tokens == stats.num_accepted_tokens == 8
