@@ -86,13 +86,12 @@ class Matcher:
 class Grammars:
     """Compiled grammars over one vocabulary."""
 
-    def __init__(self, tokenizer: LLTokenizer, stop_token_ids: Collection[int]) -> None:
+    def __init__(self, tokenizer: LLTokenizer) -> None:
         import llguidance.numpy
 
         self._library = llguidance
         self._executor = llguidance.LLExecutor()
         self._tokenizer = tokenizer
-        self._stop_token_ids = frozenset(stop_token_ids)
         # Of each grammar a matcher that has followed nothing.
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
@@ -118,9 +117,8 @@ class Grammars:
         """
         single, several = [], []
         for matcher, row, candidates in places:
-            kept = self._before_stop(candidates)
-            if kept:
-                several.append((matcher.library_matcher, row, kept))
+            if candidates:
+                several.append((matcher.library_matcher, row, candidates))
             elif matcher.mask_W is None:
                 single.append((matcher.library_matcher, row))
         if single:
@@ -137,12 +135,6 @@ class Grammars:
                 # No token: the sequence ends with an error, and never goes on without its constraint.
                 masks_MW[row : row + len(candidates) + 1] = 0
 
-    def _before_stop(self, token_ids: list[int]) -> list[int]:
-        for index, token_id in enumerate(token_ids):
-            if token_id in self._stop_token_ids:
-                return token_ids[:index]
-        return token_ids
-
 
 def grammars_of(tokenizer: object, *, vocab_size: int, stop_token_ids: Collection[int]) -> Grammars:
     """Over a fast tokenizer's vocabulary. Raises ValueError for another tokenizer.
@@ -155,4 +147,4 @@ def grammars_of(tokenizer: object, *, vocab_size: int, stop_token_ids: Collectio
 
     ids = sorted(token_id for token_id in stop_token_ids if token_id < vocab_size)
     num_ids = -(-vocab_size // WORD_BITS) * WORD_BITS
-    return Grammars(from_tokenizer(tokenizer, n_vocab=num_ids, eos_token=ids), ids)
+    return Grammars(from_tokenizer(tokenizer, n_vocab=num_ids, eos_token=ids))

@@ -95,12 +95,9 @@ class Harness:
         memory: float | None = None,
         draft_window: int | None = None,
         beside: MemorySettings | None = None,
-    ) -> None:
-        self.memory, self.beside = memory, beside
         masker: Callable[[], TokenMasker] | None = None,
     ) -> None:
-        self.memory = memory
-        self.masker = masker
+        self.memory, self.beside, self.masker = memory, beside, masker
         self.settings = settings or SamplingSettings(temperature=0.0)
         self.vocab_size = min(model.config.vocab_size for model in (target, draft) if model is not None)
         self.policy = policy or FixedLength(num_draft_tokens)
@@ -201,10 +198,8 @@ def check_lemma(shards: Sequence[Stats], completions: Sequence[Completion]) -> N
     num_unused = num_target + total.num_accepted_tokens - total.num_completion_tokens
     assert 0 <= num_unused <= sum(c.finish_reason == "stop" for c in completions)
     num_tokens = total.num_completion_tokens + num_unused
-    num_proposed = total.num_draft_row_steps + total.num_memory_tokens
+    num_proposed = total.num_draft_row_steps + total.num_memory_tokens + total.num_forced_draft_tokens
     assert num_proposed + num_target == num_tokens + total.num_discarded
-    num_draft = total.num_draft_row_steps + total.num_forced_draft_tokens
-    assert num_draft + num_target == num_tokens + total.num_discarded
 
 
 class ScriptedChooser(RoundChooser):

@@ -24,6 +24,7 @@ from tests.engine.harness import Harness
 from tests.engine.markov import markov_pair
 from tests.engine.sampled import ALARM, COUPLED, FILTERED, PLAIN, markov_replica
 from tests.engine.sliced import SlicedMarkovReplica
+from tests.engine.test_draft_cache import CheckedReplica
 from tests.statistics import chi_square_p_value
 
 TARGET, DRAFT = markov_pair()
@@ -115,16 +116,18 @@ def test_greedy_completions_are_those_of_the_constrained_target_alone(options: d
 def test_a_draft_that_equals_its_target_is_always_accepted(
     settings: SamplingSettings, options: dict[str, Any]
 ) -> None:
-    """Under the same masks; and free and constrained rows share a batch."""
-    harness = constrained(settings, pair=(TARGET, TARGET), max_new_tokens=12, **options)
-    rules = [RowRule(GRAMMAR).text, ""]
+    """Under the same masks, in slots that had rows with other ones; free rows share the batch."""
+    harness = constrained(settings, pair=(TARGET, TARGET), max_new_tokens=12, max_num_seqs=20, **options)
+    other = Constraint("regex", "(bc|c)[abd]{2}c").grammar
+    rules = [RowRule(GRAMMAR).text, "", RowRule(other).text]
     completions = harness.generate(
-        [Request(row_id=i, sample_index=0, prompt_ids=PROMPT, constraint=rules[i % 2]) for i in range(200)]
+        [Request(row_id=i, sample_index=0, prompt_ids=PROMPT, constraint=rules[i % 3]) for i in range(150)]
     )
     assert harness.stats_recorder.close_shard(0).num_misses == 0
-    allowed = completions_of(TARGET, PROMPT, GRAMMAR, PLAIN)
-    assert all(tuple(completion.token_ids) in allowed for completion in completions[::2])
-    assert not all(tuple(completion.token_ids) in allowed for completion in completions[1::2])
+    for first, grammar in [(0, GRAMMAR), (2, other)]:
+        allowed = completions_of(TARGET, PROMPT, grammar, PLAIN)
+        assert all(tuple(completion.token_ids) in allowed for completion in completions[first::3])
+    assert not all(tuple(completion.token_ids) in allowed for completion in completions[1::3])
 
 
 def test_a_completion_that_is_cut_ends_with_length() -> None:
@@ -140,3 +143,14 @@ def test_forced_tokens_cost_no_draft_pass() -> None:
     assert completion.token_ids == [4] * 8 + [END]
     stats = harness.stats_recorder.close_shard(0)
     assert stats.num_draft_passes == 0 and stats.num_forced_draft_tokens == stats.num_accepted_tokens == 8
+
+
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+def test_the_draft_s_cache_takes_in_what_was_forced(options: dict[str, Any]) -> None:
+    """Also in a branch that becomes the row's candidates; else the draft would go on from stale tokens."""
+    rule = RowRule(Constraint("regex", "(abd(ab|d)c?ddd[abc]){3}").grammar)
+    harness: Any = constrained(kind=CheckedReplica, max_new_tokens=40, max_num_seqs=20, **options)
+    generate(harness, 40, rule)
+    stats = harness.stats_recorder.close_shard(0)
+    assert harness.checked.num_checked > 300 and stats.num_forced_draft_tokens > 200
+    assert sum(stats.num_branch_hits_per_rank) > 10 or not options

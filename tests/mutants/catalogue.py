@@ -1,6 +1,7 @@
 """All faults that are planted."""
 
 from tests.mutants.beside_faults import BESIDE_FAULTS
+from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
 from tests.mutants.group_faults import GROUP_FAULTS
@@ -20,6 +21,7 @@ from tests.mutants.window_faults import WINDOW_FAULTS
 MUTANTS: tuple[Mutant, ...] = (
     *SAMPLING_FAULTS,
     *ENGINE_FAULTS,
+    *CONSTRAINT_FAULTS,
     *DATA_FAULTS,
     *GROUP_FAULTS,
     *HOST_FAULTS,

@@ -434,8 +434,8 @@ ENGINE_FAULTS = (
     Mutant(
         name="drafted-tokens-counted-once-a-run",
         file="engine/reports.py",
-        old="self._sizes, self._num_row_steps, self._num_drafted = [], 0, 0",
-        new="self._sizes, self._num_row_steps = [], 0",
+        old="self._sizes, self._num_row_steps, self._num_drafted, self._num_forced = [], 0, 0, 0",
+        new="self._sizes, self._num_row_steps, self._num_forced = [], 0, 0",
         tests=(IN_TURNS,),
     ),
     Mutant(
