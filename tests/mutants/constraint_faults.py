@@ -25,7 +25,6 @@ CONSTRAINT_FAULTS = (
         old="processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))",
         new="processed = self._pipeline.process(logits_NV, asked, None)",
         tests=(IN_TURNS,),
-        is_dangerous=True,
     ),
     Mutant(
         name="forced-tokens-kept-without-verification",
@@ -33,7 +32,6 @@ CONSTRAINT_FAULTS = (
         old="accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C",
         new="accepted_C = accepted(target_C, draft_C, uniforms_C) | is_trusted_C | (draft_C == 1)",
         tests=(f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[memory]",),
-        is_dangerous=True,
     ),
     Mutant(
         name="matcher-not-rolled-back",
@@ -41,7 +39,6 @@ CONSTRAINT_FAULTS = (
         old="            self._go_back(num_same)\n",
         new="",
         tests=(ANYWHERE,),
-        is_dangerous=True,
     ),
     Mutant(
         name="matcher-keeps-the-mask-of-other-tokens",
@@ -63,7 +60,6 @@ CONSTRAINT_FAULTS = (
         old="places.append((matcher, first, token_ids[known:]))",
         new="places.append((matcher, first, []))",
         tests=(IN_TURNS,),
-        is_dangerous=True,
     ),
     Mutant(
         name="forced-tokens-counted-as-cached",
@@ -92,6 +88,5 @@ CONSTRAINT_FAULTS = (
         old='raise RowError(f"{self._column} cannot be used: {error}") from error',
         new="grammar = self.grammar",
         tests=(JOB,),
-        is_dangerous=True,
     ),
 )
