@@ -32,6 +32,17 @@ class ConstraintOptions:
         '{"grammar": ...} or {"choices": [...]}, in JSON or a struct; null = that of all rows, if any',
     )
 
+    max_thinking_tokens: int | None = option(
+        None,
+        help="of a model that thinks before its answer: after so many tokens of a completion the end of "
+        "thinking is forced; constraints are then those of the answer alone; 0 = no thinking",
+    )
+    end_of_thinking: str | None = option(
+        None,
+        help="the text that ends the thinking (default: </think> or [/THINK], whichever is a token of the "
+        "target's tokenizer)",
+    )
+
     @property
     def constraint_of_all_rows(self) -> tuple[str, Any] | None:
         """Name and value of the option that constrains all rows, if one does."""
@@ -40,7 +51,11 @@ class ConstraintOptions:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether any row may have a constraint."""
+        """Whether any row may have a constraint, or a budget for its thinking."""
+        return self.has_grammars or self.max_thinking_tokens is not None
+
+    @property
+    def has_grammars(self) -> bool:
         return self.constraint_of_all_rows is not None or self.constraint_column is not None
 
     def check_constraints(self, stop: list[str] | None) -> None:
@@ -51,7 +66,16 @@ class ConstraintOptions:
                 f"{' and '.join(given)} exclude each other: a completion has one constraint; give one of "
                 "them, or each row its own in --constraint_column"
             )
-        if self.is_constrained and stop:
+        if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
+            raise UserError(
+                f"--max_thinking_tokens {self.max_thinking_tokens} must not be negative; 0 allows no thinking"
+            )
+        if self.end_of_thinking is not None and self.max_thinking_tokens is None:
+            raise UserError(
+                f"--end_of_thinking {self.end_of_thinking} has no effect without --max_thinking_tokens: give "
+                "the most tokens of the thinking, or leave it out"
+            )
+        if self.has_grammars and stop:
             option_name = given[0] if given else "--constraint_column"
             raise UserError(
                 f"--stop {stop[0]!r} and {option_name} exclude each other: a stop string could end a "

@@ -11,6 +11,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.constraints.constraint import Constraint, ConstraintError, check_installed
 from specdist.constraints.masker import RowMasker, RowRule
 from specdist.constraints.matcher import Grammars, grammars_of
+from specdist.constraints.thinking import ThinkingMarkers
 from specdist.data import Prompts, RowError
 from specdist.data.inputs import describe_columns
 from specdist.job.tokens import load_tokenizer
@@ -19,6 +20,8 @@ from specdist.utils.errors import UserError
 
 # Options whose value is a file that holds the constraint.
 FILES = ("json_schema", "grammar")
+# Ends of thinking that models of the hub write, each with its beginning.
+THINKING = {"</think>": "<think>", "[/THINK]": "[THINK]"}
 
 
 class RunConstraints:
@@ -29,10 +32,14 @@ class RunConstraints:
         self._column = config.constraint_column
         self._of_all_rows = config.constraint_of_all_rows
         self._target = target
-        self._is_constrained = config.is_constrained
+        self._is_constrained, self._has_grammars = config.is_constrained, config.has_grammars
         self._grammars: Grammars | None = None
         self.grammar = ""
-        if not config.is_constrained:
+        self._max_thinking_tokens = config.max_thinking_tokens
+        self._markers: ThinkingMarkers | None = None
+        if config.max_thinking_tokens is not None:
+            self._markers = thinking_markers(target, config.end_of_thinking)
+        if not config.has_grammars:
             return
         check_installed(self._option)
         if not load_tokenizer(target).is_fast:
@@ -67,7 +74,12 @@ class RunConstraints:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """For the manifest; nothing in a run without constraints."""
-        found = {"constraint": self.grammar or None, "constraint_column": self._column}
+        found = {
+            "constraint": self.grammar or None,
+            "constraint_column": self._column,
+            "max_thinking_tokens": self._max_thinking_tokens,
+            "end_of_thinking": None if self._markers is None else list(self._markers.end_ids),
+        }
         return {name: value for name, value in found.items() if value is not None}
 
     def check_column(self, prompts: Prompts) -> None:
@@ -88,17 +100,40 @@ class RunConstraints:
                 grammar = Constraint.parse(value).grammar
             except ConstraintError as error:
                 raise RowError(f"{self._column} cannot be used: {error}") from error
-        return {"constraint": RowRule(grammar).text}
+        return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}
 
     def new_masker(self, vocab_size: int) -> Callable[[], RowMasker] | None:
         """Makes a masker for each side; None in a run without constraints."""
         return partial(self._masker, vocab_size) if self._is_constrained else None
 
     def _masker(self, vocab_size: int) -> RowMasker:
-        if self._grammars is None:
+        if self._grammars is None and self._has_grammars:
             self._grammars = grammars_of(
                 load_tokenizer(self._target),
                 vocab_size=vocab_size,
                 stop_token_ids=self._target.stop_token_ids(),
             )
-        return RowMasker(self._grammars, vocab_size=vocab_size, stop_token_ids=self._target.stop_token_ids())
+        return RowMasker(
+            self._grammars,
+            vocab_size=vocab_size,
+            stop_token_ids=self._target.stop_token_ids(),
+            markers=self._markers,
+        )
+
+
+def thinking_markers(target: Checkpoint, end_of_thinking: str | None) -> ThinkingMarkers:
+    """In the target's tokens. Raises :class:`UserError` if it has none."""
+    tokenizer = load_tokenizer(target)
+    vocabulary = tokenizer.get_vocab()
+    text = end_of_thinking or next((end for end in THINKING if end in vocabulary), None)
+    if text is None:
+        raise UserError(
+            f"--max_thinking_tokens needs the text that ends the thinking, and the tokenizer of --target "
+            f"{target.name} has no token {' or '.join(THINKING)}: name it with --end_of_thinking"
+        )
+
+    def ids_of(marker: str) -> tuple[int, ...]:
+        known = vocabulary.get(marker)
+        return tuple(tokenizer(marker, add_special_tokens=False)["input_ids"]) if known is None else (known,)
+
+    return ThinkingMarkers(ids_of(THINKING.get(text, "")), ids_of(text))

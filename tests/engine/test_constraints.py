@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from specdist.constraints.constraint import Constraint
 from specdist.constraints.masker import RowRule
+from specdist.constraints.thinking import ThinkingMarkers
 from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.options import Processing, TokenOptions
@@ -56,7 +58,7 @@ def masked(settings: SamplingSettings) -> SamplingSettings:
 
 
 def constrained(settings: SamplingSettings = PLAIN, **options: Any) -> Harness:
-    return markov_replica(masked(settings), masker=letters_masker, eos=[END], **options)
+    return markov_replica(masked(settings), **{"masker": letters_masker, "eos": [END]} | options)
 
 
 def generate(harness: Harness, num_samples: int, rule: RowRule | None = None) -> list[Completion]:
@@ -154,3 +156,21 @@ def test_the_draft_s_cache_takes_in_what_was_forced(options: dict[str, Any]) -> 
     stats = harness.stats_recorder.close_shard(0)
     assert harness.checked.num_checked > 300 and stats.num_forced_draft_tokens > 200
     assert sum(stats.num_branch_hits_per_rank) > 10 or not options
+
+
+@pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])
+def test_a_budget_of_thinking_is_kept_as_by_the_target_alone(options: dict[str, Any]) -> None:
+    """Of coupled draws the tokens are the target's own; an answer follows, within its grammar."""
+    markers = ThinkingMarkers(begin_ids=(), end_ids=(6, 4))
+    rule = RowRule(GRAMMAR, max_thinking_tokens=6)
+    thinking = partial(constrained, COUPLED, masker=partial(letters_masker, markers), max_new_tokens=40)
+    alone = generate(thinking(pair=(TARGET, None)), 60, rule)
+    found = generate(thinking(**options), 60, rule)
+    assert [each.token_ids for each in found] == [each.token_ids for each in alone]
+    answers = completions_of(TARGET, PROMPT, GRAMMAR, PLAIN)
+    lengths = set()
+    for completion in found:
+        end = markers.end_in(completion.token_ids)
+        assert end is not None and tuple(completion.token_ids[end:]) in answers
+        lengths.add(end - 2)
+    assert max(lengths) == 6 and len(lengths) > 2, "some end by themselves, some are ended"

@@ -89,3 +89,20 @@ def test_what_cannot_be_used_is_refused_before_any_model_is_loaded(
     refused(run_here(**new, regex="a", choices=["a"]), "--regex and --choices exclude each other")
     refused(run_here(**new, regex="a", stop=["."]), "--stop '.' and --regex exclude each other")
     refused(run_here(**new, constraint_column="rules"), "--constraint_column rules is not a column")
+
+
+def test_a_budget_of_thinking(sampled: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever the model writes, after so many tokens comes the end, then the answer."""
+    changes = sampled | {"max_thinking_tokens": 5, "end_of_thinking": " so", "choices": ["yes", "no"]}
+    assert run_here(**changes, output=tmp_path / "run").code == 0
+    rows = read_output(tmp_path / "run").to_pylist()
+    for row in rows:
+        thinking, end, answer = row["completion"].rpartition(" so")
+        assert end and answer in ("yes", "no") and row["finish_reason"] == "stop"
+        assert thinking
+    refused(
+        run_here(**sampled, max_thinking_tokens=5, output=tmp_path / "none"),
+        "--max_thinking_tokens needs the text that ends the thinking",
+        "name it with --end_of_thinking",
+    )
+    refused(run_here(**sampled, end_of_thinking="x", output=tmp_path / "none"), "has no effect without")

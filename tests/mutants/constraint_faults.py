@@ -9,6 +9,7 @@ NO_PASS = f"{ENGINE}::test_forced_tokens_cost_no_draft_pass"
 CACHE = f"{ENGINE}::test_the_draft_s_cache_takes_in_what_was_forced"
 MATCHER = "tests/constraints/test_matcher.py"
 ANYWHERE = f"{MATCHER}::test_masks_are_a_function_of_the_tokens_alone"
+THINKING = "tests/constraints/test_thinking.py"
 JOB = "tests/job/test_constraints.py"
 
 CONSTRAINT_FAULTS = (
@@ -88,5 +89,19 @@ CONSTRAINT_FAULTS = (
         old='raise RowError(f"{self._column} cannot be used: {error}") from error',
         new="grammar = self.grammar",
         tests=(JOB,),
+    ),
+    Mutant(
+        name="thinking-ends-a-token-late",
+        file="constraints/masker.py",
+        old="len(token_ids) >= rule.max_thinking_tokens",
+        new="len(token_ids) > rule.max_thinking_tokens",
+        tests=(THINKING,),
+    ),
+    Mutant(
+        name="end-of-thinking-begun-anew",
+        file="constraints/thinking.py",
+        old="return self.end_ids[size]",
+        new="return self.end_ids[0]",
+        tests=(THINKING,),
     ),
 )
