@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
 from specdist.data import RowError
-from specdist.engine.request import Completion, FinishReason, Request
+from specdist.engine.request import Completion, FinishReason, Request, TokenLogprobs
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.preflight import plan_models
@@ -57,6 +57,7 @@ class GeneratedText:
         error: why there is no completion; otherwise None.
         num_spec_steps: target passes with draft tokens of this sequence.
         num_draft_tokens, num_accepted_draft_tokens: drafted candidates, and the accepted ones.
+        logprobs: of every token, with ``SamplingOptions(logprobs=N)``; otherwise None.
     """
 
     prompt_index: int
@@ -70,6 +71,7 @@ class GeneratedText:
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    logprobs: TokenLogprobs | None = None
 
 
 class SpeculativeLLM:
@@ -226,4 +228,5 @@ def _result(completion: Completion) -> GeneratedText:
         num_spec_steps=completion.num_spec_steps,
         num_draft_tokens=completion.num_draft_tokens,
         num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
+        logprobs=completion.logprobs,
     )

@@ -141,6 +141,7 @@ class GenerateConfig(
         if self.messages_column is None:
             self.prompt_column = self.prompt_column or "prompt"
         self._resolve_policy()
+        self.check_logprobs(is_exact=self.is_exact)
         if self.max_num_batched_tokens < self.block_tokens:
             longest = "max_draft_tokens" if self.policy != "fixed" else "num_draft_tokens"
             lower = f" (--{longest} + 1): raise it or lower --{longest}" if self.uses_draft else ": raise it"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
-from specdist.config.processing import ProcessingOptions
+from specdist.config.processing import LogprobOptions, ProcessingOptions
 from specdist.utils.errors import UserError
 
 # Whose code runs a model's layers.
@@ -109,7 +109,7 @@ class SamplingOptions:
 
 
 @dataclass(kw_only=True)
-class CompletionOptions(SamplingOptions, ProcessingOptions):
+class CompletionOptions(SamplingOptions, ProcessingOptions, LogprobOptions):
     """Where completions end, and how many there are."""
 
     stop: list[str] | None = option(

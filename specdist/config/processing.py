@@ -101,8 +101,35 @@ class ProcessingOptions:
 
 
 @dataclass(kw_only=True)
+class LogprobOptions:
+    """What is written of the target's distributions."""
+
+    _argument_group_name = "Log-probabilities"
+
+    logprobs: int | None = option(
+        None,
+        help="write the target's log-probability of every emitted token, before and after processing, and "
+        "those of so many likeliest tokens",
+    )
+
+    def check_logprobs(self, *, is_exact: bool) -> None:
+        """Raises :class:`UserError`."""
+        if self.logprobs is None:
+            return
+        if self.logprobs < 0:
+            raise UserError(f"--logprobs {self.logprobs} must not be negative; 0 = of emitted tokens alone")
+        if not is_exact:
+            raise UserError(
+                f"--logprobs {self.logprobs} needs the target's distribution at every token, which a lossy "
+                "run does not compute: leave it out, or use --verify all"
+            )
+
+
+@dataclass(kw_only=True)
 class RowOptions:
     """Which columns of the input are options of single rows."""
+
+    _argument_group_name = "Options of single rows"
 
     row_options: list[str] | None = option(
         None,

@@ -29,6 +29,13 @@ OUTPUT_COLUMNS = {
     "num_accepted_draft_tokens": pa.int32(),
     "mean_acceptance_length": pa.float64(),
 }
+# Of a run with --logprobs.
+LOGPROB_COLUMNS = {
+    "logprobs": pa.list_(pa.float32()),
+    "processed_logprobs": pa.list_(pa.float32()),
+    "top_logprob_ids": pa.list_(pa.list_(pa.int32())),
+    "top_logprobs": pa.list_(pa.list_(pa.float32())),
+}
 # The names and labels of `datasets` features; it ignores those of columns that it does not know.
 KEPT_METADATA = b"huggingface"
 # "true", or "false" for what a lossy run has written.
@@ -41,7 +48,8 @@ class RowResult:
 
     ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None if
     there is none. A row with ``finish_reason="error"`` has the reason in ``error``, and no completion or
-    counts. ``trace`` holds the drafted tokens of a run with ``--trace``.
+    counts. ``trace`` holds the drafted tokens of a run with ``--trace``; one with ``--logprobs`` has the
+    columns of ``LOGPROB_COLUMNS``.
     """
 
     row_id: int
@@ -57,6 +65,10 @@ class RowResult:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     trace: tuple[TracedToken, ...] = ()
+    logprobs: Sequence[float] | None = None
+    processed_logprobs: Sequence[float] | None = None
+    top_logprob_ids: Sequence[Sequence[int]] | None = None
+    top_logprobs: Sequence[Sequence[float]] | None = None
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -76,23 +88,30 @@ class RowResult:
         return RowResult(**values)
 
 
-def output_schema(input_schema: pa.Schema, *, is_exact: bool) -> pa.Schema:
+def output_schema(input_schema: pa.Schema, *, is_exact: bool, has_logprobs: bool = False) -> pa.Schema:
     """The output columns, then the input columns; an input column ``prompt`` replaces the output's.
 
     The metadata tell whether the completions follow the target's own distribution.
     """
+    columns = OUTPUT_COLUMNS | (LOGPROB_COLUMNS if has_logprobs else {})
     output_fields = [
         input_schema.field(name) if name in input_schema.names else pa.field(name, type_)
-        for name, type_ in OUTPUT_COLUMNS.items()
+        for name, type_ in columns.items()
     ]
-    input_fields = [field for field in input_schema if field.name not in OUTPUT_COLUMNS]
+    input_fields = [field for field in input_schema if field.name not in columns]
     metadata = {key: value for key, value in (input_schema.metadata or {}).items() if key == KEPT_METADATA}
     metadata[EXACT_METADATA] = json.dumps(is_exact).encode()
     return pa.schema(output_fields + input_fields, metadata=metadata)
 
 
 def shard_table(
-    inputs: pa.Table, results: Sequence[RowResult], *, first_row: int, num_samples: int, is_exact: bool = True
+    inputs: pa.Table,
+    results: Sequence[RowResult],
+    *,
+    first_row: int,
+    num_samples: int,
+    is_exact: bool = True,
+    has_logprobs: bool = False,
 ) -> pa.Table:
     """The output of a shard: its input rows in order, each with ``num_samples`` completions.
 
@@ -112,7 +131,7 @@ def shard_table(
             f"missing {missing[:5]}, as (row_id, sample_index)"
         )
     repeated = inputs if num_samples == 1 else inputs.take(pa.array(row_ids - first_row))
-    schema = output_schema(inputs.schema, is_exact=is_exact)
+    schema = output_schema(inputs.schema, is_exact=is_exact, has_logprobs=has_logprobs)
     columns = [
         readable(repeated.column(field.name))
         if field.name in inputs.column_names
@@ -129,7 +148,7 @@ def results_table(results: Sequence[RowResult], schema: pa.Schema | None = None)
     schema = schema or pa.schema(list(OUTPUT_COLUMNS.items()))
     columns = [
         pa.array([_value(result, field.name) for result in ordered], _plain_type(field.type)).cast(field.type)
-        if field.name in OUTPUT_COLUMNS
+        if field.name in OUTPUT_COLUMNS or field.name in LOGPROB_COLUMNS
         else pa.nulls(len(ordered), field.type)
         for field in schema
     ]

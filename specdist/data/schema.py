@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
-from specdist.data.rows import OUTPUT_COLUMNS
+from specdist.data.rows import LOGPROB_COLUMNS, OUTPUT_COLUMNS
 from specdist.data.traces import TRACE_SCHEMA
 from specdist.stats.shard import Stats
 from specdist.utils.markdown import code, plain, table
@@ -34,6 +34,13 @@ COLUMNS = {
     "num_accepted_draft_tokens": "number of these that were accepted",
     "mean_acceptance_length": "tokens per speculative step, 1 + accepted / steps, as vLLM defines it; "
     "null without any step",
+    "logprobs": "with `--logprobs`: the target's log-probability of every token of `completion_ids`, of its "
+    "own distribution, as a forward pass over the text gives it",
+    "processed_logprobs": "with `--logprobs`: the same of the distribution that the token was drawn from, "
+    "after penalties, temperature and filters; with temperature 0, after all but these two",
+    "top_logprob_ids": "with `--logprobs N`: for every token, the ids of the N likeliest before processing, "
+    "likeliest first",
+    "top_logprobs": "with `--logprobs N`: their log-probabilities",
 }
 TRACE_COLUMNS = {
     "row_id": "input row of the completion",
@@ -172,7 +179,8 @@ class Field:
 
 def output_fields() -> list[Field]:
     """The columns of ``shards/*.arrow``, without those of the input."""
-    return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in OUTPUT_COLUMNS.items()]
+    columns = OUTPUT_COLUMNS | LOGPROB_COLUMNS
+    return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in columns.items()]
 
 
 def trace_fields() -> list[Field]:

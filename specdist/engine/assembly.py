@@ -18,6 +18,7 @@ from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
 from specdist.engine.local_target import LocalTarget
+from specdist.engine.logprobs import LogprobBook
 from specdist.engine.memory_draft import MemoryDraft
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.on_demand import DraftOnDemand, InformedDraft
@@ -226,6 +227,7 @@ class Assembly:
             trusts_draft=self.trusts_draft,
             clock=clock,
             processing=self.settings.processing,
+            book=None if self.settings.num_logprobs is None else LogprobBook(),
             tells_texts=self.memory is not None,
             on_resize=on_resize,
             on_lone_row=on_lone_row,

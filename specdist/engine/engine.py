@@ -21,6 +21,7 @@ from specdist.engine.device_clock import clock_of
 from specdist.engine.faults import NonFiniteGuard, not_finite
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
+from specdist.engine.logprobs import LogprobBook
 from specdist.engine.opened import OpenedSequences
 from specdist.engine.out_of_memory import MemoryGuard
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
@@ -55,6 +56,7 @@ class Engine:
         trusts_draft: bool = False,
         clock: Timeline | None = None,
         processing: Processing | None = None,
+        book: LogprobBook | None = None,
         tells_texts: bool = False,
         on_resize: Callable[[SchedulerSettings], None] | None = None,
         on_lone_row: Callable[[tuple[int, int] | None], None] | None = None,
@@ -64,13 +66,15 @@ class Engine:
             trusts_draft: lossy: commit all candidates of a block but the last without verification.
             clock: time outside its phases counts as the host's.
             processing: of logits, by target and draft, which are then told of rows what it needs.
+            book: notes the log-probabilities of all tokens.
             tells_texts: the draft is told of all tokens of a sequence.
             on_resize: called with new limits of the batch, which later engines should start with.
             on_lone_row: called before every round with the row and sample that runs alone in the smallest
                 batch, or None; lets a restart know which row a crash was about.
         """
         self._target = target
-        self._verifier = Verifier(target)
+        self._verifier = Verifier(target, book)
+        self._book = book
         self._proposer = proposer
         self.scheduler = scheduler
         self._stop_rules = stop_rules
@@ -134,7 +138,7 @@ class Engine:
         for sequence in finished:
             self._stats_recorder.record_completion(sequence)
             sequence.text = self._stop_rules.text(sequence)
-            yield sequence.completion()
+            yield sequence.completion() if self._book is None else self._book.completed(sequence)
 
     def _round(self, plan: RoundPlan, finished: list[Sequence]) -> Iterator[Completion]:
         """Draft, verify and commit what the scheduler has planned. What the last round has finished is made
@@ -148,6 +152,7 @@ class Engine:
             reply = self._proposer.propose(request, self._clock)
         self._memory_guard.note_reply()
         next_ids = reply.next_token_ids_R.tolist()
+        self._verifier.note_next_tokens(plan.decoding, next_ids)
         ends = [self._end(*each) for each in zip(plan.decoding, next_ids, strict=True)]
         new_blocks = NewBlocks.of(
             reply, plan.decoding, [end is None for end in ends], trusts_draft=self._trusts_draft

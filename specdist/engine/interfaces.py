@@ -17,6 +17,7 @@ from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Timeline
 from specdist.sampling.distributions import Distributions
+from specdist.sampling.logprobs import Logprobs
 
 
 class Proposer(Protocol):
@@ -44,6 +45,10 @@ class VerifyOutput(Protocol):
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         """The distributions at these of the N positions, on the target's device. To be called exactly once
         for every pass with N > 0, since other ranks may have to take part."""
+        ...
+
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        """Of tokens at these of the N positions, until the next pass: if log-probabilities are wanted."""
         ...
 
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import VerifyInput
 from specdist.engine.interfaces import VerifyOutput
-from specdist.engine.pipeline import LogitsPipeline
+from specdist.engine.logprobs import ScoresTokens, WholeLogits
+from specdist.engine.pipeline import LogitsPipeline, Processed
 from specdist.engine.reports import Traffic
 from specdist.models.runner import ModelRunner
 from specdist.sampling.coupling import next_token_distributions
 from specdist.sampling.distributions import Dense, Distributions, OneHot, SamplingSettings
+from specdist.sampling.logprobs import Logprobs
 from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
@@ -31,6 +33,7 @@ class FullDistributions:
 
     distributions_N: Distributions
     verify_input: VerifyInput
+    scores: ScoresTokens | None = None
 
     @cached_property
     def _token_ids_N(self) -> np.ndarray | None:
@@ -45,13 +48,19 @@ class FullDistributions:
         settings: SamplingSettings,
         verify_input: VerifyInput,
         filters: RowFilters | None = None,
+        scores: ScoresTokens | None = None,
     ) -> FullDistributions:
-        """From logits over the whole vocabulary; with ``filters``, processed ones."""
+        """From logits over the whole vocabulary; with ``filters``, processed ones. ``scores``: where
+        log-probabilities are wanted."""
         keys_N = torch.from_numpy(verify_input.stream_keys_N)
         positions_N = torch.from_numpy(verify_input.positions_N)
         return FullDistributions(
-            next_token_distributions(logits_NV, settings, keys_N, positions_N, filters), verify_input
+            next_token_distributions(logits_NV, settings, keys_N, positions_N, filters), verify_input, scores
         )
+
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        assert self.scores is not None
+        return self.scores.logprobs(index_M, token_ids_M)
 
     def candidate_probabilities(self) -> np.ndarray:
         given, asked = self.distributions_N, self.verify_input
@@ -97,11 +106,16 @@ class LocalTarget:
         self._runner.reuses_logits = True
         logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
         logits_NV = logits_NV[:, : self._vocab_size]
-        if self._pipeline is None:
-            return FullDistributions.of(logits_NV, self._settings, verify_input)
-        asked = self._pipeline.asked_of(verify_input)
-        processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))
-        return FullDistributions.of(processed.scores_Nv, self._settings, verify_input, processed.filters)
+        processed = Processed(logits_NV, None)
+        if self._pipeline is not None:
+            asked = self._pipeline.asked_of(verify_input)
+            processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))
+        settings, scores = self._settings, None
+        if settings.num_logprobs is not None:
+            scores = WholeLogits(logits_NV, processed.scores_Nv, settings, processed.filters)
+        return FullDistributions.of(
+            processed.scores_Nv, settings, verify_input, processed.filters, scores=scores
+        )
 
     def close(self) -> None:
         """Nothing to do: no other rank waits."""

@@ -21,10 +21,10 @@ from specdist.sampling.row_table import AskedPositions, RowTable
 
 
 class Processed(NamedTuple):
-    """Logits before temperature and filters, and the numbers of those."""
+    """Logits before temperature and filters, and the numbers of those, if they are not the same for all."""
 
     scores_Nv: Tensor
-    filters: RowFilters
+    filters: RowFilters | None
 
 
 class LogitsPipeline:

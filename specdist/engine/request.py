@@ -37,6 +37,16 @@ Requests = Iterator[Request | None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """Of every token of a completion: see :class:`specdist.sampling.logprobs.Logprobs`."""
+
+    raw: list[float]
+    processed: list[float]
+    top_ids: list[list[int]]
+    top_raw: list[list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion:
     """A finished request.
 
@@ -52,4 +62,5 @@ class Completion:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     trace: tuple[TracedToken, ...] = ()
+    logprobs: TokenLogprobs | None = None
     error: str | None = None

@@ -26,6 +26,8 @@ from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.vocab_parallel import vocab_ranges
 
+# Arrays that ask for log-probabilities: indices of logits, and token ids. A pass has more.
+SCORED_TOKENS = 2
 # From the ids of a rank's slice and whether it is rank 0; None where nothing is processed.
 NewPipeline = Callable[[range, bool], LogitsPipeline | None]
 
@@ -68,6 +70,7 @@ class ShardedTarget:
         self._passes = wire_broadcast(RANK_ZERO, group)
         self._collectives = Collectives(group)
         self._verifier = _verifier(self._collectives, settings, vocab_size, new_pipeline)
+        self._verifier.tell = lambda index_M, ids_M: self._passes.send([index_M, ids_M])
         self._processes = settings.processing is not None
         self.device = runner.device
 
@@ -104,6 +107,9 @@ def target_worker_loop(
     verifier = _verifier(Collectives(group), settings, vocab_size, new_pipeline)
     pass_type = TargetPass if settings.processing is None else OpeningPass
     while arrays := passes.receive():
+        if len(arrays) == SCORED_TOKENS:
+            verifier.serve_logprobs(*arrays)
+            continue
         target_pass = unpack(pass_type, arrays)
         logits_Nv = _run(runner, target_pass)
         verify_input = target_pass.verify_input

@@ -21,10 +21,11 @@ import torch
 from specdist.cache.pages import PageUpdates
 from specdist.engine.blocks import Block, NewBlocks, VerifyInput, flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.logprobs import LogprobBook, ScoresTokens
 from specdist.engine.opened import OpenedSequences
 from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
-from specdist.sampling.distributions import Distributions
+from specdist.sampling.distributions import NOT_FINITE, Distributions
 from specdist.sampling.random import Purpose, RandomKeys
 from specdist.sampling.rejection_sampler import acceptance_probabilities, accepted, count_accepted
 from specdist.sampling.uploads import upload
@@ -43,8 +44,12 @@ class VerifiedBlock(NamedTuple):
 class Verifier:
     """Runs the target's passes, and keeps the distributions from which the next tokens are sampled."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, book: LogprobBook | None = None) -> None:
+        """``book``: notes the log-probabilities of emitted tokens."""
         self._target = target
+        self._book = book
+        self._scores: ScoresTokens | None = None
+        self._next_index_W = np.zeros(0, np.int64)
         self._next_distributions: Distributions | None = None
         # By the sequences' order of admission.
         self._next_index_of: dict[int, int] = {}
@@ -56,6 +61,22 @@ class Verifier:
         if len(index_W) == len(self._next_index_of) and (index_W == np.arange(len(index_W))).all():
             return self._next_distributions
         return self._next_distributions.select(*upload(self._next_distributions.device, index_W))
+
+    def note_next_tokens(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """What these sequences' next tokens are, before the next pass. That of a resumed sequence was noted
+        before it was preempted."""
+        pairs = zip(sequences, token_ids, strict=True)
+        drawn = [each for each in pairs if each[0].forced_next_token is None and each[1] != NOT_FINITE]
+        if self._book is not None and drawn:
+            assert self._scores is not None
+            index = [self._next_index_of[sequence.order] for sequence, _ in drawn]
+            self._book.note(
+                self._scores,
+                [sequence.order for sequence, _ in drawn],
+                [len(sequence.token_ids) for sequence, _ in drawn],
+                self._next_index_W[index],
+                np.array([token_id for _, token_id in drawn], np.int64),
+            )
 
     def verify(
         self, page_updates: PageUpdates, new_blocks: NewBlocks, chunks: list[Chunk], opened: OpenedSequences
@@ -92,9 +113,26 @@ class Verifier:
             ends = len(block_logits_N) + np.arange(len(complete))
             index_W = np.concatenate([starts_R + num_accepted_R - num_skipped_R, ends])
             self._next_distributions = verify_output.next_distributions(index_W) if len(index_W) else None
+            if self._book is not None:
+                self._scores, self._next_index_W = verify_output, index_W
+                self._book.note(verify_output, *_accepted_tokens(verified, starts_R))
             return verified
 
         return verified_blocks
+
+
+def _accepted_tokens(
+    verified: list[VerifiedBlock], starts_R: np.ndarray
+) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
+    """Of the accepted candidates: the orders of their sequences, positions, indices of logits, and ids."""
+    counts = [block.num_accepted for block in verified]
+    sequences = [block.block.sequence for block in verified]
+    index_M = np.repeat(starts_R, counts) + arange_segments(np.array(counts, np.int64))
+    tokens = [token_id for block in verified for token_id in block.block.candidate_ids[: block.num_accepted]]
+    pairs = list(zip(sequences, counts, strict=True))
+    orders = [sequence.order for sequence, count in pairs for _ in range(count)]
+    positions = [len(sequence.token_ids) + depth for sequence, count in pairs for depth in range(count)]
+    return orders, positions, index_M, np.array(tokens, np.int64)
 
 
 def _verify_blocks(

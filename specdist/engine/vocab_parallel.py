@@ -7,6 +7,7 @@ What the ranks exchange in a pass, besides its announcement:
 - rejection: one log-normaliser per slice and token, one score per slice and candidate; and after rank 0 has
   counted the accepted candidates, the positions of the next tokens (an int per token) and the logits there;
 - with top-k, first the k largest scores of every slice, from which every rank finds the same threshold;
+- of emitted tokens whose log-probabilities are wanted: some sums and scores per token and slice;
 - with top-p, the whole logits, to rank 0: where the nucleus ends, among equal scores too, depends on the
   order of all ids.
 
@@ -18,6 +19,7 @@ top-k, C candidates, W positions whose next token is sampled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +37,7 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 from specdist.sampling.filters import tempered
+from specdist.sampling.logprobs import Logprobs, merged_logprobs, partial_scores, processed_logprobs
 from specdist.sampling.processors import MASK_BITS
 from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
@@ -74,6 +77,11 @@ class VocabParallelVerifier:
         # Of this pass: this rank's logits, what each position is filtered by, and whether by top-p.
         self._logits_Nv = torch.empty(0)
         self._filters: RowFilters | None = None
+        # And where log-probabilities are wanted: the logits as the model gave them, what is drawn from, and
+        # with top-p, on rank 0, its whole logits. ``tell``: calls the others to :meth:`serve_logprobs`.
+        self._raw_Nv = self._scored_Nv = torch.empty(0)
+        self._whole_NV: Tensor | None = None
+        self.tell: Callable[[np.ndarray, np.ndarray], object] = lambda index_M, token_ids_M: None
         self._has_top_p = settings.top_p < 1 and not settings.is_greedy
 
     @property
@@ -86,9 +94,10 @@ class VocabParallelVerifier:
         """Rank 0's verify output of a pass. None on the other ranks, which then call
         :meth:`serve_next_distributions`."""
         settings = self._settings
+        self._raw_Nv = logits_Nv
         if self._pipeline is not None:
             logits_Nv = self._processed(self._pipeline, logits_Nv, verify_input)
-        self._logits_Nv = logits_Nv
+        self._logits_Nv = self._scored_Nv = logits_Nv
         if not len(logits_Nv):
             # No logits are wanted, and nothing is exchanged.
             return FullDistributions.of(logits_Nv.new_empty(0, self._vocab_size), settings, verify_input)
@@ -98,9 +107,12 @@ class VocabParallelVerifier:
             logits_NV = self._gather_rows(logits_Nv)
             if logits_NV is None:
                 return None
-            return FullDistributions.of(logits_NV, settings, verify_input, self._filters)
+            self._whole_NV = logits_NV if settings.num_logprobs is not None else None
+            return FullDistributions.of(logits_NV, settings, verify_input, self._filters, scores=self)
         packed_S2N = self._collectives.gather(self._winners(logits_Nv, verify_input))
-        return None if packed_S2N is None else FullDistributions(merge_winners(packed_S2N), verify_input)
+        return (
+            None if packed_S2N is None else FullDistributions(merge_winners(packed_S2N), verify_input, self)
+        )
 
     def _processed(self, pipeline: LogitsPipeline, logits_Nv: Tensor, verify_input: VerifyInput) -> Tensor:
         """Before temperature and filters, whose numbers are noted. Rank 0 sends its masks to all."""
@@ -112,9 +124,32 @@ class VocabParallelVerifier:
             if masks_NW is None:
                 masks_NW = np.full((len(logits_Nv), -(-self._vocab_size // MASK_BITS)), -1, np.int32)
             masks_NW = self._collectives.from_rank0(torch.from_numpy(masks_NW)).numpy()
-        scores_Nv, self._filters = pipeline.process(logits_Nv, asked, masks_NW)
-        self._has_top_p = self._filters.has_top_p
-        return scores_Nv
+        processed = pipeline.process(logits_Nv, asked, masks_NW)
+        self._filters = processed.filters
+        self._has_top_p = self._filters is not None and self._filters.has_top_p
+        return processed.scores_Nv
+
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        """On rank 0, of tokens at these of the N positions; the others run :meth:`serve_logprobs`."""
+        self.tell(index_M, token_ids_M)
+        places_M, ids_M = upload(self._raw_Nv.device, index_M, token_ids_M)
+        processed_M: Tensor | None = None
+        if self._has_top_p:
+            assert self._whole_NV is not None
+            filters = None if self._filters is None else self._filters.select(places_M)
+            processed_MV = processed_logprobs(self._whole_NV[places_M], self._settings, filters)
+            processed_M = processed_MV.gather(1, ids_M[:, None])[:, 0]
+        packed_SMC = self._collectives.gather(self._partial_scores(places_M, ids_M))
+        assert packed_SMC is not None
+        return merged_logprobs(packed_SMC, self._settings.num_logprobs or 0, processed_M)
+
+    def serve_logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> None:
+        """On the other ranks."""
+        self._collectives.gather(self._partial_scores(*upload(self._raw_Nv.device, index_M, token_ids_M)))
+
+    def _partial_scores(self, places_M: Tensor, ids_M: Tensor) -> Tensor:
+        raw_Mv, scored_Mv = self._raw_Nv[places_M], self._scored_Nv[places_M]
+        return partial_scores(raw_Mv, scored_Mv, self._ids, ids_M, self._settings.num_logprobs or 0)
 
     def next_distributions(self, index_W: np.ndarray) -> Distributions:
         """On rank 0: the distributions at these of the N positions, while the others run
@@ -166,9 +201,11 @@ class VocabParallelVerifier:
             return self._filtered(logits_Nv, self._filters)
         scores_Nv = tempered(logits_Nv, self._settings.temperature)
         top_k = self._settings.top_k
-        if not 0 < top_k < self._vocab_size:
-            return scores_Nv
-        return without_the_rest(scores_Nv, self._collectives.gather_everywhere(top_scores(scores_Nv, top_k)))
+        if 0 < top_k < self._vocab_size:
+            top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, top_k))
+            scores_Nv = without_the_rest(scores_Nv, top_SNK)
+        self._scored_Nv = scores_Nv
+        return scores_Nv
 
     def _filtered(self, logits_Nv: Tensor, filters: RowFilters) -> Tensor:
         """With numbers of each position's own; of a greedy one, only the likeliest token is left."""
@@ -179,6 +216,7 @@ class VocabParallelVerifier:
             largest_NK = top_SNK.transpose(0, 1).flatten(1).topk(num_largest, dim=1).values
             scores_Nv = filters.within_top_k(scores_Nv, largest_NK)
             scores_Nv = filters.within_min_p(scores_Nv, largest_NK[:, :1])
+        self._scored_Nv = scores_Nv
         if not filters.has_greedy:
             return scores_Nv
         winners = merge_winners(self._collectives.gather_everywhere(likeliest(logits_Nv, self._ids).packed()))
@@ -207,6 +245,9 @@ class _RejectionOutput:
 
     probabilities_C: Tensor
     vocabulary: VocabParallelVerifier
+
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        return self.vocabulary.logprobs(index_M, token_ids_M)
 
     def candidate_probabilities(self) -> np.ndarray:
         return np.asarray(self.probabilities_C.cpu().numpy())

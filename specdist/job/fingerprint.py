@@ -67,7 +67,9 @@ def _processing_fingerprint(config: GenerateConfig) -> dict[str, Any]:
     """The options that change a logit; older runs do not have them."""
     neutral = {**vars(ProcessingOptions()), "row_options": None}
     values = {name: getattr(config, name) for name in neutral}
-    return {name: value for name, value in values.items() if value and value != neutral[name]}
+    found = {name: value for name, value in values.items() if value and value != neutral[name]}
+    # Rows that were generated without them cannot get them later.
+    return found if config.logprobs is None else {**found, "logprobs": config.logprobs}
 
 
 def _head_fingerprint(config: GenerateConfig, head: DraftHead | None) -> dict[str, Any]:

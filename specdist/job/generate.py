@@ -217,6 +217,7 @@ def generate_rows(
             partial(run.prompts.sizes, length_column=config.length_column),
             is_length=config.length_column is not None,
         ),
+        has_logprobs=config.logprobs is not None,
         row_options=RowOptionReader(config, run.prompts) if config.row_options else None,
     )
 

@@ -29,7 +29,7 @@ from specdist.job.fingerprint import run_fingerprint
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
-from specdist.job.row_options import RowOptionReader
+from specdist.job.row_options import RowOptionReader, check_logprob_columns
 from specdist.job.tokens import (
     check_chat_template,
     check_same_tokenizer,
@@ -157,6 +157,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     prompts = open_run_prompts(config)
     RowOptionReader(config, prompts).check()
     models.constraints.check_column(prompts)
+    check_logprob_columns(config, prompts)
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)

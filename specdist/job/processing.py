@@ -13,10 +13,16 @@ from specdist.utils.errors import UserError
 
 def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> SamplingSettings:
     """How tokens are drawn. Raises :class:`UserError` for tokens that the target has not."""
+    if (config.logprobs or 0) > vocab_size:
+        raise UserError(f"--logprobs {config.logprobs} is more than the {vocab_size} tokens that there are")
     is_coupled = config.acceptance == "gumbel"
     if not config.processes_logits:
         return SamplingSettings(
-            temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, is_coupled=is_coupled
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            is_coupled=is_coupled,
+            num_logprobs=config.logprobs,
         )
     options = TokenOptions(**{name: getattr(config, name) for name in DISTRIBUTION_OPTIONS})
     bad_words = _bad_words(config.bad_words or [], target)
@@ -29,6 +35,7 @@ def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: in
         # Greedy only if all rows are.
         temperature=0.0 if config.is_greedy else config.temperature or 1.0,
         is_coupled=is_coupled,
+        num_logprobs=config.logprobs,
         processing=Processing(
             defaults=options,
             logit_bias=tuple(biases.items()),

@@ -64,6 +64,7 @@ class Recorder:
         lengths: ExpectedLengths | None = None,
         clock: Callable[[], float] = time.monotonic,
         row_options: RowOptionReader | None = None,
+        has_logprobs: bool = False,
     ) -> None:
         """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds."""
         self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
@@ -77,7 +78,7 @@ class Recorder:
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._lengths, self._clock = lengths, clock
-        self._row_options = row_options
+        self._row_options, self._has_logprobs = row_options, has_logprobs
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
@@ -348,7 +349,12 @@ class Recorder:
         inputs = self._plan.prompts.table(first, end)
         results = list(work.log.results.values())
         table = shard_table(
-            inputs, results, first_row=first, num_samples=self._num_samples, is_exact=self._is_exact
+            inputs,
+            results,
+            first_row=first,
+            num_samples=self._num_samples,
+            is_exact=self._is_exact,
+            has_logprobs=self._has_logprobs,
         )
         for found in self._plan.folder.split_stats(shard):
             counted.add(Stats.from_json(found))

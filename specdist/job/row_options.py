@@ -10,6 +10,7 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, RULES, STRUCT, WHOLE_NUMBERS
 from specdist.data import Prompts
 from specdist.data.inputs import describe_columns
+from specdist.data.rows import LOGPROB_COLUMNS
 from specdist.sampling.options import TokenOptions
 from specdist.utils.errors import UserError
 
@@ -92,3 +93,13 @@ def _stops(row: int, place: str, value: Any) -> list[str]:
             "of them empty"
         )
     return found
+
+
+def check_logprob_columns(config: GenerateConfig, prompts: Prompts) -> None:
+    """Raises :class:`UserError` for columns of the input that have the names of those of ``--logprobs``."""
+    taken = [name for name in prompts.schema.names if name in LOGPROB_COLUMNS]
+    if config.logprobs is not None and taken:
+        raise UserError(
+            f"--prompts {prompts.files[0]} has columns with names that --logprobs writes: "
+            f"{', '.join(taken)}; rename them"
+        )

@@ -41,7 +41,21 @@ def result_of(completion: Completion, prompt: str) -> RowResult:
         num_draft_tokens=completion.num_draft_tokens,
         num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
         trace=completion.trace,
+        **_logprobs(completion),
     )
+
+
+def _logprobs(completion: Completion) -> dict[str, Any]:
+    """By column; nothing without them."""
+    found = completion.logprobs
+    if found is None:
+        return {}
+    return {
+        "logprobs": found.raw,
+        "processed_logprobs": found.processed,
+        "top_logprob_ids": found.top_ids,
+        "top_logprobs": found.top_raw,
+    }
 
 
 def error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:

@@ -30,7 +30,8 @@ class SamplingSettings:
 
     ``is_coupled``: target and draft draw with the same noise (``--acceptance gumbel``). ``processing``: what
     else happens to logits; every position then has numbers of its own (:class:`RowFilters`), and the
-    temperature here is the highest of all rows.
+    temperature here is the highest of all rows. ``num_logprobs``: the log-probabilities of all
+    emitted tokens are wanted, and of so many likeliest ones beside each; None: they are not.
     """
 
     temperature: float = 1.0
@@ -38,6 +39,7 @@ class SamplingSettings:
     top_p: float = 1.0
     is_coupled: bool = False
     processing: Processing | None = None
+    num_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:

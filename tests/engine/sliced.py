@@ -22,6 +22,7 @@ from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.reports import Traffic
 from specdist.engine.vocab_parallel import VocabParallelVerifier
 from specdist.sampling.distributions import Distributions
+from specdist.sampling.logprobs import Logprobs
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.engine.harness import PAGE_SIZE, Harness
 from tests.engine.markov import CPU, MarkovModel, MarkovRunner
@@ -62,6 +63,9 @@ class _LeadVerdicts:
     verify_output: VerifyOutput
     followers: list[Future[None]]
 
+    def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
+        return self.verify_output.logprobs(index_M, token_ids_M)
+
     def candidate_probabilities(self) -> np.ndarray:
         return self.verify_output.candidate_probabilities()
 
@@ -100,6 +104,11 @@ class SlicedTarget:
         ]  # fmt: skip
         verify_output = self._vocabularies[0].verify(logits[0], verify_input)
         assert verify_output is not None
+        # Rank 0 asks for log-probabilities when the others have done all else.
+        self._vocabularies[0].tell = lambda index_M, token_ids_M: [
+            self._pool.submit(vocabulary.serve_logprobs, index_M, token_ids_M)
+            for vocabulary in self._vocabularies[1:]
+        ]
         return _LeadVerdicts(verify_output, followers)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_processed_tokens_are_those_of_transformers(
     one, three = tmp_path / "one", tmp_path / "three"
     # "the" may stand with or without a space before it.
     words = {"bad_words": ["the", "river"]}
-    common = options | JOB | words | {"limit": NUM_ROWS, "max_new_tokens": 20}
+    common = options | JOB | words | {"limit": NUM_ROWS, "max_new_tokens": 20, "logprobs": 2}
     ended = run_here(**common, output=one), fork_ranks(3, **common, tp_size=2, output=three)
     assert all(each.totals["draft_acceptance_rate"] > 0.2 for each in ended)
     assert read_output(one)["completion_ids"] == read_output(three)["completion_ids"]
@@ -45,7 +46,20 @@ def test_processed_tokens_are_those_of_transformers(
             found = model.generate(
                 prompt_ids, do_sample=False, max_new_tokens=20, bad_words_ids=bad_words, **TRANSFORMERS
             )
+            text_ids = torch.cat([prompt_ids, torch.tensor([row["completion_ids"]])], dim=1)
+            plain = model(text_ids).logits[0, prompt_ids.shape[1] - 1 : -1].log_softmax(dim=1)
         assert row["completion_ids"] == found[0, prompt_ids.shape[1] :].tolist()
+        expected = plain.gather(1, torch.tensor(row["completion_ids"])[:, None])[:, 0].tolist()
+        assert row["logprobs"] == pytest.approx(expected, abs=1e-5)
+        best = plain.topk(2, dim=1)
+        assert row["top_logprob_ids"] == best.indices.tolist()
+        np.testing.assert_allclose(row["top_logprobs"], best.values.numpy(), atol=1e-5)
+        # Of the softmax after the penalty and the biases, which have removed tokens.
+        assert len(row["processed_logprobs"]) == len(expected) and max(row["processed_logprobs"]) <= 0
+    others = read_output(three)["logprobs"].combine_chunks().flatten().to_numpy()
+    np.testing.assert_allclose(
+        others, read_output(one)["logprobs"].combine_chunks().flatten().to_numpy(), atol=1e-4
+    )
 
 
 @pytest.mark.ranks
@@ -110,6 +124,8 @@ def test_a_wrong_option_of_a_row_is_refused_before_models_are_loaded(
         ({"logit_bias": ["100000=1"]}, "--logit_bias 100000 is not a token of --target"),
         ({"suppress_tokens": [100_000]}, "--suppress_tokens 100000 is not a token of --target"),
         ({"repetition_penalty": 0}, "--repetition_penalty 0.0 must be a number above 0"),
+        ({"logprobs": -1}, "--logprobs -1 must not be negative"),
+        ({"logprobs": 1000}, "--logprobs 1000 is more than the 320 tokens"),
         ({"min_p": 1}, "--min_p 1.0 must be in [0, 1)"),
         ({"row_options": ["colour"]}, "--row_options colour is not an option that a row can have"),
         ({"row_options": ["seed"]}, "--row_options seed is not a column of --prompts"),
