@@ -65,15 +65,17 @@ def check(completion: Completion, settings: SamplingSettings) -> None:
 @pytest.mark.parametrize("kind", [Harness, SlicedMarkovReplica], ids=["whole", "sliced"])
 @pytest.mark.parametrize("case", CASES)
 def test_log_probabilities_are_those_of_a_plain_pass(case: str, kind: type[Harness]) -> None:
-    """In turns, ahead and with branches; so few pages that sequences are preempted and repeat tokens."""
+    """In turns and with branches; so few pages that sequences are preempted and repeat tokens."""
     settings = dataclasses.replace(CASES[case], num_logprobs=NUM_TOP)
-    requests = requests_for(PROMPTS, 2) if case != "mixed" else mixed_requests()[:8]
-    for ahead in AHEAD:
-        options: dict[str, Any] = {"max_new_tokens": 12, "eos": [5], "num_pages": 14, "max_num_seqs": 4}
+    requests = requests_for(PROMPTS, 2) if case != "mixed" else mixed_requests()[:7]
+    num_preemptions = 0
+    for ahead in AHEAD[:1] if kind is SlicedMarkovReplica else (AHEAD[0], AHEAD[2]):
+        options: dict[str, Any] = {"max_new_tokens": 20, "num_pages": 13, "max_num_seqs": 4}
         replica = markov_replica(settings, kind=kind, **options, **ahead)
         for completion in replica.generate(requests):
             check(completion, settings)
-        assert replica.stats_recorder.close_shard(0).num_preemptions
+        num_preemptions += replica.stats_recorder.close_shard(0).num_preemptions
+    assert num_preemptions
     with_none = dataclasses.replace(settings, num_logprobs=0)
     replica = markov_replica(with_none, kind=kind, max_new_tokens=4)
     (completion,) = replica.generate(requests[:1])

@@ -6,7 +6,7 @@ tokens that the processors favour most first, is uniform if it follows the distr
 left out, or that does not know some of the tokens before it, moves all places to one side. The processors
 themselves are compared with transformers' in ``tests/sampling/test_processors.py``.
 
-Per run 9,000 tokens. Seen with sound code: p = 0.02 to 0.97. With faults of ``tests/mutants`` planted: below
+Per run 6,000 tokens. Seen with sound code: p = 0.02 to 0.97. With faults of ``tests/mutants`` planted: below
 1e-12.
 """
 
@@ -33,7 +33,7 @@ from tests.engine.sliced import SlicedMarkovReplica
 from tests.engine.test_greedy import MODES
 from tests.statistics import chi_square_p_value
 
-NUM_SAMPLES, NUM_TOKENS, NUM_BINS = 150, 20, 20
+NUM_SAMPLES, NUM_TOKENS, NUM_BINS = 100, 20, 20
 TARGET = markov_pair()[0]
 COUNTS = TokenOptions(presence_penalty=0.5, frequency_penalty=0.4)
 CASES = {
@@ -62,7 +62,7 @@ def settings_of(processing: Processing, *, is_coupled: bool = False) -> Sampling
 
 def processed_replica(settings: SamplingSettings, **options: Any) -> Harness:
     return markov_replica(
-        settings, **{"eos": [5], "max_new_tokens": NUM_TOKENS, "max_num_seqs": 100} | options
+        settings, **{"eos": [5], "max_new_tokens": NUM_TOKENS, "max_num_seqs": 60} | options
     )
 
 
@@ -124,7 +124,7 @@ def test_processed_tokens_follow_the_target(case: str, ahead: dict[str, int]) ->
 def test_coupled_and_without_a_draft_they_follow_it_too(case: str) -> None:
     """Coupled draws are the same whatever is drafted: those of the target alone."""
     coupled = settings_of(CASES[case], is_coupled=True)
-    requests = requests_for(PROMPTS, 40)
+    requests = requests_for(PROMPTS, 20)
     alone = processed_replica(coupled, pair=(TARGET, None)).generate(requests)
     assert uniform_p_value(alone, CASES[case]) > ALARM
     for ahead in AHEAD:
@@ -137,13 +137,13 @@ def test_coupled_and_without_a_draft_they_follow_it_too(case: str) -> None:
 @every_case
 @pytest.mark.parametrize("is_coupled", [False, True], ids=["rejection", "gumbel"])
 def test_a_vocabulary_parallel_target_emits_the_same(case: str, is_coupled: bool) -> None:
-    settings, requests = settings_of(CASES[case], is_coupled=is_coupled), requests_for(PROMPTS, 40)
+    settings, requests = settings_of(CASES[case], is_coupled=is_coupled), requests_for(PROMPTS, 20)
     sliced, whole = (
-        processed_replica(settings, kind=kind, max_num_seqs=30).generate(requests)
+        processed_replica(settings, kind=kind, max_num_seqs=16).generate(requests)
         for kind in (SlicedMarkovReplica, Harness)
     )
     # A probability that differs in the last bit may very rarely change a token.
-    assert sum(one.token_ids == other.token_ids for one, other in zip(sliced, whole, strict=True)) >= 119
+    assert sum(one.token_ids == other.token_ids for one, other in zip(sliced, whole, strict=True)) >= 59
 
 
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
@@ -161,7 +161,7 @@ def mixed_requests() -> list[Request]:
            TokenOptions(temperature=0.0, repetition_penalty=1.3), TokenOptions(top_k=2)]  # fmt: skip
     return [
         dataclasses.replace(request, options=own[request.sample_index % len(own)])
-        for request in requests_for(PROMPTS, 60)
+        for request in requests_for(PROMPTS, 36)
     ]
 
 
@@ -172,11 +172,28 @@ def test_rows_of_one_batch_have_options_of_their_own(ahead: dict[str, int], kind
     replica = processed_replica(settings_of(processing), kind=kind, max_num_seqs=50, **ahead)
     completions = replica.generate(mixed_requests())
     assert uniform_p_value(completions, processing) > ALARM
-    for completion in completions:
-        options = completion.request.options
-        if options is not None and options.temperature == 0:
-            alone = processed_replica(
-                SamplingSettings(temperature=0.0, processing=Processing(defaults=options)),
-                pair=(TARGET, None),
-            ).generate([completion.request])
-            assert completion.token_ids == alone[0].token_ids
+    for options in {c.request.options for c in completions if c.request.options is not None}:
+        if options.temperature == 0:
+            settings = SamplingSettings(temperature=0.0, processing=Processing(defaults=options))
+            greedy = [c for c in completions if c.request.options == options]
+            alone = processed_replica(settings, pair=(TARGET, None)).generate([c.request for c in greedy])
+            assert [c.token_ids for c in greedy] == [c.token_ids for c in alone]
+
+
+def test_branches_are_processed_like_what_they_branch_off() -> None:
+    """Greedy, with a draft that is the target but for its first token: a branch that is adopted is what the
+    target says, if its tokens before it were known."""
+    processing = Processing(defaults=TokenOptions(temperature=0.0, repetition_penalty=3.0))
+    draft = MarkovModel(TARGET.logits_VVV.clone())
+    # Where the checksum is 0 the two likeliest change places.
+    places = draft.logits_VVV[:, 0].topk(2, dim=1).indices
+    swapped = draft.logits_VVV[:, 0].gather(1, places.flip(1))
+    draft.logits_VVV[:, 0] = draft.logits_VVV[:, 0].scatter(1, places, swapped)
+    replica = processed_replica(
+        settings_of(processing), pair=(TARGET, draft), num_ahead_tokens=4, num_branches=2, eos=[]
+    )
+    prompts = np.random.default_rng(4).integers(VOCAB_SIZE, size=(40, 9)).tolist()
+    replica.generate(requests_for(prompts))
+    stats = replica.stats_recorder.close_shard(0)
+    # Seen: 0.91; with branches that do not know the tokens before them, 0.85.
+    assert stats.num_accepted_tokens > 0.88 * stats.num_draft_tokens

@@ -11,6 +11,8 @@ SAME_DRAFT = ENGINE + "test_a_draft_that_is_the_target_is_processed_like_it[none
 ROWS = ENGINE + "test_rows_of_one_batch_have_options_of_their_own[none-whole]"
 SLICED = ENGINE + "test_a_vocabulary_parallel_target_emits_the_same[rejection-min-p]"
 
+LOGPROBS = "tests/engine/test_logprobs.py::test_log_probabilities_are_those_of_a_plain_pass"
+
 PROCESSING_FAULTS = (
     Mutant(
         name="penalties-do-not-know-candidates",
@@ -88,5 +90,54 @@ PROCESSING_FAULTS = (
         old="places_N = np.maximum(asked.positions_N - distance, 0)",
         new="places_N = np.maximum(asked.positions_N - distance - 1, 0)",
         tests=(ALIKE + "[bad words-1]", FOLLOWS + "[none-words]"),
+    ),
+    Mutant(
+        name="log-probabilities-of-processed-distribution",
+        file="engine/logprobs.py",
+        old="partial_scores(raw_MV, raw_MV,",
+        new="partial_scores(scores_MV, scores_MV,",
+        tests=(LOGPROBS + "[penalties-whole]",),
+    ),
+    Mutant(
+        name="log-probabilities-of-processed-slices",
+        file="engine/vocab_parallel.py",
+        old="return partial_scores(raw_Mv, scored_Mv,",
+        new="return partial_scores(scored_Mv, scored_Mv,",
+        tests=(LOGPROBS + "[penalties-sliced]",),
+    ),
+    Mutant(
+        name="log-probabilities-of-one-slice",
+        file="sampling/logprobs.py",
+        old="own_4SM[0].logsumexp(dim=0)",
+        new="own_4SM[0].amax(dim=0)",
+        tests=(LOGPROBS + "[plain-sliced]",),
+    ),
+    Mutant(
+        name="log-probabilities-of-next-token-at-another-position",
+        file="engine/verify.py",
+        old="[len(sequence.token_ids) for sequence, _ in drawn]",
+        new="[len(sequence.token_ids) - 1 for sequence, _ in drawn]",
+        tests=(LOGPROBS + "[plain-whole]",),
+    ),
+    Mutant(
+        name="log-probabilities-of-candidates-by-logits-after-them",
+        file="engine/verify.py",
+        old="index_M = np.repeat(starts_R, counts)",
+        new="index_M = 1 + np.repeat(starts_R, counts)",
+        tests=(LOGPROBS + "[plain-whole]",),
+    ),
+    Mutant(
+        name="row-stops-as-run-does",
+        file="engine/stopping.py",
+        old="strings = self.strings if sequence.request.stop is None else sequence.request.stop",
+        new="strings = self.strings",
+        tests=("tests/engine/test_stopping.py",),
+    ),
+    Mutant(
+        name="branch-does-not-know-tokens-before-it",
+        file="engine/draft_state.py",
+        old="self.token_ids[draft_slot, :end] = self.token_ids[slot, :end]",
+        new="pass",
+        tests=(ENGINE + "test_branches_are_processed_like_what_they_branch_off",),
     ),
 )
