@@ -78,7 +78,8 @@ class Recorder:
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._lengths, self._clock = lengths, clock
-        self._row_options, self._has_logprobs = row_options, has_logprobs
+        self._kind = {"is_exact": is_exact, "has_logprobs": has_logprobs}
+        self._row_options = row_options
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
@@ -348,14 +349,7 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         inputs = self._plan.prompts.table(first, end)
         results = list(work.log.results.values())
-        table = shard_table(
-            inputs,
-            results,
-            first_row=first,
-            num_samples=self._num_samples,
-            is_exact=self._is_exact,
-            has_logprobs=self._has_logprobs,
-        )
+        table = shard_table(inputs, results, first_row=first, num_samples=self._num_samples, **self._kind)
         for found in self._plan.folder.split_stats(shard):
             counted.add(Stats.from_json(found))
         stats = {
