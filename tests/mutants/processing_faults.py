@@ -31,8 +31,8 @@ PROCESSING_FAULTS = (
     Mutant(
         name="target-is-not-processed",
         file="engine/local_target.py",
-        old="FullDistributions.of(processed.scores_Nv,",
-        new="FullDistributions.of(logits_NV,",
+        old="            processed.scores_Nv, settings, verify_input, processed.filters, scores=scores",
+        new="            logits_NV, settings, verify_input, processed.filters, scores=scores",
         tests=(PENALTIES,),
     ),
     Mutant(

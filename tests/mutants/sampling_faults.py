@@ -345,8 +345,8 @@ SAMPLING_FAULTS = (
     Mutant(
         name="each-slice-has-top-k-of-its-own",
         file="engine/vocab_parallel.py",
-        old="return without_the_rest(scores_Nv, self._collectives.gather_everywhere(top_scores(scores_Nv, top_k)))",
-        new="return without_the_rest(scores_Nv, top_scores(scores_Nv, top_k)[None])",
+        old="top_SNK = self._collectives.gather_everywhere(top_scores(scores_Nv, top_k))",
+        new="top_SNK = top_scores(scores_Nv, top_k)[None]",
         tests=(IN_SLICES + "[top-k]",),
     ),
     Mutant(
