@@ -18,6 +18,7 @@ from tests.ranks import REPOSITORY
 # The one in front, and those beside what they are about.
 READMES = (
     REPOSITORY / "README.md",
+    REPOSITORY / "jobs/benchmarks/papers.md",
     *(
         path
         for folder in ("jobs", "slurm", "specdist")
@@ -102,7 +103,16 @@ def generated() -> dict[str, str]:
         "emulation": emulation(),
         "host-times": host_times(),
         "emulated": emulated(),
+        **papers(),
     }
+
+
+def papers() -> dict[str, str]:
+    """What ``jobs/benchmarks/papers.sh`` has found."""
+    from specdist.papers.tables import Repeated
+
+    repeated = Repeated.read(REPOSITORY / "jobs/benchmarks/papers.json")
+    return {"papers-claims": repeated.claims_markdown(), "papers-tables": repeated.tables_markdown()}
 
 
 def compiled_kernels() -> str:

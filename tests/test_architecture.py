@@ -30,7 +30,7 @@ LAYERS = [
     {"job"},
     {"api"},
     {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
-    {"planning", "reporting"},
+    {"planning", "reporting", "papers"},
     {"emulation"},
     {"cli"},
 ]

@@ -24,6 +24,7 @@ COMMANDS = {
     "collect": "collect training examples for a head",
     "train-head": "train a head on collected examples",
     "train-demo": "train the demo pair of models",
+    "papers": "repeat the papers' own tables on a pair of models",
     "make-synthetic": "write a random pair of models with a given acceptance rate",
 }
 # Threads of their libraries may abort during the interpreter's exit.

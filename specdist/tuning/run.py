@@ -13,6 +13,8 @@ import tqdm
 from specdist.data import open_prompts
 from specdist.data.files import write_json
 from specdist.engine.assembly import PAGE_SIZE
+from specdist.engine.engine import Engine
+from specdist.engine.no_draft import NoDraft
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
@@ -165,7 +167,7 @@ def _read_costs(path: Path) -> CostModel:
 
 def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[ExhaustiveTrace, CostModel]:
     """Generate the calibration completions, measure the costs of passes, and trace."""
-    # With goodput a replica measures its costs; for the completions any policy would do.
+    # With goodput a replica measures its costs.
     run_config = config.run_config("goodput", max_draft_tokens=config.max_draft_tokens)
     models = plan_models(run_config)
     assert models.draft is not None
@@ -184,10 +186,19 @@ def collect_trace(config: TuneConfig, heads: Sequence[HeadChoice]) -> tuple[Exha
     )
     assert replica.costs is not None
     stop_rules = StopRules(encoder.decode, models.target.stop_token_ids())
-    engine = replica.engine(iter(requests), stop_rules, StatsRecorder())
+    engine = _target_alone(replica, requests, stop_rules)
     completions = list(tqdm.tqdm(engine.run(), "completions", len(requests), disable=None))
     trace = _trace(config, models, replica, stop_rules, completions, networks)
     return trace, replica.costs
+
+
+def _target_alone(replica: Replica, requests: Sequence[Request], stop_rules: StopRules) -> Engine:
+    """Without a draft: lengths that follow measured times would let the tokens depend on them, too."""
+    assembly = replica.assembly(stop_rules)
+    scheduling = dataclasses.replace(assembly.scheduling, max_draft_tokens=0, num_ahead_tokens=0)
+    return dataclasses.replace(assembly, scheduling=scheduling).engine(
+        iter(requests), target=replica.rank0_target(), proposer=NoDraft(), stats_recorder=StatsRecorder()
+    )
 
 
 def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:

@@ -12,6 +12,7 @@ from tests.mutants.layer_faults import LAYER_FAULTS
 from tests.mutants.memory_faults import MEMORY_FAULTS
 from tests.mutants.model_faults import MODEL_FAULTS
 from tests.mutants.mutant import Mutant
+from tests.mutants.papers_faults import PAPERS_FAULTS
 from tests.mutants.processing_faults import PROCESSING_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
@@ -32,6 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *MEMORY_FAULTS,
     *MODEL_FAULTS,
     *PROCESSING_FAULTS,
+    *PAPERS_FAULTS,
     *ROUND_FAULTS,
     *SPLIT_FAULTS,
     *WINDOW_FAULTS,

@@ -20,7 +20,7 @@ from specdist.tuning.report import best_yaml, console_report, summary, write_rep
 from specdist.tuning.run import COSTS_FILE, TRACE_FILE, TuningResult, run_tuning
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
-from tests.job.launching import run_here
+from tests.job.launching import read_output, run_here
 from tests.job.pair import EOS_TOKEN, Pair, build_pair, write_arrow
 
 PNG = b"\x89PNG"
@@ -125,9 +125,19 @@ def test_other_costs_choose_another_policy(
     assert found[1].batched.stats.num_draft_tokens == 0
 
 
-def test_random_draws_have_no_oracle(options: dict[str, Any], tmp_path: Path) -> None:
-    changed = {"temperature": 1.0, "num_prompts": 2, "max_draft_tokens": 2, "output": str(tmp_path)}
+def test_random_draws_are_the_targets_and_have_no_oracle(
+    options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    """The tokens come from the seed alone: lengths that follow measured times must not change them."""
+    shared = {"temperature": 1.0, "model_impl": "transformers"}
+    changed = {**shared, "num_prompts": 2, "max_draft_tokens": 2, "output": str(tmp_path)}
     assert run_tuning(TuneConfig(**{**options, **changed})).oracle is None
+    plain = {name: options[name] for name in ("prompts", "target", "device", "max_new_tokens")}
+    ended = run_here(**plain, **shared, policy="none", output=tmp_path / "run")
+    assert ended.code == 0, ended.stderr
+    own = [tuple(ids) for ids in read_output(tmp_path / "run")["completion_ids"].to_pylist()]
+    for prompt in ExhaustiveTrace.read(tmp_path / TRACE_FILE).prompts:
+        assert tuple(prompt.completion_ids) in own
 
 
 def test_prompts_that_cannot_be_used_are_replaced_by_later_ones(
