@@ -21,6 +21,7 @@ AVERAGES = {
     0.0: {"constant": "1.42, 1.07, 2.34", "heuristic": "1.53, 1.07, 2.76", "SVIP": "1.63, 1.29, 2.83"},
     1.0: {"constant": "0.65, 0.96, 1.60", "heuristic": "0.83, 0.99, 1.58", "SVIP": "1.02, 1.20, 1.58"},
 }
+MIN_COMPLETIONS = 5
 MIN_ENTROPY = 0.01  # in nats; the ratio of Figure 3 means nothing below
 
 Method = Callable[[Sequence[ExhaustiveTrace]], Counts]
@@ -100,8 +101,8 @@ def by_length(trace: ExhaustiveTrace, temperature: float) -> tuple[PaperTable, C
     rows, gains = [], []
     for length in LENGTHS:
         whole = [each for each in trace.prompts if each.num_tokens >= length]
-        if not whole:
-            continue
+        if len(whole) < MIN_COMPLETIONS:
+            break
         cut = [truncated(ExhaustiveTrace(whole, trace.origin), length)]
         found = {label: method(cut) for label, method in methods().items()}
         h = best({h: found[f"SVIP h = {h:g}"] for h in THRESHOLDS}, TENTH)
@@ -115,7 +116,8 @@ def by_length(trace: ExhaustiveTrace, temperature: float) -> tuple[PaperTable, C
         f"T = {temperature:g})",
         ["tokens", "completions", "constant 5", "heuristic from 5", "SVIP, best h", "h"],
         rows,
-        f"Over the target alone at c = {TENTH:g}, of completions that have at least so many tokens. The "
+        f"Over the target alone at c = {TENTH:g}, of completions that have at least so many tokens, "
+        f"where there are {MIN_COMPLETIONS} or more. The "
         "paper goes on to 8,000 tokens; this pair's context ends at 2,048.",
     )
     claim = Claim(
