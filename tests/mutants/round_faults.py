@@ -78,4 +78,18 @@ ROUND_FAULTS = (
         new="spent_ns - sum(step_ns(size) for size in reply.draft_pass_sizes_P.tolist()[:1])",
         tests=("tests/job/test_drafting_times.py",),
     ),
+    Mutant(
+        name="acceptance-is-not-learned",
+        file="theory/rounds.py",
+        old="        self._acceptance += num_accepted, num_verified\n",
+        new="",
+        tests=("tests/planning/test_sweep.py",),
+    ),
+    Mutant(
+        name="acceptance-of-long-ago-is-not-forgotten",
+        file="theory/rounds.py",
+        old="        self._acceptance *= 0.5 ** (num_verified / MEMORY)\n",
+        new="",
+        tests=("tests/planning/test_sweep.py",),
+    ),
 )

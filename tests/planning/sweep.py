@@ -1,9 +1,10 @@
 """Sweep of ``--overlap auto``: ``python -m tests.planning.sweep [--target 70b --draft 1b ...]``.
 
 Rows are generated in virtual time with the run's own decisions (the chooser of rounds and the goodput policy)
-and nothing else of it: passes take the planner's times, tokens are accepted independently, in the second half
-of a run perhaps with another probability. Beside it, the same rows with every fixed choice. The decisions are
-made on measured costs, as in a run: curves at one context, straight lines from there.
+and nothing else of it: passes take the planner's times and hosts those that were seen, tokens are accepted
+independently, in the second half of a run perhaps with another probability. Every sequence brings a prompt
+beside those that run; what its context has more is shared. Beside it, the same rows with every fixed choice.
+The decisions are made on measured costs, as in a run: curves at one context, straight lines from there.
 
 R slots, B branches, C tokens of several sequences, one after the other.
 """
@@ -43,9 +44,11 @@ from specdist.utils.table import Table
 from tests.ranks import REPOSITORY
 
 MAX_DRAFT_TOKENS = 20
-# Of a request and its reply.
-MESSAGE_NS = 300_000
-ROWS_PER_SLOT = 1.5
+# Of a request and its reply; and of the draft's host beside its steps, in turns and ahead.
+MESSAGE_NS, TURNS_NS, AHEAD_NS = 300_000, 600_000, 2_000_000
+# Of a sequence that begins; the rest of its context is shared with others.
+PROMPT_TOKENS = 500
+ROWS_PER_SLOT, FEWEST_ROWS = 1.5, 12
 SHORTEST, LONGEST = 200, 600
 # What the draft's distribution says of every token: nothing.
 ENTROPY, PROBABILITY, TOP_PROBABILITY = 0.7, 0.6, 0.7
@@ -54,8 +57,8 @@ FIXED_BRANCHES = (0, 8)
 RESULTS = Path("jobs/benchmarks/rounds-sweep.jsonl")
 # What names a pair and its GPUs.
 PAIR = ("target", "draft", "gpu", "tp_size")
-BATCH_SIZES = (1, 8, 32, 128, 256)
-CONTEXTS = (100, 32_000)
+BATCH_SIZES = (1, 8, 32, 64, 128, 256)
+CONTEXTS = (100, 2_000, 8_000, 32_000)
 ACCEPTANCES = ((0.3, 0.3), (0.8, 0.8), (0.95, 0.95), (0.3, 0.9), (0.9, 0.3))
 # Branches catch less than was assumed.
 CATCHING = 0.7
@@ -64,13 +67,14 @@ CATCHING = 0.7
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """``acceptance`` of the first and of the second half; ``catching``: misses caught, as a share of what
-    :func:`caught_share` says."""
+    :func:`caught_share` says; ``num_rows``: 0 = by the slots."""
 
     num_slots: int
     context_tokens: int
     acceptance: tuple[float, float]
     catching: float = 1.0
     seed: int = 0
+    num_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Machine:
                 per_token,
                 per_draft_row,
             ),
-            Curve([1], [MESSAGE_NS]),
+            *(Curve([1], [ns]) for ns in (MESSAGE_NS, TURNS_NS, AHEAD_NS)),
         )
 
 
@@ -151,7 +155,7 @@ class Simulation:
         self._shape, self._length = shape, length
         self._coins = np.random.default_rng(setting.seed)
         lengths = np.random.default_rng(setting.seed + 1)
-        num_rows = max(2, round(ROWS_PER_SLOT * setting.num_slots))
+        num_rows = setting.num_rows or max(FEWEST_ROWS, round(ROWS_PER_SLOT * setting.num_slots))
         self._waiting = lengths.integers(SHORTEST, LONGEST + 1, num_rows).tolist()
         self._num_tokens = sum(self._waiting)
         num = setting.num_slots
@@ -163,7 +167,7 @@ class Simulation:
         self._accepted = np.zeros(num, int)
         self._candidates = np.zeros(num, int)
         self._histories = np.zeros((num, 2))
-        self._num_alone = 0
+        self._num_alone = self._num_prompt_tokens = 0
         self.shapes: dict[str, int] = {}
 
     def run(self) -> float:
@@ -176,9 +180,13 @@ class Simulation:
                 if self._waiting:
                     self._left[slot] = self._waiting.pop(0)
                     self._context[slot] = self._setting.context_tokens
+                    self._num_prompt_tokens += min(PROMPT_TOKENS, self._setting.context_tokens)
             rows = np.flatnonzero(self._left)
             if not len(rows):
                 return self._num_tokens / total_ns * 1e9
+            if num_left == self._num_tokens:
+                # The first prompts have passes of their own, which are the same whatever is chosen.
+                self._num_prompt_tokens = 0
             is_first = num_left > self._num_tokens / 2
             spent_ns, num_new = self._round(rows, self._setting.acceptance[0 if is_first else 1])
             total_ns += spent_ns + ROUND_S * 1e9
@@ -198,14 +206,18 @@ class Simulation:
         self._note("turns" if shape.drafts_now else f"ahead{shape.num_ahead - 1}/{shape.num_branches}")
         is_asked = self._chooser is not None or shape != ALONE
         round_of = RoundContext(
-            num_rows=len(rows), num_pass_tokens=len(rows), num_context_tokens=context, is_ahead=False
+            num_rows=len(rows),
+            num_pass_tokens=len(rows) + self._num_prompt_tokens,
+            num_context_tokens=context,
+            is_ahead=False,
         )
-        now_ns = 0.0
+        now_ns = TURNS_NS * shape.drafts_now
         if shape.drafts_now:
             room = np.minimum(MAX_DRAFT_TOKENS, self._left[rows] - 1) - self._ready[rows]
-            drafted, now_ns = self._draft(
+            drafted, spent_ns = self._draft(
                 rows, rows, np.maximum(0, room), np.ones(len(rows)), round_of, context
             )
+            now_ns += spent_ns
             self._ready[rows] += drafted
         self._candidates[rows] = self._ready[rows]
         if shape.num_ahead and self._policy is not None:
@@ -301,13 +313,13 @@ class Simulation:
     def _draft_ahead(self, rows: np.ndarray, context: float) -> float:
         shape = self._shape
         has_left = self._ahead[rows] > 0
-        spent_ns = self._machine.draft_ns(len(rows), context)
+        spent_ns = self._machine.draft_ns(len(rows), context) + AHEAD_NS * (shape.num_ahead > 1)
         self._ahead[rows] += ~has_left
         more = np.maximum(shape.num_ahead - self._ahead[rows], 0)
         num_branches = shape.num_branches if shape.num_ahead > 1 else 0
         round_of = RoundContext(
             num_rows=len(rows),
-            num_pass_tokens=len(rows) + int(self._candidates[rows].sum()),
+            num_pass_tokens=len(rows) + int(self._candidates[rows].sum()) + self._num_prompt_tokens,
             num_context_tokens=context,
             is_ahead=True,
         )
@@ -338,7 +350,11 @@ class Simulation:
         accepted = np.minimum(np.cumprod(coins, axis=1).sum(axis=1), candidates)
         num_new = np.minimum(accepted + 1, self._left[rows])
         context = float(self._context[rows].mean())
-        pass_ns = self._machine.target_ns(len(rows) + int(candidates.sum()), len(rows), context)
+        size = len(rows) + int(candidates.sum()) + self._num_prompt_tokens
+        pass_ns = self._machine.target_ns(size, len(rows), context)
+        if self._chooser is not None:
+            self._chooser.observe_pass(self._num_prompt_tokens, int(num_new.sum()))
+        self._num_prompt_tokens = 0
         self._accepted[rows] = accepted
         self._lags[rows] = accepted == candidates
         self._left[rows] -= num_new
