@@ -138,7 +138,9 @@ class HeadReader:
         """A step, with what the pass before it says of the tokens before, or of its own if the head can."""
         if estimates_A is not None and self._runner.head_reads_drawing_state:
             assert step.features_3A is not None
-            estimates_A = self._runner.estimates_of_draws(estimates_A, step.features_3A)
+            estimates_A = self._runner.estimates_of_draws(
+                estimates_A, step.features_3A.to(estimates_A.device)
+            )
         return step._replace(earlier_estimates_A=estimates_A)
 
     def told(self, step: Step, places: Places, *, is_first: bool) -> Step:
@@ -146,8 +148,9 @@ class HeadReader:
         if not self._runner.head_reads_drawing_state:
             return step._replace(earlier_estimates_A=None) if is_first else step
         assert step.earlier_estimates_A is not None
-        self._features.keep_estimates(places, step.earlier_estimates_A.numpy())
-        return step._replace(earlier_estimates_A=None, estimates_A=step.earlier_estimates_A)
+        estimates_A = step.earlier_estimates_A.cpu()
+        self._features.keep_estimates(places, estimates_A.numpy())
+        return step._replace(earlier_estimates_A=None, estimates_A=estimates_A)
 
 
 def policy_features(features_3A: Tensor | None, estimates_A: Tensor | None) -> DraftFeatures | None:

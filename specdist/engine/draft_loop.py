@@ -137,6 +137,8 @@ class DraftLoop:
             positions_A = tails_R[active_A] + depth
             logits_AV, estimates_A = self._forward(draft_slots_R[active_A], positions_A, last)
             if self._head is not None and estimates_A is not None:
+                if self._pipeline is not None and not self._runner.head_reads_drawing_state:
+                    estimates_A = estimates_A.cpu()
                 earlier = draft_slots_R[active_A], positions_A - 1
                 estimates_A = self._head.known(estimates_A, earlier, is_first=depth == 0)
             num_computed_R[active_A] = positions_A
@@ -202,7 +204,9 @@ class DraftLoop:
         self.pass_counts.count(len(batch), len(index_A))
         if self._head is None:
             return self._runner.forward(batch, index_A), None
-        known_A = None if last is None else last.features_3A
+        known_A = (
+            None if last is None or last.features_3A is None else last.features_3A.to(self._runner.device)
+        )
         return self._head.forward(batch, index_A, places, known_A, is_first=last is None)
 
     def _catch_up(self, draft_slots_A: np.ndarray, positions_A: np.ndarray) -> tuple[FlatBatch, np.ndarray]:

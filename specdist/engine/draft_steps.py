@@ -28,10 +28,7 @@ class Step(NamedTuple):
 
     def on_host(self) -> Step:
         """With the draws on the host; waits for them."""
-        features_3A = None if self.features_3A is None else self.features_3A.cpu()
-        return self._replace(
-            drawn_A=self.drawn_A.cpu(), probabilities_A=self.probabilities_A.cpu(), features_3A=features_3A
-        )
+        return Step(*(each.cpu() if isinstance(each, Tensor) else each for each in self))
 
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
+from specdist.sampling.distributions import SamplingSettings
+from specdist.sampling.options import Processing, TokenOptions
 from tests.engine.harness import Harness
 from tests.engine.heads import random_head
 from tests.gpu.device import DEVICE
@@ -52,6 +56,25 @@ def check_heads(mode: str) -> None:
     # The policy that trusts the draft.
     lossy = Pair(target, draft, {**MODES[mode], "head": random_head(draft), "trusts_draft": True})
     lossy.check(RULES["rejection"], HEAD_POLICIES["sprinter"])
+
+
+def check_processing() -> None:
+    """Penalties, biases and filters of each row, and log-probabilities, under a policy with features and
+    under one that reads a head."""
+    target = tiny_model("llama", seed=3)
+    draft = noisy_copy(target)
+    options = TokenOptions(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3,
+                           presence_penalty=0.3)  # fmt: skip
+    processing = Processing(
+        defaults=options, logit_bias=((3, 1.0),), bad_words=((4, 5), (6,)), min_new_tokens=4, end_ids=(7,)
+    )
+    settings = SamplingSettings(temperature=0.8, processing=processing, num_logprobs=2)
+    Pair(target, draft, dict(MODES["branches"])).check(settings, POLICIES["gammatune_plus"])
+    greedy = dataclasses.replace(processing, defaults=dataclasses.replace(options, temperature=0.0))
+    with_head = {"head": random_head(draft, uses_features=True)}
+    Pair(target, draft, with_head).check(
+        SamplingSettings(temperature=0.0, processing=greedy), HEAD_POLICIES["specdecpp"]
+    )
 
 
 def check_preemption() -> None:
