@@ -28,7 +28,8 @@ class Step(NamedTuple):
 
     def on_host(self) -> Step:
         """With the draws on the host; waits for them."""
-        return Step(*(each.cpu() if isinstance(each, Tensor) else each for each in self))
+        fields = self._asdict().items()
+        return self._replace(**{name: each.cpu() for name, each in fields if isinstance(each, Tensor)})
 
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""
