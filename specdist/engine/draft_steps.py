@@ -28,8 +28,10 @@ class Step(NamedTuple):
 
     def on_host(self) -> Step:
         """With the draws on the host; waits for them."""
-        fields = self._asdict().items()
-        return self._replace(**{name: each.cpu() for name, each in fields if isinstance(each, Tensor)})
+        tensors = self[1:]
+        drawn_A, probabilities_A, *others = (None if each is None else each.cpu() for each in tensors)
+        assert drawn_A is not None and probabilities_A is not None
+        return Step(self.active_A, drawn_A, probabilities_A, *others)
 
     def select(self, keep_A: np.ndarray) -> Step:
         """Those of a mask."""
