@@ -148,9 +148,9 @@ class HeadReader:
         if not self._runner.head_reads_drawing_state:
             return step._replace(earlier_estimates_A=None) if is_first else step
         assert step.earlier_estimates_A is not None
-        estimates_A = step.earlier_estimates_A.cpu()
-        self._features.keep_estimates(places, estimates_A.numpy())
-        return step._replace(earlier_estimates_A=None, estimates_A=estimates_A)
+        own_A = step.earlier_estimates_A.cpu()
+        self._features.keep_estimates(places, own_A.numpy())
+        return step._replace(earlier_estimates_A=None, estimates_A=own_A)
 
 
 def policy_features(features_3A: Tensor | None, estimates_A: Tensor | None) -> DraftFeatures | None:
