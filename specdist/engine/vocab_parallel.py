@@ -67,7 +67,7 @@ class VocabParallelVerifier:
         vocab_size: int,
         pipeline: LogitsPipeline | None = None,
     ) -> None:
-        """``pipeline``: this rank's processing of the logits of its :func:`slice_of`."""
+        """``pipeline``: this rank's processing of the logits of its slice."""
         self._collectives = collectives
         self._settings = settings
         self._slices = vocab_ranges(vocab_size, collectives.size)

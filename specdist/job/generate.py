@@ -47,7 +47,7 @@ from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
-from specdist.models.generation import unused_settings
+from specdist.models.generation import OPTIONS, unused_settings
 
 PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}
 
@@ -123,7 +123,7 @@ def _run_planned(
         local_folder(config.output, config.spool), topology, None if run is None else run.membership, activity
     )
     if run is not None:
-        used = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+        used = {name: getattr(config, name) for name in OPTIONS}
         unused = unused_settings(models.target, used if config.generation_config == "none" else None)
         for warning in [*config.warnings(), *([unused] if unused else [])]:
             logger.warning(warning)

@@ -11,12 +11,22 @@ from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
 
 # Options of the same names, with the value that changes nothing.
-OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+OPTIONS = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+}
 # Options under the file's names, with the types of their values.
 TYPES: dict[str, tuple[str, type, type]] = {
     "temperature": ("temperature", float, int),
     "top_k": ("top_k", int, int),
     "top_p": ("top_p", float, int),
+    "min_p": ("min_p", float, int),
+    "repetition_penalty": ("repetition_penalty", float, int),
+    "min_new_tokens": ("min_new_tokens", int, int),
     "max_new_tokens": ("max_new_tokens", int, int),
     "num_return_sequences": ("num_samples", int, int),
     "stop_strings": ("stop", list, str),
@@ -24,19 +34,16 @@ TYPES: dict[str, tuple[str, type, type]] = {
 }
 # What transformers would do in addition, with the values that change nothing.
 OTHERS: dict[str, tuple[object, ...]] = {
-    "min_p": (None, 0),
     "top_h": (None,),
     "typical_p": (None, 1),
     "epsilon_cutoff": (None, 0),
     "eta_cutoff": (None, 0),
-    "repetition_penalty": (None, 1),
     "encoder_repetition_penalty": (None, 1),
     "no_repeat_ngram_size": (None, 0),
     "penalty_alpha": (None, 0),
     "guidance_scale": (None, 1),
     "num_beams": (None, 1),
     "min_length": (None, 0),
-    "min_new_tokens": (None, 0),
     "bad_words_ids": (None,),
     "suppress_tokens": (None,),
     "begin_suppress_tokens": (None,),
@@ -48,8 +55,8 @@ OTHERS: dict[str, tuple[object, ...]] = {
 
 
 def default_options(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The file's settings by the names of options: ``temperature``, ``top_k``, ``top_p``, ``max_new_tokens``,
-    ``num_samples`` and ``stop``, those that it has. With ``do_sample`` false the temperature is 0.
+    """The file's settings by the names of options, those of ``TYPES`` that it has. With
+    ``do_sample`` false the temperature is 0.
 
     The end tokens are those of the file in any case. Raises :class:`UserError` if there is no such file, or a
     value of another type in it.
@@ -77,7 +84,7 @@ def unused_settings(checkpoint: Checkpoint, used: Mapping[str, Any] | None) -> s
     """A sentence on the settings of the model's file that this run does not use; None if there are none.
 
     Args:
-        used: the run's ``temperature``, ``top_k`` and ``top_p``; None if the file's are its defaults.
+        used: the run's options of ``OPTIONS``; None if the file's are its defaults.
     """
     values = _file_values(checkpoint)
     if values is None:
@@ -85,7 +92,7 @@ def unused_settings(checkpoint: Checkpoint, used: Mapping[str, Any] | None) -> s
     wanted = {
         name: values[name]
         for name, neutral in OPTIONS.items()
-        if used is not None and values.get(name) is not None and values[name] not in (neutral, used[name])
+        if used is not None and values.get(name) is not None and values[name] not in (neutral, used.get(name))
     }
     foreign = {name: values[name] for name, neutral in OTHERS.items() if values.get(name) not in neutral}
     found = []

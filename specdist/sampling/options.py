@@ -45,7 +45,6 @@ class Processing:
 
     Attributes:
         defaults: of rows without options of their own.
-        is_mixed: rows that are greedy may share a batch with rows that are not.
         logit_bias: token ids and what is added to their logits.
         bad_words: token ids that must not follow one another; of one alone, that must not appear.
         suppressed_ids: tokens that are never drawn.
@@ -54,7 +53,6 @@ class Processing:
     """
 
     defaults: TokenOptions = field(default_factory=TokenOptions)
-    is_mixed: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     suppressed_ids: tuple[int, ...] = ()

@@ -24,7 +24,7 @@ NUM_TOP = 3
 PENALISED = Processing(
     defaults=TokenOptions(temperature=0.8, top_k=5, repetition_penalty=1.5), logit_bias=((2, 0.5),)
 )
-MIXED = Processing(defaults=TokenOptions(temperature=1.1, top_p=0.9), is_mixed=True)
+MIXED = Processing(defaults=TokenOptions(temperature=1.1, top_p=0.9))
 CASES = {
     "greedy": SamplingSettings(temperature=0.0),
     "plain": PLAIN,

@@ -168,7 +168,7 @@ def mixed_requests() -> list[Request]:
 @pytest.mark.parametrize("kind", [Harness, SlicedMarkovReplica], ids=["whole", "sliced"])
 @pytest.mark.parametrize("ahead", AHEAD, ids=MODES)
 def test_rows_of_one_batch_have_options_of_their_own(ahead: dict[str, int], kind: type[Harness]) -> None:
-    processing = Processing(defaults=TokenOptions(temperature=1.1, top_p=0.9), is_mixed=True)
+    processing = Processing(defaults=TokenOptions(temperature=1.1, top_p=0.9))
     replica = processed_replica(settings_of(processing), kind=kind, max_num_seqs=50, **ahead)
     completions = replica.generate(mixed_requests())
     assert uniform_p_value(completions, processing) > ALARM

@@ -52,10 +52,10 @@ def settings(folder: Path, used: dict[str, float] | None, **asked: Any) -> str |
 
 
 def test_settings_of_the_model_that_are_not_used_are_named(folder: Path) -> None:
-    found = settings(folder, USED, temperature=0.6, top_p=0.9, top_k=0, repetition_penalty=1.05)
+    found = settings(folder, USED, temperature=0.6, top_p=0.9, top_k=0, typical_p=0.5)
     assert found is not None and f"--target {folder}" in found
     assert "to use them, pass --temperature 0.6 --top_p 0.9" in found
-    assert ", or --generation_config model, and cannot use repetition_penalty 1.05, which" in found
+    assert ", or --generation_config model, and cannot use typical_p 0.5, which" in found
     assert "top_k" not in found
 
 
@@ -75,15 +75,17 @@ def test_settings_of_the_file_are_defaults_by_the_names_of_options(folder: Path)
     assert default_options(ask_for(folder)) == {}
     found = default_options(
         ask_for(folder, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=7,
-                num_return_sequences=2, stop_strings="END", repetition_penalty=1.1)
+                num_return_sequences=2, stop_strings="END", typical_p=0.6,
+                repetition_penalty=1.1, min_p=0.05, min_new_tokens=2)
     )  # fmt: skip
     assert found == {
-        "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7, "num_samples": 2, "stop": ["END"]
+        "temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_new_tokens": 7, "num_samples": 2,
+        "stop": ["END"], "repetition_penalty": 1.1, "min_p": 0.05, "min_new_tokens": 2,
     }  # fmt: skip
     # transformers does not sample then, whatever the temperature is.
     assert default_options(ask_for(folder, do_sample=False))["temperature"] == 0
-    assert settings(folder, None, temperature=0.6, repetition_penalty=1.1) == (
-        f"--target {folder} has a generation_config.json: this run cannot use repetition_penalty 1.1, which "
+    assert settings(folder, None, temperature=0.6, typical_p=0.6) == (
+        f"--target {folder} has a generation_config.json: this run cannot use typical_p 0.6, which "
         "specdist does not support"
     )
 
@@ -121,13 +123,13 @@ def test_a_file_that_cannot_be_used_is_refused(
 
 def test_a_run_with_the_models_settings(options: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     """The manifest and config.yaml have what was used, and the same command goes on with the run."""
-    ask_for(folder, temperature=0.5, top_k=20, max_new_tokens=3, repetition_penalty=1.1)
+    ask_for(folder, temperature=0.5, top_k=20, max_new_tokens=3, typical_p=0.6)
     asked = {name: value for name, value in options.items() if name not in ("temperature", "max_new_tokens")}
     asked |= {"target": folder, "limit": 2, "top_k": 9, "generation_config": "model"}
     for _ in range(2):
         ended = run_here(**asked, output=tmp_path / "run")
         assert ended.code == 0, ended.stderr
-        assert ended.stderr.count("cannot use repetition_penalty 1.1, which specdist does not support") == 1
+        assert ended.stderr.count("cannot use typical_p 0.6, which specdist does not support") == 1
     found = RunFolder(tmp_path / "run").manifest.fingerprint
     assert (found["temperature"], found["top_k"], found["max_new_tokens"]) == (0.5, 9, 3)
     assert "temperature: 0.5\n" in (tmp_path / "run" / "config.yaml").read_text()
