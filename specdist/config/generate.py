@@ -103,8 +103,8 @@ class GenerateConfig(
     num_drafts: int = option(1, help="drafts that the target groups share, each on a rank of its own")
     generation_config: Literal["model", "none"] = option(
         "none",
-        help="model = where they are not given, take --temperature, --top_k, --top_p, --min_p, "
-        "penalties, lengths, --stop, --num_samples from the target's generation_config.json; none = only its end tokens",
+        help="model = where they are not given, take the options of sampling, penalties and lengths from the "
+        "target's generation_config.json; none = only its end tokens",
     )
 
     def __post_init__(self) -> None:
