@@ -40,7 +40,7 @@ TORCH_FREE = [
     "cache.draft_window",
     "sampling.keys", "sampling.options", "sampling.row_table", "drafters",
     "engine.limits", "engine.sequence", "engine.stopping", "engine.scheduler", "engine.timeline", "replay",
-    "job.report", "job.status", "job.card", "api.runs",
+    "job.report", "job.status", "job.card", "job.hub", "api.runs",
     "planning.hardware", "planning.simulate", "planning.events",
     "evaluation.config", "evaluation.run",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",

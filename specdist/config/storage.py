@@ -13,6 +13,11 @@ class StorageOptions:
 
     _argument_group_name = "Storage"
 
+    push_to_hub: str | None = option(
+        None,
+        help="owner/name of a data set on the Hugging Face hub, which gets the finished run: its card and "
+        "its rows; made private if there is none",
+    )
     spool: str | None = option(
         None,
         help="folder on a disk of this machine for what a URL in --prompts or --output needs locally: "

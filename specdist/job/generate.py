@@ -19,6 +19,7 @@ from specdist.job.closing import closing_lines, exactness, record_check
 from specdist.job.costs import typical_context
 from specdist.job.draft_part import DraftPart
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
+from specdist.job.hub import push_to_hub
 from specdist.job.lengths import ExpectedLengths
 from specdist.job.parts import own_part
 from specdist.job.preflight import (
@@ -257,5 +258,7 @@ def _conclude(config: GenerateConfig, run: RunPlan, topology: Topology) -> None:
     is_complete = not run.pending_shards
     if is_complete:
         write_card(folder)
+        if config.push_to_hub is not None:
+            push_to_hub(folder, run.membership, config.push_to_hub)
     document = totals_document(folder, figures, num_devices=topology.num_devices, is_complete=is_complete)
     print(json.dumps(document))  # noqa: T201 (the job's result)

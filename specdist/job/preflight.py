@@ -26,6 +26,7 @@ from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.constraints import RunConstraints
 from specdist.job.fingerprint import run_fingerprint
+from specdist.job.hub import check_hub
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
@@ -154,6 +155,8 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     output = storage_path(config.output, option="--output ", spool=config.spool)
     check_output(output)
+    if config.push_to_hub is not None:
+        check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)
     RowOptionReader(config, prompts).check()
     models.constraints.check_column(prompts)
