@@ -96,6 +96,12 @@ class ShardQueue:
             self._membership.show_waiting(taken is None and not self.is_done)
             return taken
 
+    @property
+    def is_last_claimed(self) -> bool:
+        """Whether all open shards had claims when this replica looked last. Of many replicas, it may not know
+        of those that are complete; then some of them wait at the end, and tell."""
+        return all(shard in self._mine or shard_name(shard) in self._view.latest for shard in self._open)
+
     def look(self) -> View:
         """The claims in force now. Raises :class:`UserError` as :meth:`take` does."""
         self._check_run()

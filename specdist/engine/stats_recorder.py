@@ -7,6 +7,7 @@ split in proportion to the numbers of sequences; a pass is counted once, for the
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 
@@ -17,6 +18,14 @@ from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
 from specdist.engine.timeline import PhaseTime
 from specdist.stats.shard import Stats, TargetTimes, split_proportionally
+
+
+@dataclass(frozen=True)
+class ReplicaStart:
+    """When this replica's process began, in Unix time, and what its ranks have read of weight files."""
+
+    unix_ns: int
+    num_weight_bytes: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,9 @@ class _UntimedPass:
 class StatsRecorder:
     """Statistics per shard."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: ReplicaStart | None = None) -> None:
+        """``start``: counted with the first token; None counts no start."""
+        self._start = start
         self._shards: defaultdict[int, Stats] = defaultdict(Stats)
         self._now = _Progress(0, 0, 0)
         self._admitted: dict[int, _Progress] = {}
@@ -63,6 +74,11 @@ class StatsRecorder:
     def record_next_token(self, block: Block, *, is_reached: bool, is_miss: bool) -> None:
         """See :meth:`specdist.stats.shard.Stats.observe_ahead`."""
         stats = self._shards[block.sequence.request.shard]
+        if self._start is not None:
+            stats.num_starts += 1
+            stats.first_token_ns += time.time_ns() - self._start.unix_ns
+            stats.num_weight_bytes += self._start.num_weight_bytes
+            self._start = None
         stats.observe_ahead(block.ahead, is_reached=is_reached, is_miss=is_miss)
 
     def record_dropped(self, block: Block) -> None:

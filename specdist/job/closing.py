@@ -88,6 +88,8 @@ def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactn
             f"{figures['tokens_per_s']:,.1f} tokens/s, {figures['tokens_per_s_per_device']:,.1f} per device; "
             f"{total.num_completion_tokens:,} tokens"
         )
+    if figures["time_to_first_token_s"] is not None:
+        speed += f"; the first one {figures['time_to_first_token_s']:,.1f} s after a replica's start"
     if figures["draft_acceptance_rate"] is not None:
         acceptance = (
             f"{figures['draft_acceptance_rate']:.1%} of the draft tokens, "

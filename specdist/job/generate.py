@@ -8,9 +8,11 @@ import os
 from collections.abc import Collection
 from functools import partial
 
+import psutil
+
 from specdist.config.generate import GenerateConfig
 from specdist.data.storage import local_folder
-from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
@@ -49,6 +51,7 @@ from specdist.job.target_group import TargetGroup, plan_in_turn
 from specdist.job.tokens import PromptEncoder, load_tokenizer
 from specdist.job.topology import Topology, broadcast_from_rank0
 from specdist.models.generation import OPTIONS, unused_settings
+from specdist.stats.regression import NS_PER_S
 
 PLACEMENTS = {"own": "has a rank of its own", "shared": "shares rank 0 with the target"}
 
@@ -203,7 +206,8 @@ def generate_rows(
         if config.tensorboard
         else None
     )
-    stats_recorder = StatsRecorder()
+    began_ns = round(psutil.Process().create_time() * NS_PER_S)
+    stats_recorder = StatsRecorder(ReplicaStart(began_ns, replica.num_weight_bytes))
     recorder = Recorder(
         run,
         encoder,

@@ -188,6 +188,7 @@ class Recorder:
         if log.stats is not None:
             stats.add(Stats.from_json(log.stats))
         _extend_to_now(stats)
+        self._offer_splits()
         # All rows may be finished already.
         self._finish_if_complete(work)
 
@@ -279,7 +280,14 @@ class Recorder:
             if view.latest.get(work.claimed.claim.name) != work.claimed.claim:
                 self._drop(work)
         self._settle_splits()
+        self._offer_splits()
+
+    def _offer_splits(self) -> None:
+        """Offer rows to replicas that wait, or will soon."""
+        view = self._queue.view
         wanted = splits_wanted(view.num_waiting, len(claims_of_shards(view.latest)))
+        if not wanted and self._queue.is_last_claimed and view.num_replicas > 1:
+            wanted = 1
         for work in self._open.values() if wanted else ():
             if work.pending and work.claimed.split is None:
                 self._offer(work, wanted)

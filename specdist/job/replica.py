@@ -40,6 +40,7 @@ from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import join_sharding, load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
+from specdist.models.weight_stream import Reading
 from specdist.policies.choice import build_policy
 from specdist.policies.costs import BRANCH_COUNTS, CostModel
 from specdist.policies.registry import needs_costs, uses_features
@@ -91,8 +92,10 @@ class Replica:
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
         self._loading_check: LoadingCheck | None = None
+        self._reading = Reading()
         with quiet_libraries(self._activity.step):
             self._together(self._load)
+            self.num_weight_bytes = sum(gathered(topology, self._reading.num_bytes))
             self._together(self._check_loading)
         self._activity.begin("sizing the cache")
         self.ahead = DraftAhead()
@@ -273,7 +276,7 @@ class Replica:
         draft = self._models.draft
         if draft is not None and topology.holds_draft:
             self._activity.begin("loading the draft")
-            model = load_whole(draft, dtype=self._dtype(draft), device=topology.device)
+            model = load_whole(draft, dtype=self._dtype(draft), device=topology.device, reading=self._reading)
             head = self._models.head.network if self._models.head else None
             self._draft = self._runner(model, head)
 
@@ -303,7 +306,7 @@ class Replica:
     def _load_target(self) -> torch.nn.Module:
         target, device = self._models.target, self._topology.device
         if self._group is None:
-            return load_whole(target, dtype=self._dtype(target), device=device)
+            return load_whole(target, dtype=self._dtype(target), device=device, reading=self._reading)
         return load_sharded(
             target,
             dtype=self._dtype(target),
@@ -311,6 +314,7 @@ class Replica:
             group=self._group,
             vocab_size=self._models.vocab_size,
             on_tensor=self._activity.step,
+            reading=self._reading,
         )
 
     def _dtype(self, checkpoint: Checkpoint) -> torch.dtype:

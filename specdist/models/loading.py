@@ -22,14 +22,18 @@ from specdist.models.quantized_loading import QuantizedParts, place_layers
 from specdist.models.vocab_parallel_head import VocabParallelHead, find_head, shard_head
 from specdist.models.weight_files import StoredTensors, open_weights
 from specdist.models.weight_names import WeightNames
+from specdist.models.weight_stream import Reading, streamed, tensors_in
 from specdist.sampling.vocab_parallel import vocab_ranges
 from specdist.utils.errors import UserError
 
 
-def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """All of the model on one device. Raises :class:`UserError` if the files do not hold every parameter."""
-    if quantization_of(checkpoint) is not None:
-        return _load_quantized(checkpoint, dtype=dtype, device=device)
+def load_whole(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, reading: Reading | None = None
+) -> PreTrainedModel:
+    """All of the model on one device, its files read in sequence where their format allows it. ``reading``
+    counts what is. Raises :class:`UserError` if the files do not hold every parameter."""
+    if quantization_of(checkpoint) is not None or _is_plain(checkpoint, dtype):
+        return _load_read(checkpoint, dtype=dtype, device=device, reading=reading)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
@@ -53,17 +57,30 @@ def load_whole(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
     return model.eval()
 
 
-def _load_quantized(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """With its layers quantised in memory, tensor by tensor: never a whole model in plain numbers."""
+def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
+    """Whether the model is its stored tensors under other names, without code of its own: what transformers
+    converts while it loads is left to transformers."""
+    if checkpoint.trusts_code or checkpoint.is_pickled:
+        return False
+    names = WeightNames(build_without_weights(checkpoint, dtype))
+    stored_names = _stored_names(checkpoint)
+    taken = set().union(*names.takers(stored_names).values())
+    return taken >= set(names.known) and not any(map(names.is_converted, stored_names))
+
+
+def _load_read(
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device, reading: Reading | None
+) -> PreTrainedModel:
+    """Tensor by tensor, quantised layers as they stay in memory: never a whole model in plain numbers."""
     model = build_without_weights(checkpoint, dtype)
     computed = ComputedTensors(model)
     names = WeightNames(model)
     parts = _quantized_parts(checkpoint, model)
-    assert parts is not None
-    place_layers(model, parts)
+    if parts is not None:
+        place_layers(model, parts)
     model = model.to_empty(device=device)
     computed.restore(model, device)
-    _read_weights(model, checkpoint, names, parts, dtype, is_sharded=False)
+    _read_weights(model, checkpoint, names, parts, dtype, reading=reading)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.get_text_config().tie_word_embeddings and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -85,9 +102,11 @@ def load_sharded(
     group: dist.ProcessGroup,
     vocab_size: int,
     on_tensor: Callable[[], None] | None = None,
+    reading: Reading | None = None,
 ) -> PreTrainedModel:
     """This rank's shard. DeepSpeed shards the model on the meta device; then each weight is read from its
-    file and cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file.
+    file and cut as DeepSpeed's layer cuts it: a rank holds its shard and at most one file. Each file is read
+    by one rank of a node (:mod:`specdist.models.weight_stream`); ``reading`` counts what is read by this one.
 
     The logits are those of this rank's part of the first ``vocab_size`` ids, see
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
@@ -127,7 +146,7 @@ def load_sharded(
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
-    _read_weights(shard, checkpoint, names, parts, dtype, on_tensor)
+    _read_weights(shard, checkpoint, names, parts, dtype, on_tensor, group=group, reading=reading)
     choose_products(shard, dtype)
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)
@@ -166,7 +185,8 @@ def _read_weights(
     dtype: torch.dtype,
     on_tensor: Callable[[], None] | None = None,
     *,
-    is_sharded: bool = True,
+    group: dist.ProcessGroup | None = None,
+    reading: Reading | None = None,
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -179,29 +199,50 @@ def _read_weights(
     places = parts.of(stored_names) if parts is not None else {}
     # The parts of a layer may lie in several files.
     pending: dict[str, dict[str, Tensor]] = {}
-    for path in checkpoint.weight_files:
-        with _open(checkpoint, path) as file:
-            for stored_name in file.names:
-                layer_name, part = places.get(stored_name, ("", ""))
-                if layer_name in layers and parts is not None:
-                    found = pending.setdefault(layer_name, {})
-                    found[part] = file.read(stored_name)
-                    if set(parts.expected(layer_name)) <= set(found):
-                        layers[layer_name].fill(parts.weight(layer_name, found), pending.pop(layer_name))
-                        missing.discard(layer_name)
-                for name in takers[stored_name] & set(wanted):
-                    whole = file.read(stored_name)
-                    layer = model.get_submodule(name.rpartition(".")[0])
-                    local = _cut(layer, wanted[name], whole, dtype)
-                    wanted[name].copy_(local)
-                    # The head does not count: it is cut by this package, not by DeepSpeed.
-                    num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
-                    missing.discard(name)
-                if on_tensor is not None:
-                    on_tensor()
+    needed = {
+        name for name in stored_names if takers[name] & set(wanted) or places.get(name, ("",))[0] in layers
+    }
+    for stored_name, whole in _tensors(checkpoint, needed, group, reading):
+        layer_name, part = places.get(stored_name, ("", ""))
+        if layer_name in layers and parts is not None:
+            found = pending.setdefault(layer_name, {})
+            found[part] = whole.clone()
+            if set(parts.expected(layer_name)) <= set(found):
+                layers[layer_name].fill(parts.weight(layer_name, found), pending.pop(layer_name))
+                missing.discard(layer_name)
+        for name in takers[stored_name] & set(wanted):
+            layer = model.get_submodule(name.rpartition(".")[0])
+            local = _cut(layer, wanted[name], whole, dtype)
+            wanted[name].copy_(local)
+            # The head does not count: it is cut by this package, not by DeepSpeed.
+            num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
+            missing.discard(name)
+        if on_tensor is not None:
+            on_tensor()
     _refuse_missing(checkpoint, missing)
-    if not num_cut and is_sharded:
+    if not num_cut and group is not None:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")
+
+
+def _tensors(
+    checkpoint: Checkpoint, needed: Collection[str], group: dist.ProcessGroup | None, reading: Reading | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Stored tensors by name, each valid until the next one: in the order of their files, where these allow
+    it."""
+    try:
+        found = [tensors_in(path) for path in checkpoint.weight_files]
+        files = [file for file in found if file is not None]
+        if len(files) == len(found):
+            each = [[tensor for tensor in file if tensor.name in needed] for file in files]
+            yield from streamed(each, group=group, reading=reading)
+            return
+        for path in checkpoint.weight_files:
+            with open_weights(path) as stored:
+                for name in stored.names:
+                    if name in needed:
+                        yield name, stored.read(name)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _vanished(checkpoint, error) from error
 
 
 def _stored_names(checkpoint: Checkpoint) -> list[str]:

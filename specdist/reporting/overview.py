@@ -107,6 +107,7 @@ def side_by_side(runs: Sequence[ReportedRun]) -> Panel:
             "complete",
             lambda run: "yes" if run.status is None else f"{len(run.shards)} of {run.num_shards} shards",
         ),
+        ("first token of a replica", lambda run: duration(run.summary["time_to_first_token_s"])),
         ("tokens/s of a replica", lambda run: speed(run.summary["tokens_per_s"])),
         ("tokens/s per rank or GPU", lambda run: speed(run.summary["tokens_per_s_per_device"])),
         ("ranks of a replica", lambda run: run.ranks),

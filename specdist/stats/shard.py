@@ -111,6 +111,10 @@ class Stats:
     misses with a prepared branch, by the rank of its first token; ``num_branch_tokens`` the tokens of unused
     branches.
 
+    ``num_starts`` counts replicas whose first token belongs to the shard, ``first_token_ns`` the time from
+    the beginning of their processes until then, and ``num_weight_bytes`` what all their ranks read of weight
+    files.
+
     ``num_out_of_memory`` rounds ran out of memory and were repeated with a smaller batch. Messages are sent
     between the target's rank 0 and the draft, target messages between the target's ranks.
 
@@ -148,6 +152,9 @@ class Stats:
     num_forced_draft_tokens: int = 0
     num_preemptions: int = 0
     num_out_of_memory: int = 0
+    num_starts: int = 0
+    first_token_ns: int = 0
+    num_weight_bytes: int = 0
     num_rounds: int = 0
     num_messages: int = 0
     num_message_bytes: int = 0
@@ -301,6 +308,7 @@ class Stats:
             **{name: getattr(self, name) for name in SUMMARY_COUNTS},
             "wall_s": wall_s,
             "tokens_per_s": tokens_per_s,
+            "time_to_first_token_s": _ratio(self.first_token_ns / NS_PER_S, self.num_starts),
             "tokens_per_s_per_device": None if tokens_per_s is None else tokens_per_s / num_devices,
             "mean_acceptance_length": _ratio(self.num_drafts + self.num_accepted_tokens, self.num_drafts),
             "draft_acceptance_rate": _ratio(self.num_accepted_tokens, self.num_draft_tokens),

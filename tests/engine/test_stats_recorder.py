@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from specdist.engine.reports import AheadReport, RoleTimes, Traffic
 from specdist.engine.request import Request
 from specdist.engine.scheduler import RoundPlan
 from specdist.engine.sequence import Sequence
-from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.timeline import PhaseTime
 from specdist.sampling.distributions import SamplingSettings
-from specdist.stats.shard import Stats, TargetTimes
+from specdist.stats.shard import AheadOutcome, Stats, TargetTimes
 from tests.engine.harness import Harness
 from tests.engine.test_greedy import prompts_of_lengths
 from tests.models.families import noisy_copy, tiny_model
@@ -169,3 +170,17 @@ def test_the_fit_recovers_the_cost_of_each_pass() -> None:
     assert fit["t_target_s"] == pytest.approx(t_target * 1e-9)
     assert fit["t_draft_s"] == pytest.approx(t_draft * 1e-9)
     assert fit["r_squared"] == pytest.approx(1)
+
+
+def test_a_replicas_start_is_counted_once_with_its_first_token() -> None:
+    began_ns = time.time_ns()
+    stats_recorder = StatsRecorder(ReplicaStart(began_ns, num_weight_bytes=5))
+    ahead = AheadOutcome(num_tokens=0, is_hit=False, num_branches=0, num_lost_branch_tokens=0, branch_rank=0)
+    for shard in (3, 3, 4):
+        request = Request(row_id=0, sample_index=0, prompt_ids=[1], shard=shard)
+        block: Any = SimpleNamespace(sequence=SimpleNamespace(request=request), ahead=ahead)
+        stats_recorder.record_next_token(block, is_reached=False, is_miss=False)
+    shards = [stats_recorder.close_shard(shard) for shard in (3, 4)]
+    assert [(stats.num_starts, stats.num_weight_bytes) for stats in shards] == [(1, 5), (0, 0)]
+    assert 0 < shards[0].first_token_ns <= time.time_ns() - began_ns
+    assert 0 < (shards[0].summary()["time_to_first_token_s"] or 0) < 60

@@ -1,4 +1,8 @@
-"""A rank that loads its shard of a large checkpoint and checks its peak memory."""
+"""A rank that loads its shard of a large checkpoint, or the draft, and checks its peak memory; writes what it
+has read of the files.
+
+Arguments: folders of target and draft, and of reports.
+"""
 
 import json
 import os
@@ -9,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from specdist.models.checkpoint import open_checkpoint
-from specdist.models.loading import join_sharding, load_sharded
+from specdist.models.loading import join_sharding, load_sharded, load_whole
+from specdist.models.weight_stream import Reading
 from tests.ranks import join, leave
 
 MIB = 2**20
@@ -23,6 +28,18 @@ def status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
+reads: list[tuple[str, int, int]] = []
+preadv = os.preadv
+
+
+def counting(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+    count = preadv(descriptor, buffers, offset)
+    reads.append((os.readlink(f"/proc/self/fd/{descriptor}"), offset, count))  # noqa: PTH115
+    return count
+
+
+os.preadv = counting
+reading = Reading()
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 checkpoint = open_checkpoint("--target", sys.argv[1])
@@ -35,15 +52,20 @@ if topology.holds_target:
         device=topology.device,
         group=group,
         vocab_size=checkpoint.vocab_width,
+        reading=reading,
     )
     peak = status("VmHWM") - before
     slice_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     largest = max(path.stat().st_size for path in checkpoint.weight_files)
     whole = sum(path.stat().st_size for path in checkpoint.weight_files)
     report = {"peak": peak, "slice": slice_bytes, "largest_file": largest, "checkpoint": whole}
-    Path(sys.argv[2], f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
+    Path(sys.argv[3], f"rank{os.environ['RANK']}.json").write_text(json.dumps(report))
     limit = largest + slice_bytes + OVERHEAD_BYTES
     assert peak <= limit, f"{report}: {peak / MIB:.0f} MiB are more than {limit / MIB:.0f}"
 else:
     join_sharding()
+    draft = open_checkpoint("--draft", sys.argv[2])
+    load_whole(draft, dtype=torch.float32, device=topology.device, reading=reading)
+assert reading.num_bytes == sum(count for _, _, count in reads)
+Path(sys.argv[3], f"reads{os.environ['RANK']}.json").write_text(json.dumps(reads))
 leave()

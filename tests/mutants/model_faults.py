@@ -11,6 +11,8 @@ PEER_MEMORY = (
     "tests/models/test_all_reduce.py::test_ranks_sum_through_peers_memory_only_if_it_is_right_on_all_of_them"
 )
 
+LEDGER = "tests/engine/test_stats_recorder.py"
+
 MODEL_FAULTS = (
     Mutant(
         name="layers-of-any-model-taken-for-known-ones",
@@ -102,5 +104,26 @@ MODEL_FAULTS = (
         old="            dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)\n",
         new="            pass\n",
         tests=(SHARDED_QUANTIZED,),
+    ),
+    Mutant(
+        name="every-rank-reads-all-weights",
+        file="models/weight_stream.py",
+        old="return _Node(ranks, ranks.index(own)) if can_share else _Node((own,), 0)",
+        new="return _Node((own,), 0)",
+        tests=("tests/models/test_loading.py",),
+    ),
+    Mutant(
+        name="weights-overwritten-before-the-slowest-rank-has-read-them",
+        file="models/weight_stream.py",
+        old="first = min(self._number(1 + reader)",
+        new="first = max(self._number(1 + reader)",
+        tests=("tests/models/test_weight_stream.py",),
+    ),
+    Mutant(
+        name="starts-are-not-counted",
+        file="engine/stats_recorder.py",
+        old="            stats.num_starts += 1\n",
+        new="",
+        tests=(LEDGER,),
     ),
 )
