@@ -147,6 +147,7 @@ TOTALS = {
     "num_completion_tokens": STATISTICS["num_completion_tokens"],
     "wall_s": "seconds of work, summed over replicas",
     "tokens_per_s": "completion tokens per second of one replica's work",
+    "time_to_first_token_s": "seconds from the start of a replica's process to its first token, on average",
     "tokens_per_s_per_device": "the same, divided by the number of ranks of a replica",
     "mean_acceptance_length": "tokens per speculative step, 1 + accepted / steps",
     "draft_acceptance_rate": "share of the proposed draft tokens that were accepted",
