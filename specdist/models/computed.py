@@ -6,6 +6,7 @@ its contents, damages them: they are saved before and restored after.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +21,12 @@ from specdist.models.quantized import plain_config
 def build_without_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device, and with every buffer as transformers computes it.
 
-    With ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
+    Its configuration is a copy: what is set in a model's is not the checkpoint's. With
+    ``torch.device("meta")`` buffers made by ``torch.ones`` and the like would lose their values.
     """
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            plain_config(checkpoint), dtype=dtype, trust_remote_code=checkpoint.trusts_code
+            copy.deepcopy(plain_config(checkpoint)), dtype=dtype, trust_remote_code=checkpoint.trusts_code
         )
     return model
 
