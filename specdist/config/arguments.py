@@ -60,7 +60,8 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 PATH_OPTIONS = frozenset(
     ["against", "config", "data", "draft", "eval_data", "folder", "grammar", "head", "json_schema",
      "lm_eval_include", "model", "output", "output_config", "outputs", "peers_folder", "picture", "profile",
-     "prompts", "results", "run", "spool", "synthetic_folder", "target", "trace", "tune", "update_readme"]
+     "prompts", "results", "run", "spool", "stage_weights", "synthetic_folder", "target", "trace", "tune",
+     "update_readme"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "draft", "model"})
 

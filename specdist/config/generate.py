@@ -124,6 +124,7 @@ class GenerateConfig(
         self._require(
             "claim_timeout", 1 <= self.claim_timeout < math.inf, "must be a number of seconds, 1 or more"
         )
+        self.check_stage_limit()
         self._require("draft_timeout", self.draft_timeout > 0, "must be a number of seconds above 0")
         self._require("max_restarts", self.max_restarts >= 0, "must not be negative; 0 starts nothing again")
         self._require("rank_timeout", self.rank_timeout >= 1, "must be a number of seconds, 1 or more")

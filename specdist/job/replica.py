@@ -35,6 +35,7 @@ from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered, init_deepspeed
+from specdist.job.weights import staged_weights
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import join_sharding, load_sharded, load_whole
@@ -269,7 +270,8 @@ class Replica:
             self._group = dist.new_group(list(range(topology.tp_size)), timeout=topology.collective_timeout)
         if topology.holds_target:
             self._activity.begin("loading the target")
-            self._target = self._runner(self._load_target())
+            with staged_weights(self._config, self._models.target, self._activity.step) as target:
+                self._target = self._runner(self._load_target(target))
         elif topology.tp_size > 1 and topology.world_size > 1:
             self._activity.begin("waiting for the target to be sharded")
             join_sharding()
@@ -303,8 +305,8 @@ class Replica:
             group=self._group,
         )
 
-    def _load_target(self) -> torch.nn.Module:
-        target, device = self._models.target, self._topology.device
+    def _load_target(self, target: Checkpoint) -> torch.nn.Module:
+        device = self._topology.device
         if self._group is None:
             return load_whole(target, dtype=self._dtype(target), device=device, reading=self._reading)
         return load_sharded(

@@ -120,6 +120,13 @@ MODEL_FAULTS = (
         tests=("tests/models/test_weight_stream.py",),
     ),
     Mutant(
+        name="damaged-copies-of-weights-are-used",
+        file="models/staged_files.py",
+        old="is_right = _crc32(copy, on_step) == record.crc32",
+        new="_crc32(copy, on_step)",
+        tests=("tests/models/test_staged_files.py",),
+    ),
+    Mutant(
         name="starts-are-not-counted",
         file="engine/stats_recorder.py",
         old="            stats.num_starts += 1\n",

@@ -1,0 +1,26 @@
+"""Where this rank reads the weights of its models from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import psutil
+
+from specdist.config.generate import GenerateConfig
+from specdist.models.checkpoint import Checkpoint
+from specdist.models.staged_files import staged
+
+
+def staged_weights(
+    config: GenerateConfig, checkpoint: Checkpoint, on_step: Callable[[], None]
+) -> AbstractContextManager[Checkpoint]:
+    """The checkpoint with its files in ``--stage_weights``, or itself without that option."""
+    return staged(
+        checkpoint,
+        None if config.stage_weights is None else Path(config.stage_weights),
+        limit_bytes=config.stage_limit_bytes,
+        checked_since=psutil.Process().create_time(),
+        on_step=on_step,
+    )
