@@ -29,7 +29,7 @@ from specdist.job.lengths import ExpectedLengths
 from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
 from specdist.job.progress import Progress, Scalars
 from specdist.job.row_options import RowOptionReader
-from specdist.job.row_results import count_rows, error_result, result_of
+from specdist.job.row_results import count_rows, error_result, extend_to_now, result_of
 from specdist.job.tokens import PromptEncoder
 from specdist.job.totals import write_total
 from specdist.job.uploads import Uploads
@@ -187,7 +187,7 @@ class Recorder:
         stats = self._stats_recorder.shard(key)
         if log.stats is not None:
             stats.add(Stats.from_json(log.stats))
-        _extend_to_now(stats)
+        extend_to_now(stats)
         self._offer_splits()
         # All rows may be finished already.
         self._finish_if_complete(work)
@@ -341,7 +341,7 @@ class Recorder:
             return
         del self._open[work.key]
         counted = self._stats_recorder.close_shard(work.key)
-        _extend_to_now(counted)
+        extend_to_now(counted)
         if work.claimed.split is None:
             self._finish_shard(work, counted)
         else:
@@ -397,9 +397,3 @@ def _tolerating_a_full_disk(name: str) -> Iterator[None]:
         yield
     except UserError as error:
         logger.warning("the latest statistics of %s are lost: %s", name, error)
-
-
-def _extend_to_now(stats: Stats) -> None:
-    """Extend the span of work on a shard; called when the work begins and when it ends."""
-    now_ns = time.time_ns()
-    stats.work_span.extend(now_ns, now_ns)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from specdist.data import RowResult
 from specdist.engine.request import Completion
 from specdist.stats.shard import Stats
+
+
+def extend_to_now(stats: Stats) -> None:
+    """Extend the span of work on a shard; called when the work begins and when it ends."""
+    now_ns = time.time_ns()
+    stats.work_span.extend(now_ns, now_ns)
 
 
 def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
