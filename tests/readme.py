@@ -89,6 +89,7 @@ def generated() -> dict[str, str]:
     from tests.gpu import counts_tables
     from tests.planning import sweep
     from tests.scale import tables as scale_tables
+    from tests.scale import tails
 
     return {
         **{section: markdown_table(section) for section in SECTIONS},
@@ -98,6 +99,7 @@ def generated() -> dict[str, str]:
         "kernels": compiled_kernels(),
         "device-counts": counts_tables.markdown(),
         "scale": scale_tables.markdown(),
+        "tails": tails.markdown(),
         "rounds": sweep.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
