@@ -278,7 +278,9 @@ class Replica:
         draft = self._models.draft
         if draft is not None and topology.holds_draft:
             self._activity.begin("loading the draft")
-            model = load_whole(draft, dtype=self._dtype(draft), device=topology.device, reading=self._reading)
+            with staged_weights(self._config, draft, self._activity.step) as files:
+                dtype = self._dtype(draft)
+                model = load_whole(files, dtype=dtype, device=topology.device, reading=self._reading)
             head = self._models.head.network if self._models.head else None
             self._draft = self._runner(model, head)
 
