@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from specdist.job.preflight import plan_models
+from specdist.models import loading
 from specdist.models.checkpoint import open_checkpoint
 from specdist.models.loading import load_whole
 from specdist.models.quantized_linear import QuantizedLinear
@@ -240,5 +241,7 @@ def test_a_missing_package_is_a_message(
         raise ImportError("This modeling file requires the following packages: einops")
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    # As with code of the checkpoint's own.
+    monkeypatch.setattr(loading, "_is_plain", lambda *_: False)
     ended = run_here(**options, output=tmp_path / "run")
     refused(ended, f"--target {pair.target} needs a package", "einops", "install it")
