@@ -45,6 +45,10 @@ TYPICAL_CONTEXT_TOKENS = 256
 logger = logging.getLogger(__name__)
 
 
+# Options that name columns of an input, which there is none of here.
+OF_THE_INPUT = ("constraint_column",)
+
+
 @dataclass(frozen=True)
 class GeneratedText:
     """One completion of one prompt.
@@ -83,7 +87,7 @@ class SpeculativeLLM:
         policy: how many tokens to draft; by default ``goodput``, which measures what pays.
         options: any other option of ``jobs/generate.py`` that concerns models, speculation, batch or memory,
             by its name there: ``dtype``, ``device``, ``acceptance``, ``num_draft_tokens``, ``max_num_seqs``,
-            ``max_seq_len``, ``cache_memory``, ...
+            ``max_seq_len``, ``cache_memory``, ``json_schema``, ``regex``, ...
 
     Attributes:
         default_sampling: what :meth:`generate` uses when it is called without; with
@@ -100,7 +104,7 @@ class SpeculativeLLM:
         for name in options:
             if name in per_call:
                 raise UserError(f"{name} is an option of generate(): give it there, in SamplingOptions")
-            if name not in known:
+            if name not in known or name in OF_THE_INPUT:
                 raise UserError(f"{name} is not an option: python jobs/generate.py --help lists them")
         policy = policy or ("fixed" if draft is None else "auto")
         self._options = {"target": target, "draft": draft, "policy": policy, **options}
@@ -172,7 +176,12 @@ class SpeculativeLLM:
                 }
                 continue
             requests += [
-                Request(row_id=index, sample_index=k, prompt_ids=prompt_ids)
+                Request(
+                    row_id=index,
+                    sample_index=k,
+                    prompt_ids=prompt_ids,
+                    **self._models.constraints.of_all_rows,
+                )
                 for k in range(config.num_samples)
             ]
         self._replica.resample(config)

@@ -90,16 +90,21 @@ class RunConstraints:
                 f"has {describe_columns(prompts.schema)}"
             )
 
+    @property
+    def of_all_rows(self) -> dict[str, Any]:
+        """The rule of a row without one of its own, as the argument of a
+        :class:`specdist.engine.request.Request`."""
+        return {"constraint": RowRule(self.grammar, self._max_thinking_tokens).text}
+
     def of_row(self, prompts: Prompts, row: int) -> dict[str, Any]:
-        """The rule of a row, as the argument of a :class:`specdist.engine.request.Request`. Raises
-        :class:`RowError` for one that cannot be used."""
-        grammar = self.grammar
+        """As :attr:`of_all_rows`. Raises :class:`RowError` for a row's own that cannot be used."""
         value = None if self._column is None else prompts.value(self._column, row)
-        if value is not None:
-            try:
-                grammar = Constraint.parse(value).grammar
-            except ConstraintError as error:
-                raise RowError(f"{self._column} cannot be used: {error}") from error
+        if value is None:
+            return self.of_all_rows
+        try:
+            grammar = Constraint.parse(value).grammar
+        except ConstraintError as error:
+            raise RowError(f"{self._column} cannot be used: {error}") from error
         return {"constraint": RowRule(grammar, self._max_thinking_tokens).text}
 
     def new_masker(self, vocab_size: int) -> Callable[[], RowMasker] | None:
