@@ -21,8 +21,8 @@ import jsonschema
 from specdist.api.llm import GeneratedText, SpeculativeLLM
 from specdist.config.groups import CompletionOptions
 from specdist.engine.request import Request
-from specdist.engine.sequence import StopRules
 from specdist.engine.stats_recorder import StatsRecorder
+from specdist.engine.stopping import StopRules
 from specdist.stats.shard import Stats
 
 SCHEMAS = sorted(Path(__file__).with_name("schemas").glob("*.json"))
