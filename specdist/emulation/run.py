@@ -16,6 +16,7 @@ from specdist.benchmark.draft_rank import DraftRank, torch_threads
 from specdist.data.files import write_atomically, write_json
 from specdist.data.heartbeat import now_utc
 from specdist.emulation.config import AUTO, MODE_OPTIONS, TARGET_ONLY, EmulationConfig
+from specdist.emulation.groups import SharedCase, run_shared
 from specdist.emulation.markov import PairSettings, markov_pair
 from specdist.emulation.picture import picture
 from specdist.emulation.results import EmulationResult, Outcome
@@ -60,6 +61,7 @@ class Case:
     batch_size: int
     mode: Mode
     choice: PolicyChoice
+    num_targets: int = 1
 
     @property
     def has_own_gpu(self) -> bool:
@@ -107,7 +109,9 @@ class Emulation:
             yield Case(batch_size=batch_size, mode=TARGET_ONLY, choice=PolicyChoice())
             for mode in modes:
                 for choice in config.choices if mode != TARGET_ONLY else []:
-                    yield Case(batch_size=batch_size, mode=mode, choice=choice)
+                    case = Case(batch_size=batch_size, mode=mode, choice=choice)
+                    for num_targets in (config.num_targets or []) if case.has_own_gpu else [1]:
+                        yield dataclasses.replace(case, num_targets=num_targets)
 
     def costs(self, case: Case) -> ReplicaCosts:
         """The planner's, with nothing for the host."""
@@ -117,7 +121,7 @@ class Emulation:
             self.draft,
             num_rows=case.batch_size,
             most_tokens=most,
-            most_draft_rows=case.batch_size * (1 + BRANCH_COUNTS[-1]),
+            most_draft_rows=case.num_targets * case.batch_size * (1 + BRANCH_COUNTS[-1]),
         )
         return dataclasses.replace(costs, round_s=0.0, proposal_s=0.0)
 
@@ -131,6 +135,7 @@ class Emulation:
                 "num_rows": num_slots,
                 "max_draft_tokens": choice.max_draft_tokens,
                 "acceptance": config.acceptance,
+                "num_groups": case.num_targets,
             }
             count = config.num_branches if case.mode == "branches" else 0
             ahead = plan_ahead(costs, **sizes, num_branches=count)
@@ -194,6 +199,8 @@ class Emulation:
             rows_per_shard=config.rows_per_shard,
             seed=config.seed,
         )
+        if case.num_targets > 1:
+            return self._measure_shared(case, order, rows)
         with open_rows(rows) as opened:
             run = replica.run(
                 order,
@@ -215,6 +222,34 @@ class Emulation:
         )
         return outcome, run
 
+    def _measure_shared(self, case: Case, order: EmulatedOrder, rows: RowSettings) -> tuple[Outcome, Run]:
+        shared = run_shared(
+            SharedCase(
+                pair=self.pair,
+                target=self.target,
+                draft=self.draft,
+                order=order,
+                rows=rows,
+                num_targets=case.num_targets,
+                num_rounds=self._config.rounds,
+                folder="",
+            )
+        )
+        ahead = order.assembly.ahead
+        outcome = Outcome.of_all(
+            shared.runs,
+            batch_size=case.batch_size,
+            mode=case.mode,
+            policy=case.choice.label,
+            num_gpus=case.num_targets * self._config.tp_size + 1,
+            num_ahead_tokens=ahead.num_tokens,
+            num_branches=ahead.num_branches,
+            planned_tokens_per_s=self._planned(case, ahead),
+            num_targets=case.num_targets,
+            cores_used=shared.cores_used,
+        )
+        return outcome, shared.runs[0]
+
     def _planned(self, case: Case, ahead: DraftAhead) -> float | None:
         """The planner's tokens per second without any host; None for lengths that are not fixed."""
         config, choice = self._config, case.choice
@@ -227,9 +262,10 @@ class Emulation:
             num_draft_tokens=ahead.num_tokens - 1 if ahead.num_tokens else choice.max_draft_tokens,
             acceptance=config.acceptance,
             caught=caught_share(ahead.num_branches),
+            targets_per_draft=case.num_targets,
         )
         lengths = {"prompt_tokens": config.prompt_tokens, "output_tokens": config.output_tokens}
-        return predict(self.costs(case), settings, **lengths).tokens_per_s
+        return case.num_targets * predict(self.costs(case), settings, **lengths).tokens_per_s
 
 
 def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
@@ -250,12 +286,12 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
         for number, case in enumerate(cases, 1):
             outcome, run = emulation.measure(replica, case)
             # Of the modes at the first batch size and with the first policy.
-            if case.mode not in drawn:
+            if case.mode not in drawn and case.num_targets == 1:
                 drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
             outcomes.append(outcome)
             logger.info(
-                "%d of %d: batch %d, %s, %s: %.1f tokens/s, %.1f%% of the time host",
-                *(number, len(cases), case.batch_size, case.mode, case.choice.label),
+                "%d of %d: batch %d, %s, %s, %d targets: %.1f tokens/s, %.1f%% of the time host",
+                *(number, len(cases), case.batch_size, case.mode, case.choice.label, case.num_targets),
                 *(outcome.tokens_per_s, 100 * outcome.exposed_host_share),
             )
     result = EmulationResult(

@@ -28,8 +28,9 @@ from specdist.engine.collectives import RANK_ZERO
 from specdist.engine.device_clock import DeviceClock
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.interfaces import Target, VerifyOutput
+from specdist.engine.on_demand import InformedDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
-from specdist.engine.remote import RemoteDraft, serve_drafts
+from specdist.engine.remote import serve_drafts
 from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Kind, Timeline
 from specdist.job.measuring import FIRST_TOKENS, drafting_curves
@@ -178,7 +179,7 @@ class DraftServer:
 
     def serve(self) -> None:
         """Serve one engine to its end."""
-        observed = cast(DraftWorker, _ObservedDraft(self._draft, self._recording))
+        observed = cast(DraftWorker, ObservedDraft(self._draft, self._recording))
         vocab_size = self._order.assembly.vocab_size
         with half_of_the_cores(1):
             serve_drafts(
@@ -194,16 +195,18 @@ class DraftServer:
         return self._recording.log()
 
 
-def new_draft(order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline) -> DraftWorker:
-    """A draft without sequences, whose passes take no time until the batch is full."""
+def new_draft(
+    order: EmulatedOrder, runner: EmulatedRunner, clock: Timeline, *, num_groups: int = 1
+) -> DraftWorker:
+    """A draft without sequences, whose passes take no time until the batch of every target is full."""
     model_runner = cast(ModelRunner, runner)
     order.assembly.allocate_draft(
-        model_runner, num_branch_slots=order.num_branch_slots, max_branch_tokens=order.max_branch_tokens
+        model_runner, order.num_branch_slots, order.max_branch_tokens, num_groups=num_groups
     )
-    runner.fill(order.num_full, order.prompt_tokens, order.num_rounds)
+    runner.fill(num_groups * order.num_full, order.prompt_tokens, order.num_rounds)
     settings = order.assembly.settings
     policy = build_policy(order.choice, order.costs, is_coupled=not settings.is_random)
-    return order.assembly.draft_worker(model_runner, policy, clock)
+    return order.assembly.draft_worker(model_runner, policy, clock, num_groups=num_groups)
 
 
 def timeline(rest: Kind, device: EmulatedDevice) -> Timeline:
@@ -211,14 +214,14 @@ def timeline(rest: Kind, device: EmulatedDevice) -> Timeline:
     return Timeline(rest, clock=DeviceClock(device.new_event))
 
 
-class _ObservedDraft:
+class ObservedDraft:
     """A draft that notes when it answers."""
 
     def __init__(self, draft: DraftWorker, recording: Recording) -> None:
         self._draft = draft
         self._recording = recording
         self.device = draft.device
-        self.recover, self.follow = draft.recover, draft.follow
+        self.recover, self.follow, self.begin_group = draft.recover, draft.follow, draft.begin_group
         self._is_done_at = time.monotonic_ns()
 
     def respond(self, request: ProposalRequest) -> ProposalReply:
@@ -236,7 +239,7 @@ class _ObservedDraft:
 class ObservedProposer:
     """A proposer on another rank, which is waited for."""
 
-    def __init__(self, proposer: RemoteDraft, recording: Recording) -> None:
+    def __init__(self, proposer: InformedDraft, recording: Recording) -> None:
         self._proposer = proposer
         self._recording = recording
         self.tell, self.close = proposer.tell, proposer.close

@@ -110,6 +110,7 @@ class AheadDrafter:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
+        self._bursts_ago: dict[int, int] = {}
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
     def begin_round(self, request: ProposalRequest) -> None:
@@ -127,7 +128,16 @@ class AheadDrafter:
             max(1, len(slots)),
             float(state.num_committed[slots].mean()) if len(slots) else 0.0,
             is_pending=bool(is_pending),
+            num_targets=len(request.groups),
+            num_bursts=self._num_bursts(request.groups),
         )
+
+    def _num_bursts(self, groups: tuple[int, ...]) -> float:
+        """Of a round of all target groups that have asked lately, if each is like this one."""
+        self._bursts_ago = {group: ago + 1 for group, ago in self._bursts_ago.items()}
+        self._bursts_ago |= dict.fromkeys(groups, 0)
+        num_at_work = sum(ago <= len(self._bursts_ago) for ago in self._bursts_ago.values())
+        return num_at_work / len(groups)
 
     def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, bool]]:
         """The most candidates [R] to draft before the reply, and whether the policy has a say; in one or

@@ -1,8 +1,10 @@
 """One draft for several target groups: requests that wait are answered by one burst of passes.
 
 A target group that sends a request while the draft is at work waits until that burst is over, and is then
-served together with all others that wait: none waits for longer than one burst. Nothing is held back for a
-group that is late. Slots and pages of the groups stand side by side (:mod:`specdist.engine.grouping`).
+served together with all others that wait. Where that makes all rounds shorter, the draft waits for a group
+that is expected (:mod:`specdist.engine.meetings`): no group waits for another for longer than one burst.
+
+Slots and pages of the groups stand side by side (:mod:`specdist.engine.grouping`).
 
 A group that disappears leaves its slots empty; the others notice nothing.
 """
@@ -13,6 +15,7 @@ import dataclasses
 import logging
 import selectors
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +25,7 @@ import torch
 from specdist.engine.draft_worker import DraftWorker
 from specdist.engine.faults import is_out_of_memory
 from specdist.engine.grouping import GroupSizes, merged, split
+from specdist.engine.meetings import Meetings
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.sockets import CHUNK_BYTES, Inbox, Kind, LinkError, Message
@@ -45,6 +49,11 @@ class Peer:
         self.error: str | None = None
         self._inbox = Inbox()
         self._outgoing = bytearray()
+
+    @property
+    def is_asking(self) -> bool:
+        """Its next message is a request."""
+        return bool(self.requests) and self.requests[0].kind is Kind.REQUEST
 
     @property
     def has_outgoing(self) -> bool:
@@ -114,6 +123,7 @@ class DraftServer:
             self._selector.register(listener, selectors.EVENT_READ, listener)
         self._peers: list[Peer] = []
         self._num_bursts = 0
+        self._meetings = Meetings()
 
     def run(self, should_end: Callable[[], bool]) -> None:
         """Serve until ``should_end()``, which is asked between bursts and every ``poll_s`` seconds."""
@@ -125,16 +135,25 @@ class DraftServer:
             self._drop(peer, None)
 
     def step(self) -> None:
-        """Wait for messages, then serve all that wait."""
-        has_work = any(peer.requests for peer in self._peers)
+        """Wait for messages, then serve all that wait, unless it pays to wait for one more group."""
         with self._clock.phase("idle"):
-            events = self._selector.select(0 if has_work else self._poll_s)
+            events = self._selector.select(self._timeout_s())
         for key, mask in events:
             if isinstance(key.data, socket.socket):
                 self._accept(key.data)
             else:
                 self._exchange(key.data, mask)
-        self._serve([peer for peer in self._peers if peer.requests])
+        held = self._meetings.hold_until(time.monotonic()) > time.monotonic()
+        self._serve([peer for peer in self._peers if peer.requests and not (held and peer.is_asking)])
+
+    def _timeout_s(self) -> float:
+        waiting = [peer for peer in self._peers if peer.requests]
+        if not waiting:
+            return self._poll_s
+        if not all(peer.is_asking for peer in waiting):
+            return 0.0
+        now = time.monotonic()
+        return max(0.0, self._meetings.hold_until(now) - now)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -155,7 +174,10 @@ class DraftServer:
             if mask & selectors.EVENT_WRITE:
                 peer.flush()
             if mask & selectors.EVENT_READ:
+                was_asking = peer.is_asking
                 peer.read()
+                if peer.is_asking and not was_asking:
+                    self._meetings.asked(peer.group, time.monotonic())
             self._select(peer)
         except (OSError, LinkError) as error:
             self._drop(peer, error)
@@ -173,6 +195,7 @@ class DraftServer:
         self._peers.remove(peer)
         self._selector.unregister(peer.socket)
         peer.socket.close()
+        self._meetings.left(peer.group)
         if peer.worker is not None:
             peer.worker.begin_group(peer.group)
 
@@ -255,18 +278,20 @@ class DraftServer:
         turn = self._num_bursts % len(asking)
         asking = asking[turn:] + asking[:turn]
         request = merged([request for _, request in asking])
-        has_replied = False
+        has_replied, begin = False, time.monotonic()
+        replied = begin
         try:
             replies = split(worker.respond(request), [len(own.slots_R) for _, own in asking])
             for (peer, _), reply in zip(asking, replies, strict=True):
                 self._say(peer, _packed(reply))
-            has_replied = True
+            has_replied, replied = True, time.monotonic()
             worker.prefill_and_draft_ahead(request)
         except (RuntimeError, MemoryError) as error:
             self._fail(worker, error, has_replied=has_replied)
             if not has_replied:
                 for peer, _ in asking:
                     self._say_error(peer)
+        self._meetings.served([peer.group for peer, _ in asking], begin, replied, time.monotonic())
         # Some may have left meanwhile: what was drafted for them is not needed.
         for peer, _ in asking:
             if peer not in self._peers:

@@ -34,14 +34,21 @@ NUM_LONG_PASSES = 3
 
 
 def plan_ahead(
-    costs: CostModel, *, num_rows: int, max_draft_tokens: int, num_branches: int | None, acceptance: float
+    costs: CostModel,
+    *,
+    num_rows: int,
+    max_draft_tokens: int,
+    num_branches: int | None,
+    acceptance: float,
+    num_groups: int = 1,
 ) -> DraftAhead:
     """The same work ahead in every round, with the most expected tokens per second when ``num_rows``
     sequences run and tokens are accepted with this probability.
 
     A round takes the time of the target's pass or of the draft's steps meanwhile, whichever is longer. The
     first token ahead stands for a next token, the others are candidates. Branches take part in all steps but
-    the first. ``num_branches`` None chooses their number by the costs.
+    the first. ``num_branches`` None chooses their number by the costs. ``num_groups`` targets share the
+    draft, each with so many sequences: it serves all in one burst or, if that is shorter, in several.
     """
     counts = BRANCH_COUNTS if num_branches is None else (num_branches,)
     plans = [
@@ -52,13 +59,21 @@ def plan_ahead(
     target_ns = float(costs.target(num_rows * (max_draft_tokens + 1)))
 
     def tokens_per_ns(plan: DraftAhead) -> float:
-        wide_ns = float(costs.draft(num_rows * (1 + plan.num_branches)))
-        drafting_ns = float(costs.draft(num_rows)) + (plan.num_tokens - 1) * wide_ns
+        drafting_ns = min(
+            count * _burst_ns(costs, plan, -(-num_groups // count) * num_rows)
+            for count in range(1, num_groups + 1)
+        )
         caught = caught_share(plan.num_branches)
         num_tokens = tokens_per_pass_ahead(acceptance, plan.num_tokens - 1, caught)
         return num_tokens / max(1.0, target_ns, drafting_ns)
 
     return max(plans, key=tokens_per_ns)
+
+
+def _burst_ns(costs: CostModel, plan: DraftAhead, num_rows: int) -> float:
+    """Of drafting ahead of so many sequences."""
+    wide_ns = float(costs.draft(num_rows * (1 + plan.num_branches)))
+    return float(costs.draft(num_rows)) + (plan.num_tokens - 1) * wide_ns
 
 
 def typical_context(lengths: Iterable[tuple[int, int]]) -> int:

@@ -152,6 +152,7 @@ class Replica:
             max_draft_tokens=self._policy.max_draft_tokens,
             num_branches=self._config.num_branches,
             acceptance=ASSUMED_ACCEPTANCE,
+            num_groups=-(-self._config.num_targets // self._config.num_drafts),
         )
 
     @property

@@ -143,25 +143,24 @@ def _shared_round(
 ) -> tuple[float, float]:
     """Seconds of a round of equal targets that share a draft, and of the draft's work in it.
 
-    Those that wait when a burst is over make up the next one. So the targets fall into groups whose bursts
-    follow one another. A group that is back before the burst ahead of its own begins joins that one; then
-    there are fewer bursts.
+    Those that wait when a burst is over make up the next one, and the draft waits for one more where that
+    makes the round shorter (:mod:`specdist.engine.meetings`). So the targets fall into groups whose bursts
+    follow one another, as many as are best.
 
     Args:
         away_s: from a reply to the next request.
         burst_s: of a burst for so many targets. A draft that works ahead replies before it, else after it.
         unshared_s: the part of ``away_s`` that a burst ahead for a single target adds to.
     """
+    found: list[tuple[float, float]] = []
     for num_bursts in range(num_targets, 0, -1):
-        parts = [len(part) for part in np.array_split(np.arange(num_targets), num_bursts)]
-        bursts_s = [burst_s(part) for part in parts]
+        bursts_s = [burst_s(len(part)) for part in np.array_split(np.arange(num_targets), num_bursts)]
         own_s = 0.0 if is_ahead else max(bursts_s)
         work_s = sum(bursts_s)
-        if work_s - min(bursts_s) < away_s + own_s or num_bursts == 1:
-            break
-    # A single target asks again only when its reply has been used.
-    busy_s = work_s + (unshared_s if num_targets == 1 else 0.0)
-    return max(away_s + own_s, busy_s), work_s
+        # A single target asks again only when its reply has been used.
+        busy_s = work_s + (unshared_s if num_targets == 1 else 0.0)
+        found.append((max(away_s + own_s, busy_s), work_s))
+    return min(found, key=lambda each: each[0])
 
 
 def _round(passes: CostModel, settings: Settings) -> _Round:

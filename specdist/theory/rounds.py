@@ -102,6 +102,7 @@ class RoundChooser:
         self._chunk_tokens = 1.0
         self._num_heard = 0
         self._last = LISTEN
+        self._num_targets, self._num_bursts = 1, 1.0
         self._cached: dict[tuple[float, ...], _Rates] = {}
 
     @property
@@ -134,14 +135,25 @@ class RoundChooser:
         if num_prompt_tokens:
             self._chunk_tokens += 0.1 * (num_prompt_tokens - self._chunk_tokens)
 
-    def choose(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
+    def choose(
+        self,
+        num_rows: int,
+        num_context_tokens: float,
+        *,
+        is_pending: bool,
+        num_targets: int = 1,
+        num_bursts: float = 1.0,
+    ) -> RoundShape:
         """The shape of this round.
 
         Args:
             num_rows: sequences that decode.
             num_context_tokens: mean length of their contexts.
             is_pending: tokens are drafted already that the target has still to verify.
+            num_targets: whose sequences these are, in equal parts.
+            num_bursts: for all the targets that share the draft, each as long as this one.
         """
+        self._num_targets, self._num_bursts = num_targets, num_bursts
         rates = self._rates(num_rows, num_context_tokens)
         best, rate = self._best(rates)
         last = self._rate_of(self._last, rates)
@@ -194,6 +206,8 @@ class RoundChooser:
             round(self.acceptance, 2),
             round(catching, 1),
             round(float(self._prompts[0] / self._prompts[1]), 1),
+            self._num_targets,
+            self._num_bursts,
         )
         if key not in self._cached:
             if len(self._cached) >= MAX_CACHED:
@@ -206,10 +220,12 @@ class RoundChooser:
     ) -> _Rates:
         costs, lengths_K, context = self._costs, self._lengths_K, num_context_tokens
         chunk = int(self._chunk_tokens)
-        alone_ns = float(costs.target_ns(num_rows, num_rows, context))
+        # Each target has a pass of its own, at the same time.
+        own_rows = -(-num_rows // self._num_targets)
+        alone_ns = float(costs.target_ns(own_rows, own_rows, context))
         # Prompts take the same time per new token, however it is generated: in a part of the passes.
-        beside_ns = float(costs.target_ns(num_rows + chunk, num_rows, context)) - alone_ns
-        prompt_ns = prompts * num_rows * beside_ns / chunk
+        beside_ns = float(costs.target_ns(own_rows + chunk, own_rows, context)) - alone_ns
+        prompt_ns = prompts * own_rows * beside_ns / chunk
         message_ns = float(costs.message.look_up(num_rows))
         step_ns = float(costs.draft_ns(num_rows, context))
 
@@ -217,9 +233,10 @@ class RoundChooser:
         in_block_K = np.cumsum(acceptance ** np.arange(lengths_K[-1] + 1))[lengths_K]
         # After a block that was accepted whole the draft runs its last token too.
         first_ns_K = costs.draft_ns(np.rint(num_rows * (1 + full_K)).astype(int), context)
-        pass_ns_K = costs.target_ns(num_rows * (lengths_K + 1), num_rows, context)
+        pass_ns_K = costs.target_ns(own_rows * (lengths_K + 1), own_rows, context)
         host_ns = float(costs.turns.look_up(num_rows))
-        in_turns_ns_K = first_ns_K + (lengths_K - 1) * step_ns + host_ns + pass_ns_K + message_ns
+        burst_ns_K = first_ns_K + (lengths_K - 1) * step_ns + host_ns
+        in_turns_ns_K = np.maximum(burst_ns_K + pass_ns_K, self._num_bursts * burst_ns_K) + message_ns
         in_turns_K = num_rows * in_block_K / (in_turns_ns_K + prompt_ns * in_block_K)
 
         caught_B = catching * self._caught_B
@@ -230,10 +247,11 @@ class RoundChooser:
         tokens_KB = 1 + ready_KB * (in_block_K[:, None] - 1)
         wide_ns_B = costs.draft_ns(num_rows * (1 + self._counts_B), context)
         drafting_ns_KB = step_ns + lengths_K[:, None] * wide_ns_B + float(costs.ahead.look_up(num_rows))
-        sizes_KB = np.rint(num_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
-        pass_ns_KB = costs.target_ns(sizes_KB, num_rows, context)
+        drafting_ns_KB = self._num_bursts * drafting_ns_KB
+        sizes_KB = np.rint(own_rows * (1 + ready_KB * lengths_K[:, None])).astype(int)
+        pass_ns_KB = costs.target_ns(sizes_KB, own_rows, context)
         # Only a pass with a prompt beside the rows leaves the draft more time.
-        share_KB = np.minimum(1.0, prompts * num_rows * tokens_KB / chunk)
+        share_KB = np.minimum(1.0, prompts * own_rows * tokens_KB / chunk)
         longer_ns_KB = pass_ns_KB + prompt_ns * tokens_KB / np.maximum(share_KB, 1e-9)
         ahead_ns_KB = share_KB * np.maximum(longer_ns_KB, drafting_ns_KB)
         ahead_ns_KB = ahead_ns_KB + (1 - share_KB) * np.maximum(pass_ns_KB, drafting_ns_KB) + message_ns

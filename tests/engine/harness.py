@@ -209,7 +209,9 @@ class ScriptedChooser(RoundChooser):
         super().__init__(CostModel(Curve([1], [10]), Curve([1], [1])), max_draft_tokens=1)
         self._shapes = itertools.cycle(shapes)
 
-    def choose(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
+    def choose(
+        self, num_rows: int, num_context_tokens: float, *, is_pending: bool, **sharing: float
+    ) -> RoundShape:
         assert num_rows > 0 and num_context_tokens >= 0
         return next(self._shapes)
 
