@@ -86,6 +86,7 @@ def generated() -> dict[str, str]:
     from specdist.data.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
+    from tests.engine import window_acceptance
     from tests.gpu import counts_tables
     from tests.planning import sweep
     from tests.scale import tables as scale_tables
@@ -101,6 +102,7 @@ def generated() -> dict[str, str]:
         "scale": scale_tables.markdown(),
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
+        "draft-window": window_acceptance.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
         "host-times": host_times(),

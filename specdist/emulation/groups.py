@@ -74,7 +74,8 @@ class SharedCase:
     rows: RowSettings
     num_targets: int
     num_rounds: int
-    folder: str
+    slowdown: int = 1
+    folder: str = ""
 
     @property
     def device(self) -> EmulatedDevice:
@@ -210,7 +211,7 @@ def _serve(pipe: Connection, case: SharedCase) -> tuple[SideLog, float]:
     """The draft's process."""
     device = case.device
     recording, clock = Recording(device), timeline("transfer", device)
-    runner = EmulatedRunner(markov_pair(case.pair).draft, Pace(case.draft), device)
+    runner = EmulatedRunner(markov_pair(case.pair).draft, Pace(case.draft, case.slowdown), device)
     worker = ObservedDraft(new_draft(case.order, runner, clock, num_groups=case.num_targets), recording)
     scheduling = case.order.assembly.scheduling
     sizes = GroupSizes(
@@ -232,7 +233,7 @@ def _generate(pipe: Connection, case: SharedCase, group: int, address: bytes) ->
     """A target's process."""
     device = case.device
     recording = Recording(device)
-    runner = EmulatedRunner(markov_pair(case.pair).target, Pace(case.target), device)
+    runner = EmulatedRunner(markov_pair(case.pair).target, Pace(case.target, case.slowdown), device)
     order = case.order
     with open_rows(case.rows) as rows, socket.socket(socket.AF_UNIX) as connection:
         assembly = dataclasses.replace(order.assembly, stop_rules=rows.stop_rules)

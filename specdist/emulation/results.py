@@ -58,6 +58,15 @@ class Outcome:
     num_targets: int = 1
     cores_used: float | None = None
 
+    def at_full_pace(self, slowdown: int) -> Outcome:
+        """Of passes that took so many times as long; host times stay as they were measured."""
+        return dataclasses.replace(
+            self,
+            tokens_per_s=slowdown * self.tokens_per_s,
+            ideal_tokens_per_s=slowdown * self.ideal_tokens_per_s,
+            round_ms=self.round_ms / slowdown,
+        )
+
     @staticmethod
     def of_all(runs: Sequence[Run], **about: Any) -> Outcome:
         """Of equal targets that share a draft; tokens are those of all, and the rest are means."""
@@ -207,6 +216,12 @@ class EmulationResult:
             "any host time; x per GPU: over the target alone; exposed: host time for which a GPU that the "
             "round needs stands still; hidden: host time while it works."
         ]
+        slowdown = self.settings.get("slowdown", 1)
+        if slowdown > 1:
+            remarks.append(
+                f"Passes took {slowdown} times as long, and rates are given as if they had not: the host's "
+                "share is as many times too small. cores used: CPU seconds per second of all processes."
+            )
         slow = [one for one in self.outcomes if one.slow_share > FEW_SLOW]
         if slow:
             remarks.append(

@@ -96,11 +96,12 @@ class Emulation:
 
     def side(self) -> DraftSide:
         """For a process of the draft's own."""
-        return DraftSide(pair=self.pair, then=self.then, placement=self.draft)
+        return DraftSide(pair=self.pair, then=self.then, placement=self.draft, slowdown=self._config.slowdown)
 
     def replica(self, rank: DraftRank | None) -> Replica:
         """With a draft of its own on ``rank``."""
-        return Replica(markov_pair(self.pair), markov_pair(self.then), self.target, self.draft, rank)
+        pairs = markov_pair(self.pair), markov_pair(self.then)
+        return Replica(*pairs, self.target, self.draft, rank, self._config.slowdown)
 
     def cases(self) -> Iterator[Case]:
         config = self._config
@@ -232,7 +233,7 @@ class Emulation:
                 rows=rows,
                 num_targets=case.num_targets,
                 num_rounds=self._config.rounds,
-                folder="",
+                slowdown=self._config.slowdown,
             )
         )
         ahead = order.assembly.ahead
@@ -280,7 +281,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch_threads(1))
         rank = None
-        if any(case.has_own_gpu for case in cases):
+        if any(case.has_own_gpu and (case.num_targets == 1 or case.mode == AUTO) for case in cases):
             rank = stack.enter_context(DraftRank(emulation.side(), torch.device("cpu")))
         replica = emulation.replica(rank)
         for number, case in enumerate(cases, 1):
@@ -288,6 +289,7 @@ def run_emulation(config: EmulationConfig, command: str) -> EmulationResult:
             # Of the modes at the first batch size and with the first policy.
             if case.mode not in drawn and case.num_targets == 1:
                 drawn[case.mode] = f"{case.mode}, {case.choice.label}, batch {case.batch_size}", run
+            outcome = outcome.at_full_pace(config.slowdown)
             outcomes.append(outcome)
             logger.info(
                 "%d of %d: batch %d, %s, %s, %d targets: %.1f tokens/s, %.1f%% of the time host",

@@ -35,8 +35,10 @@ CONTEXT_STEP = 16
 class Pace:
     """The planner's time for a pass, at the mean context length of its sequences."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, slowdown: int = 1) -> None:
+        """``slowdown``: passes take so many times as long."""
         self._placement = placement
+        self._slowdown = slowdown
         self._known_ns = functools.cache(self._pass_ns)
 
     def pass_ns(self, num_tokens: int, num_rows: int, context_tokens: float) -> int:
@@ -45,7 +47,7 @@ class Pace:
 
     def _pass_ns(self, num_tokens: int, num_rows: int, context_tokens: int) -> int:
         placement = dataclasses.replace(self._placement, context_tokens=context_tokens)
-        return round(placement.pass_s(num_tokens, num_rows) * NS_PER_S)
+        return round(self._slowdown * placement.pass_s(num_tokens, num_rows) * NS_PER_S)
 
 
 class EmulatedRunner:

@@ -121,11 +121,12 @@ class Replica:
         target: Placement,
         draft: Placement,
         rank: DraftRank | None,
+        slowdown: int = 1,
     ) -> None:
         """``then``: the same target with another draft, which takes the place of the first."""
         self._device = EmulatedDevice()
-        self._target = EmulatedRunner(pair.target, Pace(target), self._device)
-        self._draft = EmulatedRunner(pair.draft, Pace(draft), self._device, then.draft)
+        self._target = EmulatedRunner(pair.target, Pace(target, slowdown), self._device)
+        self._draft = EmulatedRunner(pair.draft, Pace(draft, slowdown), self._device, then.draft)
         self._rank = rank
 
     def run(

@@ -139,6 +139,7 @@ class DraftSide:
     pair: PairSettings
     then: PairSettings
     placement: Placement
+    slowdown: int = 1
     device: torch.device = CPU
     num_threads: int = 1
     remedy: str = "leave out --modes in_turns ahead branches"
@@ -154,7 +155,7 @@ class DraftServer:
         torch.set_num_threads(side.num_threads)
         self._device = EmulatedDevice()
         model, then = (markov_pair(settings).draft for settings in (side.pair, side.then))
-        self._runner = EmulatedRunner(model, Pace(side.placement), self._device, then)
+        self._runner = EmulatedRunner(model, Pace(side.placement, side.slowdown), self._device, then)
 
     def build(self, order: EmulatedOrder) -> None:
         self._device.forget()

@@ -73,3 +73,14 @@ def test_nobody_waits_for_a_group_that_does_not_come() -> None:
     assert meetings.hold_until(46.0) <= 46.0
     meetings.left(1)
     assert meetings.hold_until(40.0) <= 40.0
+
+
+def test_a_group_that_comes_later_than_a_burst_takes_is_not_waited_for() -> None:
+    """Three groups, of which two in a burst would be best."""
+    meetings = Meetings()
+    meetings.served([0, 1], 0.0, 0.0, 16.0)
+    meetings.served([2], 16.0, 16.0, 31.0)
+    for group, moment in ((0, 40.0), (1, 40.0), (2, 56.0)):
+        meetings.asked(group, moment)
+    meetings.served([0, 1], 56.0, 56.0, 72.0)
+    assert meetings.hold_until(72.0) == 72.0, "the others are away until 96"

@@ -8,6 +8,7 @@ SAME_MODEL = SHARED + "test_a_draft_that_is_the_target_is_accepted_always"
 BIAS = SHARED + "test_links_that_break_do_not_bias_the_output"
 LOST_BLOCK = SHARED + "test_of_a_block_that_is_lost_nothing_is_kept_not_even_an_end"
 WAITED_FOR = SHARED + "test_sampled_tokens_are_the_same_where_a_group_waits_for_its_draft"
+MEETINGS = "tests/engine/test_meetings.py::"
 
 GROUP_FAULTS = (
     Mutant(
@@ -79,5 +80,26 @@ GROUP_FAULTS = (
         old="            if self._is_alone:\n",
         new="            if False:\n",
         tests=(SAME_MODEL,),
+    ),
+    Mutant(
+        name="draft-waits-for-a-group-that-does-not-come",
+        file="engine/meetings.py",
+        old="and now < group.replied_at + LATEST * group.away.value",
+        new="",
+        tests=(MEETINGS + "test_nobody_waits_for_a_group_that_does_not_come",),
+    ),
+    Mutant(
+        name="draft-waits-for-as-long-as-it-takes",
+        file="engine/meetings.py",
+        old="return latest if expected <= latest else now",
+        new="return expected",
+        tests=(MEETINGS + "test_a_group_that_comes_later_than_a_burst_takes_is_not_waited_for",),
+    ),
+    Mutant(
+        name="draft-never-waits",
+        file="engine/meetings.py",
+        old="return best if rounds[best] < WORTH_WAITING * alone else 1",
+        new="return 1",
+        tests=(MEETINGS + "test_groups_meet_where_that_makes_rounds_shorter",),
     ),
 )

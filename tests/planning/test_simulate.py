@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from specdist.engine.meetings import Meetings
 from specdist.planning.events import RowLengths, run_job
 from specdist.planning.simulate import MODES, Mode, Prediction, ReplicaCosts, Settings, predict
 from specdist.policies.costs import CostModel, Curve
@@ -75,7 +76,8 @@ def test_each_mode_costs_what_it_does() -> None:
 def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
     mode: Mode, num_targets: int, length: int
 ) -> None:
-    """A draft that serves in one burst whoever waits when the last burst is over, one event after another."""
+    """A draft that serves in one burst whoever waits when the last burst is over, or that waits for one more
+    as it does in the engine; one event after another."""
     found = predict(COSTS, dataclasses.replace(settings(mode, length=length), targets_per_draft=num_targets))
     alone = decoding(mode, length=length)
     away_s = COSTS.round_s + COSTS.proposal_s + alone.target_share * alone.round_s
@@ -86,14 +88,23 @@ def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
 
     coins = np.random.default_rng(0)
     asks_at = coins.random(num_targets) * away_s
-    is_free_at, num_rounds = 0.0, 0
+    is_free_at, num_rounds, begin = 0.0, 0, 0.0
+    meetings, has_asked = Meetings(), np.zeros(num_targets, bool)
     while num_rounds < NUM_ROUNDS:
-        begin = max(is_free_at, asks_at.min())
+        begin = max(begin, is_free_at, asks_at.min())
         served = asks_at <= begin
+        for group in np.flatnonzero(served & ~has_asked):
+            meetings.asked(int(group), asks_at[group])
+        has_asked |= served
+        if (until := meetings.hold_until(begin)) > begin:
+            begin = min([until, *asks_at[~served]])
+            continue
         is_free_at = begin + burst_s(int(served.sum()))
         # Ahead it answers before it drafts.
         answered = begin if mode == "ahead" else is_free_at
+        meetings.served(np.flatnonzero(served).tolist(), begin, answered, is_free_at)
         asks_at[served] = answered + away_s * (0.95 + 0.1 * coins.random(int(served.sum())))
+        has_asked[served] = False
         num_rounds += int(served.sum())
     assert found.round_s == pytest.approx(is_free_at * num_targets / num_rounds, rel=0.05)
 
