@@ -34,6 +34,8 @@ from specdist.sampling.distributions import Dense
 from specdist.utils.errors import first_line
 from specdist.utils.garbage import frozen_garbage
 
+NS_PER_S = 1e9
+
 logger = logging.getLogger(__name__)
 
 
@@ -262,6 +264,8 @@ class DraftServer:
         if message.matrix is not None:
             rows_WV = torch.from_numpy(message.matrix).to(peer.worker.device)
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
+        if request.away_ns:
+            self._meetings.was_away(peer.group, request.away_ns / NS_PER_S)
         return self._sizes.shifted(request, peer.group)
 
     def _follow(self, peer: Peer, request: ProposalRequest) -> None:

@@ -56,10 +56,13 @@ class Meetings:
         self._free_at = 0.0
 
     def asked(self, group: int, now: float) -> None:
+        """Its request has been read; it may have come before, while the draft was at work."""
         self._waiting[group] = now
-        known = self._groups.get(group)
-        if known is not None:
-            known.away.add(now - known.replied_at)
+
+    def was_away(self, group: int, seconds: float) -> None:
+        """From a reply to its next request, by the group's own clock."""
+        if group in self._groups:
+            self._groups[group].away.add(seconds)
 
     def served(self, groups: Collection[int], begin: float, replied: float, end: float) -> None:
         """A burst for these."""

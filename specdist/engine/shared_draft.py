@@ -18,6 +18,7 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -42,9 +43,12 @@ class LinkedDraft:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._replied_ns = 0
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         before = self._traffic()
+        if self._replied_ns:
+            request = dataclasses.replace(request, away_ns=time.monotonic_ns() - self._replied_ns)
         with clock.phase("transfer"):
             message = _packed(Kind.REQUEST, request)
             self._link.send(message)
@@ -55,6 +59,7 @@ class LinkedDraft:
             raise LinkError(f"the draft sent {answer.kind.name}, not a reply")
         with clock.phase("transfer"):
             reply = unpack(ProposalReply, list(answer.arrays))
+        self._replied_ns = time.monotonic_ns()
         return dataclasses.replace(reply, traffic=self._traffic() - before)
 
     def tell(self, request: ProposalRequest) -> None:

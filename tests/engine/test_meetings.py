@@ -19,7 +19,7 @@ def simulated(away: list[float], burst: dict[int, float], num_rounds: int = 60) 
         for group, moment in asks_at.items():
             if group not in asked and moment <= now:
                 asked.add(group)
-                meetings.asked(group, moment)
+                meetings.asked(group, now)  # while it is at work the draft reads nothing
         until = meetings.hold_until(now)
         if now < free_at or not asked or until > now:
             moments = [moment for group, moment in asks_at.items() if group not in asked]
@@ -28,6 +28,8 @@ def simulated(away: list[float], burst: dict[int, float], num_rounds: int = 60) 
             now = min(moment for moment in moments if moment > now)
             continue
         longest = max(longest, *(now - max(asks_at[group], free_at) for group in asked))
+        for group in asked if served else ():
+            meetings.was_away(group, away[group])
         free_at = now + burst[len(asked)]
         meetings.served(asked, now, now, free_at)
         served += [(now, len(asked))] * len(asked)
@@ -65,7 +67,7 @@ def test_nobody_waits_for_a_group_that_does_not_come() -> None:
     meetings = Meetings()
     for group in (0, 1):
         meetings.served([group], 0.0, 0.0, 15.0)
-        meetings.asked(group, 20.0)
+        meetings.was_away(group, 20.0)
     meetings.served([0, 1], 20.0, 20.0, 37.0)
     meetings.asked(0, 40.0)
     assert meetings.hold_until(40.0) > 40.0
@@ -80,7 +82,8 @@ def test_a_group_that_comes_later_than_a_burst_takes_is_not_waited_for() -> None
     meetings = Meetings()
     meetings.served([0, 1], 0.0, 0.0, 16.0)
     meetings.served([2], 16.0, 16.0, 31.0)
-    for group, moment in ((0, 40.0), (1, 40.0), (2, 56.0)):
-        meetings.asked(group, moment)
+    for group in range(3):
+        meetings.was_away(group, 40.0)
     meetings.served([0, 1], 56.0, 56.0, 72.0)
+    meetings.asked(2, 56.0)
     assert meetings.hold_until(72.0) == 72.0, "the others are away until 96"

@@ -94,7 +94,7 @@ def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
         begin = max(begin, is_free_at, asks_at.min())
         served = asks_at <= begin
         for group in np.flatnonzero(served & ~has_asked):
-            meetings.asked(int(group), asks_at[group])
+            meetings.asked(int(group), begin)
         has_asked |= served
         if (until := meetings.hold_until(begin)) > begin:
             begin = min([until, *asks_at[~served]])
@@ -104,6 +104,9 @@ def test_targets_that_share_a_draft_wait_as_long_as_the_formula_says(
         answered = begin if mode == "ahead" else is_free_at
         meetings.served(np.flatnonzero(served).tolist(), begin, answered, is_free_at)
         asks_at[served] = answered + away_s * (0.95 + 0.1 * coins.random(int(served.sum())))
+        for group in np.flatnonzero(served):
+            # The next request says so; it is worked out when that is served.
+            meetings.was_away(int(group), asks_at[group] - answered)
         has_asked[served] = False
         num_rounds += int(served.sum())
     assert found.round_s == pytest.approx(is_free_at * num_targets / num_rounds, rel=0.05)
