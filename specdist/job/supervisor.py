@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
+import torch
 import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
@@ -122,6 +123,9 @@ class Supervisor:
         part = Part(self._part.kind, self._part.index, num_starts)
         sys.stdout.flush()
         sys.stderr.flush()
+        # A fork with a context of CUDA cannot use the device, and fails late.
+        if torch.cuda.is_initialized():
+            raise RuntimeError("the supervisor of a rank has used CUDA, so its ranks could not")
         pid = os.fork()
         if pid:
             return pid

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 
 from specdist.config.generate import GenerateConfig
 from specdist.job.parts import Part, place_of
@@ -135,3 +137,30 @@ def test_a_greeting_that_does_not_fit_is_refused_by_what_differs() -> None:
     for greeting in ({"terms": terms}, {"token": "u", "terms": terms}):
         with pytest.raises(ValueError, match="its token is not that of this launch"):
             check_greeting(greeting, "t", terms)
+
+
+def test_a_rank_is_started_before_anything_touches_a_device(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs before the fork, all checks of the options among it, creates no context of CUDA; one that did
+    would be told of."""
+    forks: list[str] = []
+
+    def no_fork() -> int:
+        forks.append("forked")
+        raise SystemExit(3)
+
+    def no_context() -> None:
+        forks.append("context")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", no_context)
+    monkeypatch.setattr(os, "fork", no_fork)
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    for name, value in {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("specdist.job.supervisor.launch_store", lambda **_: dist.HashStore())
+    ended = run_here(**options | FEW, num_targets=2, output=tmp_path / "run")
+    assert (ended.code, forks) == (3, ["forked"]), ended.stderr
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="has used CUDA"):
+        run_here(**options | FEW, num_targets=2, output=tmp_path / "run")
