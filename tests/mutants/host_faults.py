@@ -117,8 +117,8 @@ HOST_FAULTS = (
     Mutant(
         name="planned-targets-of-a-draft-never-wait",
         file="planning/simulate.py",
-        old="        if work_s - min(bursts_s) < away_s + own_s or num_bursts == 1:\n",
-        new="        if num_bursts == 1:\n",
+        old="found.append((max(away_s + own_s, busy_s), work_s))",
+        new="found.append((away_s + own_s, work_s))",
         tests=(SIMULATED,),
     ),
     Mutant(

@@ -46,7 +46,7 @@ ROUND_FAULTS = (
     Mutant(
         name="prompts-give-the-draft-time-in-all-rounds",
         file="theory/rounds.py",
-        old="share_KB = np.minimum(1.0, prompts * num_rows * tokens_KB / chunk)",
+        old="share_KB = np.minimum(1.0, prompts * own_rows * tokens_KB / chunk)",
         new="share_KB = np.ones_like(tokens_KB)",
         tests=(ROUNDS,),
     ),
