@@ -195,9 +195,10 @@ def test_a_log_is_copied_while_rows_finish(store):
         assert len(open_(store).part_rows(0)) == 2
 
 
-def test_a_copy_of_a_log_that_comes_too_late_is_removed(store):
+def test_a_copy_of_a_log_that_comes_too_late_is_removed(store, tmp_path):
+    """That of a replica on another machine, which was paused while the shard was completed."""
     folder = open_(store)
-    paused = folder.parts(0, 1)
+    paused = open_(storage_path(str(store), spool=str(tmp_path / "other machine"))).parts(0, 1)
     paused.append(row_result(0))
     folder.finish_shard(0, TABLE, STATS)
     paused.keep()
@@ -218,7 +219,7 @@ def test_prompts_are_fetched_once(store, server, tmp_path):
     again = open_prompts(f"{store}/prompts", **options)
     assert again.fingerprint == found.fingerprint
     server.fault = lambda method, path: None
-    (store / "prompts" / "b.jsonl").write_bytes(b'{"prompt": "2"}\n')
+    (store / "prompts" / "b.jsonl").write_bytes(b'{"prompt": "too"}\n')
     assert open_prompts(f"{store}/prompts", **options).fingerprint != found.fingerprint
     with pytest.raises(UserError, match="there is no such object"):
         open_prompts(f"{store}/nothing", **options)

@@ -17,6 +17,7 @@ from tests.mutants.processing_faults import PROCESSING_FAULTS
 from tests.mutants.round_faults import ROUND_FAULTS
 from tests.mutants.sampling_faults import SAMPLING_FAULTS
 from tests.mutants.split_faults import SPLIT_FAULTS
+from tests.mutants.storage_faults import STORAGE_FAULTS
 from tests.mutants.window_faults import WINDOW_FAULTS
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -36,5 +37,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *PAPERS_FAULTS,
     *ROUND_FAULTS,
     *SPLIT_FAULTS,
+    *STORAGE_FAULTS,
     *WINDOW_FAULTS,
 )

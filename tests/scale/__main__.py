@@ -5,7 +5,8 @@
 
 The replicas are simulated (simulation.py): the project's own claims, heartbeats and publishing, on a virtual
 clock; with ``--processes`` they are real ones, in real time, and those that vanish are killed. The last line
-on stdout is a JSON document with ``metadata_ops_per_replica_s`` and ``reads_per_replica_s`` in the first
+on stdout is a JSON document with ``metadata_ops_per_replica_s`` and ``reads_per_replica_s`` (with ``--store``
+``requests_per_replica_s``) in the first
 minute (``start``), until the first replica waits (``middle``), and from then on (``tail``). All files lie in
 memory where the machine has a place for that, and nothing is made durable. With ``--reading`` the seconds are
 measured that the readers of a finished run take.
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--shard_seconds", type=float, default=60.0, help="that a shard takes on average")
     parser.add_argument("--vanishing", type=float, default=0.02, help="share of the replicas that vanish")
     parser.add_argument("--processes", action="store_true", help="real replicas, in real time")
+    parser.add_argument("--store", action="store_true", help="on an object store: its requests are counted")
     parser.add_argument("--reading", action="store_true", help="measure the readers of a finished run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file to which the result is added")
@@ -92,6 +94,7 @@ def run(folder: Path, options: argparse.Namespace) -> Outcome:
         shard_s=options.shard_seconds,
         vanishing=options.vanishing,
         seed=options.seed,
+        on_store=options.store,
     )
     return Simulation(folder / "run", scenario).run()
 

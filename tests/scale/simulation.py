@@ -20,8 +20,14 @@ from specdist.data.layout import layout_info
 from specdist.data.shard_queue import ClaimedShard
 from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
+from tests.scale.requests import REQUESTS, CountingStore, counting_folder
 
 TABLE = pa.table({"row_id": [0]})
+KINDS = {
+    "metadata_ops_per_replica_s": METADATA,
+    "reads_per_replica_s": READS,
+    "requests_per_replica_s": REQUESTS,
+}
 START_S = 60.0
 START, MIDDLE, TAIL = PHASES = ("start", "middle", "tail")
 
@@ -50,6 +56,7 @@ class Scenario:
     silent_after_s: float = 60.0
     vanishing: float = 0.02
     seed: int = 0
+    on_store: bool = False
 
     @property
     def expected_s(self) -> float:
@@ -74,6 +81,9 @@ class Simulation:
     """Runs a scenario in ``folder``."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
+        self.store: CountingStore | None = None
+        if scenario.on_store:
+            self.store, folder = counting_folder(folder)
         self.folder, self.scenario = folder, scenario
         self.now = 0.0
         self.rng = random.Random(scenario.seed)
@@ -108,6 +118,8 @@ class Simulation:
                 self.outcome.replica_s[self.phase] += self.num_alive * (when - self.now)
                 self.now = when
                 self.files.counts = self.outcome.operations[self.phase]
+                if self.store is not None:
+                    self.store.counts = self.files.counts
                 action()
         self.outcome.end_s = self.now
         return self.outcome
@@ -214,5 +226,6 @@ def operations(outcome: Outcome) -> dict[str, dict[str, float]]:
             phase: round(outcome.operations[phase][kind] / max(outcome.replica_s[phase], 1e-9), 3)
             for phase in PHASES
         }
-        for name, kind in (("metadata_ops_per_replica_s", METADATA), ("reads_per_replica_s", READS))
+        for name, kind in KINDS.items()
+        if any(outcome.operations[phase][kind] for phase in PHASES)
     }

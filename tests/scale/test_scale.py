@@ -9,7 +9,7 @@ import pytest
 
 from tests.scale.simulation import PHASES, Scenario, Simulation, operations
 
-MAX_METADATA_OPERATIONS, MAX_READS = 5.0, 2.0
+MAX_METADATA_OPERATIONS, MAX_READS, MAX_REQUESTS = 5.0, 2.0, 6.0
 
 
 @pytest.mark.parametrize(("num_replicas", "num_shards"), [(2, 6), (40, 120)])
@@ -28,3 +28,14 @@ def test_file_operations_of_a_replica_are_few_from_start_to_end(
         assert outcome.replica_s[phase] > 0
         assert 0 < counted["metadata_ops_per_replica_s"][phase] < MAX_METADATA_OPERATIONS
         assert 0 < counted["reads_per_replica_s"][phase] < MAX_READS
+
+
+def test_requests_of_a_replica_to_a_store_are_few(tmp_path):
+    chance = random.Random(1)
+    with mock.patch("random.uniform", chance.uniform), mock.patch("random.shuffle", chance.shuffle):
+        outcome = Simulation(
+            tmp_path / "run", Scenario(num_replicas=12, num_shards=36, vanishing=0.1, on_store=True)
+        ).run()
+    assert sorted(outcome.published_by) == list(range(36))
+    counted = operations(outcome)["requests_per_replica_s"]
+    assert all(0 < counted[phase] < MAX_REQUESTS for phase in PHASES), counted

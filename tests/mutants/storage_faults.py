@@ -1,0 +1,54 @@
+"""Faults in runs on an object store: lost answers, silence taken for absence, writes that are not exclusive."""
+
+from tests.mutants.mutant import Mutant
+
+STORAGE = "tests/data/test_storage.py"
+
+STORAGE_FAULTS = (
+    Mutant(
+        name="store-lost-answer-is-a-lost-claim",
+        file="data/object_store.py",
+        old="return self.read(path) == content",
+        new="return False",
+        tests=(f"{STORAGE}::test_an_answer_that_is_lost_is_the_writer_s_own",),
+    ),
+    Mutant(
+        name="store-claims-overwrite",
+        file="data/object_store.py",
+        old='self._try(self._filesystem.pipe_file, path, content, mode="create")',
+        new="self._try(self._filesystem.pipe_file, path, content)",
+        tests=(f"{STORAGE}::test_of_many_that_create_an_object_one_does",),
+    ),
+    Mutant(
+        name="store-data-overwritten",
+        file="data/object_store.py",
+        old='options = {"mode": "create"} if exclusively else {}',
+        new="options: dict[str, str] = {}",
+        tests=(f"{STORAGE}::test_one_attempt_s_data_is_published",),
+    ),
+    Mutant(
+        name="store-silence-is-absence",
+        file="data/publishing.py",
+        old="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))
+        except StoreError:
+            raise
+""",
+        new="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))
+""",
+        tests=(f"{STORAGE}::test_a_store_that_does_not_answer_is_not_taken_for_an_empty_one",),
+    ),
+    Mutant(
+        name="store-late-copy-of-a-log-stays",
+        file="data/stored_parts.py",
+        old="if self._is_complete():",
+        new="if False:",
+        tests=(f"{STORAGE}::test_a_copy_of_a_log_that_comes_too_late_is_removed",),
+    ),
+    Mutant(
+        name="store-changed-prompts-are-the-old-ones",
+        file="data/fetching.py",
+        old="told = [(str(file), info.st_size, info.version or info.st_mtime) for file, info in files.items()]",
+        new="told = [str(file) for file in files]",
+        tests=(f"{STORAGE}::test_prompts_are_fetched_once",),
+    ),
+)
