@@ -173,7 +173,8 @@ class Engine:
             blocks = self._commit_next_tokens(plan, reply, ends, finished)
         if num_pass_tokens:
             yield from self._completions()
-            self.scheduler.look_ahead()
+            # For those that have ended with their next tokens, and one that may end with a candidate.
+            self.scheduler.look_ahead(len(finished) + 1)
             for verified_block in verified_blocks(blocks):
                 self._commit_candidates(verified_block, finished)
 

@@ -94,9 +94,9 @@ class Scheduler:
             page_updates=self._pages.drain_updates(),
         )
 
-    def look_ahead(self) -> None:
-        """Ask for the next request, so that the next free slot need not wait for it."""
-        if not self.waiting and (request := next(self._requests, None)) is not None:
+    def look_ahead(self, num_wanted: int = 1) -> None:
+        """Ask for the next requests until so many wait, so that free slots need not wait for them."""
+        while len(self.waiting) < num_wanted and (request := next(self._requests, None)) is not None:
             self.waiting.append(self._new_sequence(request))
 
     def finish(self, sequence: Sequence) -> None:

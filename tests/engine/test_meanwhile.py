@@ -81,6 +81,24 @@ def test_a_completion_is_made_known_and_the_next_prompt_is_read_while_a_pass_run
         assert last.endswith("begins") and following == last.replace("begins", "is waited for"), events
 
 
+def test_as_many_prompts_are_read_as_sequences_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of four end at once: in the pass that runs then, what takes their places is asked for, and one
+    request more."""
+    events: list[str] = []
+    watch_passes(monkeypatch, events)
+    requests = [
+        Request(row_id=row, sample_index=0, prompt_ids=[1, 2], max_new_tokens=3 if row else 12)
+        for row in range(9)
+    ]
+    replica = Harness(markov_pair()[0], None, max_num_seqs=4)
+    assert len(list(engine_of(replica, events, requests).run())) == 9
+    during = events[events.index("pass 4 begins") : events.index("pass 4 is waited for")]
+    # The fifth has been waiting since the first pass.
+    assert [event for event in during if event.startswith("request")] == [
+        "request 5", "request 6", "request 7"
+    ], events  # fmt: skip
+
+
 def test_a_completion_is_not_lost_with_the_round_after_it(
     replica: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

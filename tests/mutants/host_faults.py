@@ -149,4 +149,11 @@ HOST_FAULTS = (
         new="RUN_LENGTHS = RECORDED_LENGTHS",
         tests=("tests/engine/test_draft_loop.py",),
     ),
+    Mutant(
+        name="prompts-of-all-but-one-slot-are-read-between-passes",
+        file="engine/engine.py",
+        old="self.scheduler.look_ahead(len(finished) + 1)",
+        new="self.scheduler.look_ahead()",
+        tests=(MEANWHILE,),
+    ),
 )
