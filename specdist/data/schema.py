@@ -183,8 +183,12 @@ class Field:
 
 def output_fields() -> list[Field]:
     """The columns of ``shards/*.arrow``, without those of the input."""
-    columns = OUTPUT_COLUMNS | LOGPROB_COLUMNS
-    return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in columns.items()]
+    return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in OUTPUT_COLUMNS.items()]
+
+
+def logprob_fields() -> list[Field]:
+    """Those of a run with ``--logprobs``, after them."""
+    return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in LOGPROB_COLUMNS.items()]
 
 
 def trace_fields() -> list[Field]:
@@ -207,7 +211,7 @@ def totals_fields() -> list[Field]:
 
 
 SECTIONS = {
-    "columns": ("column", output_fields),
+    "columns": ("column", lambda: [*output_fields(), *logprob_fields()]),
     "trace": ("column of the trace", trace_fields),
     "statistics": ("statistic", statistics_fields),
     "totals": ("total", totals_fields),

@@ -197,3 +197,18 @@ def test_branches_are_processed_like_what_they_branch_off() -> None:
     stats = replica.stats_recorder.close_shard(0)
     # Seen: 0.91; with branches that do not know the tokens before them, 0.85.
     assert stats.num_accepted_tokens > 0.88 * stats.num_draft_tokens
+
+
+def test_prompts_whose_pages_are_shared_are_known() -> None:
+    """The third sequence runs in the slot of another prompt, and no token of its own first pages."""
+    processing = Processing(defaults=TokenOptions(temperature=0.0, repetition_penalty=4.0))
+    first, second = [1, 2, 3, 1, 2, 3, 1, 2, 3], [6, 5, 4, 6, 5, 4, 6, 5, 4, 0]
+    requests = requests_for([first, second, first])
+    sizes = {"max_num_seqs": 1, "max_new_tokens": 4, "eos": []}
+    replica = processed_replica(settings_of(processing), **sizes)
+    found = [c.token_ids for c in replica.generate(requests)]
+    assert replica.stats_recorder.close_shard(0).num_shared_prompt_tokens >= 8
+    assert found[2] == found[0]
+    assert (
+        found[1] == processed_replica(settings_of(processing), **sizes).generate(requests[1:2])[0].token_ids
+    )

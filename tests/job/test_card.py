@@ -13,7 +13,7 @@ import yaml
 
 import specdist
 from specdist.data import RunFolder, output_schema
-from specdist.data.schema import COLUMNS
+from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.job.card import card_text, write_card
 from specdist.stats.shard import Stats
 from tests.finished_runs import manifest_with, write_run
@@ -41,7 +41,7 @@ def test_the_card_of_a_run_says_what_was_run(tmp_path: Path) -> None:
                 "| stop_root_entropy | `0.3` |", "| max_draft_tokens | `20` |"):  # fmt: skip
         assert row in card
     assert "| top_k" not in card and "num_draft_tokens |" not in card.split("## Columns")[0]
-    for name in COLUMNS:
+    for name in OUTPUT_COLUMNS:
         assert f"| `{name}` | " in card
     assert "| `reference` | string | an input column, unchanged |" in card
     assert "2411.18462" in card and "2302.01318" in card and "2502.04557" not in card
@@ -117,7 +117,7 @@ def test_libraries_read_the_folder_of_a_run(
     rows = datasets.load_dataset(str(output), split="train", cache_dir=str(tmp_path / "cache"))
     run = specdist.load_run(output)
     assert rows.to_list() == run.dataset.to_list() and len(rows) == 24
-    assert rows.column_names == [*COLUMNS, "reference"]
+    assert rows.column_names == [*OUTPUT_COLUMNS, "reference"]
     # The last line that the job printed; the folder has another name here.
     assert {**run.statistics, "output": None} == {**greedy[1].totals, "output": None}
     card = (output / "README.md").read_bytes()

@@ -174,5 +174,5 @@ def test_options_without_effect_are_reported(options: dict[str, Any], tmp_path: 
     """Silence would let a user believe that they had sampled."""
     ended = run_here(**options, top_k=5, num_samples=2, limit=2, output=tmp_path / "run")
     assert ended.code == 0
-    assert "--top_k and --top_p have no effect with --temperature 0" in ended.stderr
+    assert "--top_k, --top_p and --min_p have no effect with --temperature 0" in ended.stderr
     assert "--num_samples 2" in ended.stderr

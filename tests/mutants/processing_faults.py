@@ -54,7 +54,7 @@ PROCESSING_FAULTS = (
         file="engine/opened.py",
         old="sequence.token_ids[: sequence.num_shared]",
         new="sequence.token_ids[:0]",
-        tests=(PENALTIES,),
+        tests=(ENGINE + "test_prompts_whose_pages_are_shared_are_known",),
     ),
     Mutant(
         name="rows-have-options-of-the-run",
