@@ -37,7 +37,7 @@ def test_defaults_of_both_kinds_of_pair() -> None:
         ([*SYNTHETIC, "--batch_sizes", "0"], "--batch_sizes .* must be at least 1"),
         ([*SYNTHETIC, "--temperature", "-1"], "--temperature -1.0 must be 0 .greedy. or a number above"),
         ([*SYNTHETIC, "--top_p", "0"], r"--top_p 0.0 must be in \(0, 1\]"),
-        ([*SYNTHETIC, "--top_k", "5"], "--top_k and --top_p have no effect with --temperature 0"),
+        ([*SYNTHETIC, "--top_k", "5"], "--top_k, --top_p and --min_p have no effect with --temperature 0"),
         ([*SYNTHETIC, "--prompt_column", "text"], "describe --prompts, which was not given"),
         ([*SYNTHETIC, "--split_special_tokens"], "describe --prompts, which was not given"),
         ([*TRAINED, "--prompt_column", "a", "--messages_column", "b"], "exclude each other"),
