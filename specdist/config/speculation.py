@@ -16,6 +16,7 @@ MEMORY_POLICIES = ("confidence", "fixed")
 # and the least chance of one that is proposed.
 MEMORY_BLOCK, SHORTEST_MEMORY_BLOCK = 64, 8
 MEMORY_CHANCE = 0.1
+SMALLEST_MEMORY = 1024
 
 
 @dataclass(kw_only=True)
@@ -54,6 +55,18 @@ class SpeculationOptions:
         help="beside a draft model, candidates from the text so far, too: for each sequence and round the "
         "source that promises more tokens",
     )
+    draft_memory: list[str] | None = option(
+        None,
+        help="with memory: folders of earlier runs, or Arrow or Parquet files with a text column, whose "
+        "texts it proposes, too",
+    )
+    memory_rows: bool = option(
+        False,
+        help="with memory: propose from finished rows of this run, too, other samples of a prompt among them",
+    )
+    memory_size: int = option(
+        2**22, help="with --draft_memory or --memory_rows: most tokens of other texts; the oldest go first"
+    )
     head: str | None = option(
         None,
         help="specdecpp, sprinter, optionally goodput: folder of a head trained for the draft by "
@@ -82,6 +95,18 @@ class SpeculationOptions:
             if value is not None:
                 raise UserError(
                     f"--{name} {value} is for a draft model, and --draft {MEMORY} has none: leave it out"
+                )
+
+    def check_other_texts(self, draft: str | None) -> None:
+        """Of what memory looks through besides a sequence's own text. Raises :class:`UserError`."""
+        if self.memory_size < SMALLEST_MEMORY:
+            raise UserError(f"--memory_size {self.memory_size} must be at least {SMALLEST_MEMORY} tokens")
+        has_memory = draft == MEMORY or (self.memory and draft is not None)
+        for name, value in (("draft_memory", self.draft_memory), ("memory_rows", self.memory_rows)):
+            if value and not has_memory:
+                raise UserError(
+                    f"--{name} has no effect without memory: add --memory beside a draft model, or use "
+                    f"--draft {MEMORY}"
                 )
 
     def check_memory_beside(self, draft: str | None, *, is_traced: bool) -> None:

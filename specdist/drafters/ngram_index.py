@@ -31,6 +31,7 @@ from specdist.drafters.ngram_state import (
     PRIOR_TOKENS,
     NgramState,
 )
+from specdist.drafters.text_store import NO_TEXTS, TextSettings, TextStore
 from specdist.kernels import cpu_library
 from specdist.utils.ranges import arange_segments
 
@@ -100,10 +101,12 @@ class NgramIndex:
         num_slots: int,
         max_length: int,
         learns_together: bool = False,
+        texts: TextSettings = NO_TEXTS,
         is_compiled: bool | None = None,
     ) -> None:
         """``max_length``: most tokens of a sequence. ``learns_together``: a sequence's chances begin
-        with what all have learned. ``is_compiled``: default: where it can be."""
+        with what all have learned.
+        ``texts``: to look through besides a sequence's own. ``is_compiled``: default: where it can be."""
         self._state = NgramState(num_slots, max_length)
         self._learns_together = learns_together
         self._library = None if is_compiled is False else _library(is_needed=bool(is_compiled))
@@ -115,10 +118,26 @@ class NgramIndex:
                 state.tokens, state.earlier, state.heads, state.num_tokens, state.num_prompt_tokens,
                 state.match_places, state.match_lengths, state.num_right, state.num_tried,
             )),
+            None, state.store_places.ctypes.data, state.store_lengths.ctypes.data,
         )  # fmt: skip
+        self._texts = texts
+        if texts.num_tokens:
+            state.store = TextStore(texts.num_tokens, self._library)
+            self._arguments.store = ctypes.addressof(state.store.arguments)
+            for token_ids in texts.given:
+                state.store.add(token_ids)
+
+    def add_text(self, token_ids: np.ndarray) -> None:
+        """A text of others, which may be proposed from now on; the oldest may have to go for it."""
+        assert self._state.store is not None
+        self._state.store.add(token_ids)
 
     def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray) -> None:
-        """New sequences in these slots, of which no token is known yet."""
+        """New sequences in these slots, of which no token is known yet; what stood there has ended."""
+        if self._texts.adds_sequences:
+            for slot in slots.tolist():
+                if self._state.num_tokens[slot] > self._state.num_prompt_tokens[slot]:
+                    self.add_text(self._state.tokens[slot, : self._state.num_tokens[slot]])
         self._state.begin(slots, num_prompt_tokens)
 
     def num_tokens(self, slots_R: np.ndarray) -> np.ndarray:
@@ -145,7 +164,8 @@ class NgramIndex:
     ) -> Proposals:
         """At most ``limits_R`` tokens for each, as long as a token's chance is at least ``least_chance``, one
         for all or for each."""
-        match_lengths_R = self._state.match_lengths[slots_R]
+        state = self._state
+        match_lengths_R = np.maximum(state.match_lengths[slots_R], state.store_lengths[slots_R])
         least_chances_R = np.full(len(slots_R), 0.0) + least_chance
         if self._library is None:
             found = plain_ngrams.propose_tokens(self._state, slots_R, limits_R, least_chances_R)

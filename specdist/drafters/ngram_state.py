@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from specdist.drafters.text_store import TextStore
+
 MAX_MATCH = 32
 MAX_PLACES = 64
 # Lengths of a match that are counted together: each class begins at one of these.
@@ -22,25 +24,31 @@ class NgramState:
 
     def __init__(self, num_slots: int, capacity: int) -> None:
         self.max_match, self.max_places = MAX_MATCH, MAX_PLACES
+        self.num_classes = len(CLASS_STARTS)
         self.class_of = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right") - 1
-        self.prior_right, self.prior_tried = np.array(PRIOR_RATES) * PRIOR_TOKENS, PRIOR_TOKENS
+        # Of the sequence's own text, then of the store.
+        rates = np.array(2 * PRIOR_RATES)
+        self.prior_right, self.prior_tried = rates * PRIOR_TOKENS, PRIOR_TOKENS
         # Right and tried in each class, of all sequences.
-        self.together = np.array([PRIOR_RATES, np.ones(len(PRIOR_RATES))]) * TOGETHER_TOKENS
+        self.together = np.stack([rates, np.ones(len(rates))]) * TOGETHER_TOKENS
         self.tokens = np.empty((num_slots, capacity), np.int32)
         self.earlier = np.empty((num_slots, capacity), np.int32)
         self.heads = np.empty((num_slots, 1 << NUM_HEAD_BITS), np.int32)
+        self.store: TextStore | None = None
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_prompt_tokens = np.zeros(num_slots, np.int64)
         self.match_places = np.full(num_slots, -1)
         self.match_lengths = np.zeros(num_slots, np.int64)
-        self.num_right = np.zeros((num_slots, len(CLASS_STARTS)))
-        self.num_tried = np.zeros((num_slots, len(CLASS_STARTS)))
+        self.store_places = np.full(num_slots, -1)
+        self.store_lengths = np.zeros(num_slots, np.int64)
+        self.num_right = np.zeros((num_slots, 2 * len(CLASS_STARTS)))
+        self.num_tried = np.zeros((num_slots, 2 * len(CLASS_STARTS)))
 
     def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray) -> None:
         """New sequences in these slots, of which no token is known yet."""
         self.num_prompt_tokens[slots] = num_prompt_tokens
-        self.num_tokens[slots] = self.match_lengths[slots] = 0
-        self.match_places[slots] = self.heads[slots] = -1
+        self.num_tokens[slots] = self.match_lengths[slots] = self.store_lengths[slots] = 0
+        self.match_places[slots] = self.store_places[slots] = self.heads[slots] = -1
         self.num_right[slots] = self.num_tried[slots] = 0
 
     def learned(self, slots_R: np.ndarray) -> np.ndarray:

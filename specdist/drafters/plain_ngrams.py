@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specdist.drafters.ngram_state import NgramState
+from specdist.drafters.text_store import NO_TOKEN, TextStore
 
 
 def append_tokens(state: NgramState, slots_R: np.ndarray, counts_R: np.ndarray, tokens_C: np.ndarray) -> None:
@@ -22,6 +23,7 @@ def append_tokens(state: NgramState, slots_R: np.ndarray, counts_R: np.ndarray, 
             state.tokens[slot, first : first + num_unseen] = tokens_C[begin : begin + num_unseen]
             state.num_tokens[slot] += num_unseen
             state.match_places[slot], state.match_lengths[slot] = -1, 0
+            state.store_places[slot], state.store_lengths[slot] = -1, 0
         for token in tokens_C[begin + max(0, num_unseen) : end].tolist():
             _append(state, slot, token)
 
@@ -35,7 +37,26 @@ def _append(state: NgramState, slot: int, token: int) -> None:
         state.num_tried[slot, its_class] += 1
     tokens[position] = token
     state.num_tokens[slot] = position + 1
+    if state.store is not None:
+        _follow_store(state, state.store, slot, position)
     state.match_places[slot], state.match_lengths[slot] = _longest_match(state, tokens[: position + 1])
+
+
+def _follow_store(state: NgramState, store: TextStore, slot: int, position: int) -> None:
+    """What the store predicted is compared with the token that came; then its next match is looked up."""
+    tokens = state.tokens[slot, : position + 1]
+    place, length = int(state.store_places[slot]), int(state.store_lengths[slot])
+    is_kept = place > store.count[0] - store.capacity + state.max_match
+    is_right = place >= 0 and is_kept and store.token_at(place + 1) == tokens[-1]
+    if position >= state.num_prompt_tokens[slot] and place >= 0:
+        its_class = state.num_classes + state.class_of[length]
+        state.num_right[slot, its_class] += is_right
+        state.num_tried[slot, its_class] += 1
+    if is_right and store.continues(place + 1):
+        found = place + 1, min(length + 1, state.max_match)
+    else:
+        found = store.longest_match(tokens, state.max_match, state.max_places)
+    state.store_places[slot], state.store_lengths[slot] = found
 
 
 def _longest_match(state: NgramState, tokens: np.ndarray) -> tuple[int, int]:
@@ -62,16 +83,33 @@ def propose_tokens(
     chances: list[np.ndarray] = [np.zeros(0)]
     lengths_R = np.zeros(len(slots_R), np.int64)
     for row, (slot, limit) in enumerate(zip(slots_R.tolist(), limits_R.tolist(), strict=True)):
-        place = int(state.match_places[slot])
+        place, length = int(state.match_places[slot]), int(state.match_lengths[slot])
+        rates = (state.num_right[slot] + state.prior_right) / (state.num_tried[slot] + state.prior_tried)
+        first_class, text = 0, None
+        other, its_length = int(state.store_places[slot]), int(state.store_lengths[slot])
+        if state.store is not None and other >= 0:
+            its_rate = rates[state.num_classes + state.class_of[its_length]]
+            if place < 0 or its_rate > rates[state.class_of[length]]:
+                place, length, first_class = other, its_length, state.num_classes
+                text = _text_after(state.store, place, limit)
         if place < 0:
             continue
-        depths = np.arange(limit)
-        lengths = np.minimum(state.match_lengths[slot] + depths, state.max_match)
-        rates = (state.num_right[slot] + state.prior_right) / (state.num_tried[slot] + state.prior_tried)
-        reach = rates[state.class_of[lengths]].cumprod()
+        if text is None:
+            period = int(state.num_tokens[slot]) - 1 - place
+            text = state.tokens[slot, place + 1 + np.arange(limit) % period]
+        lengths = np.minimum(length + np.arange(len(text)), state.max_match)
+        reach = rates[first_class + state.class_of[lengths]].cumprod()
         unlikely = np.flatnonzero(reach < least_chances_R[row])
-        lengths_R[row] = num = int(unlikely[0]) if len(unlikely) else limit
-        period = int(state.num_tokens[slot]) - 1 - place
-        tokens.append(state.tokens[slot, place + 1 + depths[:num] % period].astype(np.int64))
+        lengths_R[row] = num = int(unlikely[0]) if len(unlikely) else len(text)
+        tokens.append(text[:num].astype(np.int64))
         chances.append(reach[:num])
     return np.concatenate(tokens), np.concatenate(chances), lengths_R
+
+
+def _text_after(store: TextStore, place: int, limit: int) -> np.ndarray:
+    """At most so many tokens of the text that goes on after a place."""
+    end = place + 1
+    while end < min(place + 1 + limit, int(store.count[0])) and store.token_at(end) != NO_TOKEN:
+        end += 1
+    is_kept = place + 1 > store.count[0] - store.capacity
+    return store.tokens[np.arange(place + 1, end if is_kept else place + 1) % store.capacity]

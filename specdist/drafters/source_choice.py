@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specdist.drafters.ngram_state import CLASS_STARTS, MAX_MATCH
+from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.policies import VerifiedBlocks
 from specdist.policies.costs import CostModel
 from specdist.utils.ranges import arange_segments
@@ -28,6 +29,8 @@ from specdist.utils.ranges import arange_segments
 PRIOR_ACCEPTED = 2.0
 PRIOR_BLOCKS = 4.0
 OWN_BLOCKS, ALL_BLOCKS = 16, 512
+# Where a sequence learns alone it knows little of either source: memory must promise this much more.
+MARGIN_ALONE = 1.6
 # Of the tokens per nanosecond of the last rounds.
 ROUND_MEMORY = 0.95
 NO_MATCH = 0
@@ -44,6 +47,7 @@ class MemorySettings:
     learns_together: chances may be learned from all sequences: no token depends on them, or the run fixes
         the distribution alone.
     costs: times of passes, where they may decide; for a run whose blocks may depend on the batch.
+    texts: what it looks through besides a sequence's own text.
     """
 
     max_tokens: int
@@ -51,6 +55,7 @@ class MemorySettings:
     least_chance: float
     learns_together: bool
     costs: CostModel | None = None
+    texts: TextSettings = NO_TEXTS
 
 
 class ModelBlocks:
@@ -136,11 +141,13 @@ class SourceChoice:
     def worth_of_model(
         self, classes_R: np.ndarray, histories_RH: np.ndarray, token_cost: float = 0.0
     ) -> np.ndarray:
-        """[R]: of the block that the model would draft. ``token_cost``: of verifying one, in tokens."""
+        """[R]: of the block that the model would draft, which memory must exceed. ``token_cost``: of
+        verifying a token, in tokens."""
         prior_RN = self._mean_blocks()[classes_R]
         accepted_R, num_blocks_R = histories_RH[:, :2].T
         accepted_R = (PRIOR_BLOCKS * prior_RN[:, 0] + accepted_R) / (PRIOR_BLOCKS + num_blocks_R)
-        return np.maximum(0.0, accepted_R - token_cost * prior_RN[:, 1])
+        margin = 1.0 if self._settings.learns_together else MARGIN_ALONE
+        return margin * np.maximum(0.0, accepted_R - token_cost * prior_RN[:, 1])
 
     @staticmethod
     def lengths_ahead(

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
 from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -179,7 +180,9 @@ class Assembly:
             return NoDraft()
         return ColocatedDraft(self.draft_worker(runner, policy, clock))
 
-    def memory_draft(self, least_chance: float) -> MemoryDraft:
+    def memory_draft(
+        self, least_chance: float, texts: TextSettings = NO_TEXTS, *, learns_together: bool = False
+    ) -> MemoryDraft:
         """Candidates from a sequence's own tokens, in the process that verifies them, as far as their chance
         is at least this."""
         return MemoryDraft(
@@ -188,6 +191,8 @@ class Assembly:
             num_slots=self.scheduling.num_slots,
             max_seq_len=self.scheduling.max_seq_len,
             stop_token_ids=self.stop_rules.token_ids,
+            texts=texts,
+            learns_together=learns_together,
             is_traced=self.is_traced,
         )
 

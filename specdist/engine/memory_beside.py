@@ -77,6 +77,7 @@ class MemoryBeside(NoMemory):
             num_slots=num_slots,
             max_length=max_seq_len + 1,
             learns_together=settings.learns_together,
+            texts=settings.texts,
         )
         self._choice = SourceChoice(settings)
         self._histories = Histories(ModelBlocks(), num_slots, num_groups)

@@ -15,6 +15,7 @@ from collections.abc import Collection
 import numpy as np
 
 from specdist.drafters.ngram_index import NgramIndex
+from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.engine.no_draft import sample_alone
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
@@ -37,15 +38,20 @@ class MemoryDraft:
         max_seq_len: int,
         stop_token_ids: Collection[int] = (),
         is_traced: bool = False,
+        texts: TextSettings = NO_TEXTS,
+        learns_together: bool = False,
         is_compiled: bool | None = None,
     ) -> None:
         """
         Args:
             least_chance: for a token to be proposed, that it and all before it in the block are right.
-            is_compiled: see :class:`NgramIndex`.
+            texts, learns_together, is_compiled: see :class:`NgramIndex`.
         """
         self._least_chance = least_chance
-        self._index = NgramIndex(num_slots=num_slots, max_length=max_seq_len + 1, is_compiled=is_compiled)
+        self._index = NgramIndex(
+            num_slots=num_slots, max_length=max_seq_len + 1, learns_together=learns_together, texts=texts,
+            is_compiled=is_compiled,
+        )  # fmt: skip
         self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
         self._is_traced = is_traced
         self._is_new = np.ones(num_slots, bool)

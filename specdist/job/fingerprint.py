@@ -58,6 +58,7 @@ def run_fingerprint(
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         **({"memory": MEMORY_OF_OWN_TOKENS} if config.adds_memory else {}),
+        **({"memory_rows": True} if config.memory_rows else {}),
         # Rows that were generated without a trace cannot get one later.
         **({"trace": True} if config.is_traced else {}),
     }

@@ -5,23 +5,41 @@ from __future__ import annotations
 from specdist.config.generate import GenerateConfig
 from specdist.config.speculation import MEMORY_CHANCE
 from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.text_store import TextSettings
+from specdist.job.memory_texts import MemoryTexts
 from specdist.job.preflight import reproducibility
 from specdist.job.topology import Topology
 from specdist.policies.costs import CostModel
 
 
+def text_settings(config: GenerateConfig, texts: MemoryTexts | None) -> TextSettings:
+    """What memory looks through besides a sequence's own text."""
+    if texts is None and not config.memory_rows:
+        return TextSettings()
+    return TextSettings(
+        num_tokens=config.memory_size,
+        given=texts.token_ids if texts else (),
+        adds_sequences=config.memory_rows,
+    )
+
+
+def learns_together(config: GenerateConfig, topology: Topology) -> bool:
+    """Where the seed fixes the tokens under rejection, a block may depend on its own sequence alone."""
+    return config.is_coupled or reproducibility(config, topology) == "distribution"
+
+
 def memory_settings(
-    config: GenerateConfig, topology: Topology, costs: CostModel | None
+    config: GenerateConfig, topology: Topology, costs: CostModel | None, texts: MemoryTexts | None
 ) -> MemorySettings | None:
     """None without memory beside a draft model. ``costs``: of the run, where it has measured any."""
     if not config.adds_memory:
         return None
-    # Where the seed fixes the tokens under rejection, a block may depend on its own sequence alone.
-    is_free = config.is_coupled or reproducibility(config, topology) == "distribution"
+    is_free = learns_together(config, topology)
     return MemorySettings(
         max_tokens=config.memory_tokens,
         max_model_tokens=config.policy_choice.max_draft_tokens,
         least_chance=MEMORY_CHANCE,
         learns_together=is_free,
         costs=costs if is_free else None,
+        texts=text_settings(config, texts),
     )

@@ -27,6 +27,7 @@ from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.constraints import RunConstraints
 from specdist.job.fingerprint import run_fingerprint
 from specdist.job.hub import check_hub
+from specdist.job.memory_texts import MemoryTexts, read_memory
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
@@ -65,6 +66,7 @@ class ModelPlan:
     max_seq_len: int
     constraints: RunConstraints
     head: DraftHead | None = None
+    memory_texts: MemoryTexts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
         max_seq_len=config.max_seq_len or longest,
         constraints=RunConstraints(config, target),
         head=head,
+        memory_texts=read_memory(config, target, vocab_size),
     )
 
 
@@ -260,6 +263,8 @@ def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, to
     fingerprint = run_fingerprint(
         config, prompts, models.target, models.draft, models.head, max_seq_len=models.max_seq_len
     )
+    if models.memory_texts is not None:
+        fingerprint["draft_memory"] = models.memory_texts.sha256
     return Manifest(fingerprint=fingerprint | models.constraints.fingerprint, info=info)
 
 
@@ -324,6 +329,8 @@ def reproducibility(config: GenerateConfig, topology: Topology) -> str:
     depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
     # What a draft that works ahead has ready, beside memory, depends on what it has time for.
     depends_on_batch |= config.adds_memory and config.drafts_ahead
+    # Which rows have finished depends on who ran beside them.
+    depends_on_batch |= config.memory_rows and config.uses_draft
     depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
     return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 

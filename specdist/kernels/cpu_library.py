@@ -71,6 +71,15 @@ class Batch(ctypes.Structure):
     )
 
 
+class Store(ctypes.Structure):
+    """See ``ngrams.c``."""
+
+    _fields_ = (
+        *((name, c_index) for name in ("capacity", "num_head_bits")),
+        *((name, c_address) for name in ("count", "tokens", "earlier", "heads")),
+    )
+
+
 class Ngrams(ctypes.Structure):
     """See ``ngrams.c``."""
 
@@ -83,6 +92,7 @@ class Ngrams(ctypes.Structure):
         ("prior_tried", ctypes.c_double),
         *((name, c_address) for name in ("tokens", "earlier", "heads", "num_tokens", "num_prompt_tokens")),
         *((name, c_address) for name in ("match_places", "match_lengths", "num_right", "num_tried")),
+        *((name, c_address) for name in ("store", "store_places", "store_lengths")),
     )
 
 
@@ -103,7 +113,8 @@ def ngrams_library() -> ctypes.CDLL:
     loaded = _compiled(NGRAMS_SOURCE)
     of_rows = (c_address, c_index, c_address, c_address)
     loaded.append_tokens.argtypes = (*of_rows, c_address)
-    loaded.append_tokens.restype = None
+    loaded.add_text.argtypes = (c_address, c_index, c_address)
+    loaded.append_tokens.restype = loaded.add_text.restype = None
     loaded.propose_tokens.argtypes = (*of_rows, *[c_address] * 4)
     loaded.propose_tokens.restype = c_index
     return loaded

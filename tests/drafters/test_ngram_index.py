@@ -5,6 +5,7 @@ import pytest
 
 from specdist.drafters.ngram_index import NgramIndex, Proposals
 from specdist.drafters.ngram_state import MAX_MATCH, MAX_PLACES
+from specdist.drafters.text_store import TextSettings
 
 both_kinds = pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "plain"])
 
@@ -150,3 +151,60 @@ def test_sequences_may_learn_together() -> None:
             append(index, 0, [*range(100, 120), 200 + times])
         after = index.propose(np.array([1]), np.array([1])).chances_C
         assert before == 0.95 and (after < 0.93 if learns else after == 0.95)
+
+
+def test_a_store_of_other_texts_gives_the_same_bits_in_both_kinds() -> None:
+    """With texts that are added between tokens, and a ring that is overwritten many times."""
+    rng = np.random.default_rng(6)
+    kinds = [
+        NgramIndex(num_slots=3, max_length=600, texts=TextSettings(num_tokens=200), is_compiled=each)
+        for each in (True, False)
+    ]
+    passages = [rng.integers(5, size=40) for _ in range(3)]
+    num_from_store = 0
+    for round_ in range(80):
+        for index in kinds:
+            if round_ % 20 == 0:
+                index.begin(np.arange(3), np.array([7, 0, 30]))
+        if round_ % 3 == 0:
+            text = np.r_[rng.integers(5, size=3), passages[rng.integers(3)]][: rng.integers(1, 43)]
+            for index in kinds:
+                index.add_text(text)
+        slots, counts = rng.permutation(3)[:2], rng.integers(0, 9, size=2)
+        begin = rng.integers(30)
+        token_ids = np.tile(passages[rng.integers(3)][begin : begin + 9], 2)[: counts.sum()]
+        limits = rng.integers(0, 40, size=2)
+        found: list[Proposals] = []
+        for index in kinds:
+            index.append(slots, counts, token_ids)
+            found.append(index.propose(slots, limits, least_chance=0.02))
+        for name in ("token_ids_C", "chances_C", "lengths_R", "match_lengths_R"):
+            np.testing.assert_array_equal(*(getattr(each, name) for each in found))
+        num_from_store += len(found[0].token_ids_C)
+    assert num_from_store > 200
+
+
+@both_kinds
+def test_other_texts_are_proposed_to_their_ends_and_forgotten_in_turn(is_compiled: bool) -> None:
+    index = NgramIndex(
+        num_slots=1, max_length=600, texts=TextSettings(num_tokens=100), is_compiled=is_compiled
+    )
+    index.begin(np.zeros(1, np.int64), np.array([4]))
+    index.add_text(np.arange(10, 20))
+    append(index, 0, [12, 13, 14, 15])
+    assert proposed(index, limit=9, slot=0) == [16, 17, 18, 19]  # nothing of the next text
+    append(index, 0, [16])
+    assert proposed(index, limit=2, slot=0) == [17, 18]
+    append(index, 0, [19, 1, 2])
+    assert proposed(index, slot=0) == []  # three tokens alone are not looked up
+    index.add_text(np.array([5, 19, 1, 2, 3, 4]))
+    append(index, 0, [3])
+    assert proposed(index, slot=0) == [4]
+    for begin in range(200, 300, 20):
+        index.add_text(np.arange(begin, begin + 20))
+    index.begin(np.zeros(1, np.int64), np.array([4]))
+    append(index, 0, [12, 13, 14, 15])
+    assert proposed(index, slot=0) == []
+    index.begin(np.zeros(1, np.int64), np.array([4]))
+    append(index, 0, [280, 281, 282, 283])
+    assert proposed(index, limit=2, slot=0) == [284, 285]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specdist.drafters.source_choice import MemorySettings
+from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from tests.engine.harness import Harness, requests_for
@@ -27,7 +29,14 @@ TARGET = MarkovModel(
     markov_pair(spread=3.5)[0].logits_VVV[:, :1] + markov_pair(spread=0.4, seed=2)[0].logits_VVV
 )
 DRAFT = MarkovModel(0.2 * TARGET.logits_VVV + markov_pair(spread=2.0, seed=4)[0].logits_VVV)
-NUM_SAMPLES = 500
+NUM_SAMPLES = 400
+# Of which much fits, and of which the oldest are forgotten.
+TEXTS = TextSettings(
+    num_tokens=4000,
+    given=[np.random.default_rng(row).integers(7, size=50) for row in range(40)],
+    adds_sequences=True,
+)
+GIVEN = TextSettings(num_tokens=4000, given=TEXTS.given)
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD: dict[str, Any] = {"num_ahead_tokens": 3, "num_branches": 1}
 SHAPES = [IN_TURNS, RoundShape(num_ahead=3, num_branches=1), LISTEN, ALONE]
@@ -37,7 +46,11 @@ def replica_with(
     settings: SamplingSettings = PLAIN, *, learns: bool = True, least_chance: float = 0.2, **options: Any
 ) -> Harness:
     memory = MemorySettings(
-        max_tokens=6, max_model_tokens=3, least_chance=least_chance, learns_together=learns
+        max_tokens=6,
+        max_model_tokens=3,
+        least_chance=least_chance,
+        learns_together=learns,
+        texts=options.pop("texts", NO_TEXTS),
     )
     return markov_replica(settings, pair=(TARGET, DRAFT), num_draft_tokens=3, beside=memory, **options)
 
@@ -48,7 +61,7 @@ def replica_with(
         (FILTERED, {"learns": False}),
         (PLAIN, AHEAD),
         (TOP_K, {"shapes": SHAPES, **AHEAD}),
-        (PLAIN, {"max_num_seqs": 400, "num_pages": 700}),
+        (PLAIN, {"max_num_seqs": 400, "num_pages": 700, "texts": TEXTS}),
     ],
     ids=["in_turns", "ahead", "any_shape", "preempted"],
 )
@@ -69,7 +82,7 @@ def test_one_hot_targets_emit_what_they_emit_alone(
 ) -> None:
     eos = [5] if settings.is_coupled else []
     alone = tokens_of(markov_replica(settings, pair=(TARGET, None), eos=eos))
-    replica = replica_with(settings, eos=eos, **options)
+    replica = replica_with(settings, eos=eos, texts=TEXTS, max_num_seqs=40, **options)
     assert tokens_of(replica) == alone
     stats = replica.stats_recorder.close_shard(0)
     assert 0 < stats.num_memory_tokens < stats.num_draft_tokens
@@ -77,8 +90,8 @@ def test_one_hot_targets_emit_what_they_emit_alone(
 
 def test_tokens_depend_neither_on_the_batch_nor_on_preemptions() -> None:
     """Under rejection, where every sequence learns alone: the choice of the source is its own, too."""
-    expected = tokens_of(replica_with(FILTERED, learns=False))
-    crowded = replica_with(FILTERED, learns=False, max_num_seqs=60, num_pages=130)
+    expected = tokens_of(replica_with(FILTERED, learns=False, texts=GIVEN))
+    crowded = replica_with(FILTERED, learns=False, texts=GIVEN, max_num_seqs=60, num_pages=130)
     assert tokens_of(crowded) == expected
     assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
 

@@ -82,3 +82,44 @@ def test_jobs_that_need_a_draft_model_say_so(pair: Pair, tmp_path: Path) -> None
             draft="memory",
             output=str(tmp_path),
         )
+
+
+def test_what_an_earlier_run_has_said_is_remembered(repetitive: dict[str, Any], tmp_path: Path) -> None:
+    """A second epoch greedily: nearly every token is known, and no token another. The same texts are part of
+    the run, and give the same tokens in another batch also under rejection; finished rows do not."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run_here(**(repetitive | MEMORY), output=first).code == 0
+    again = run_here(**(repetitive | MEMORY), draft_memory=[first], output=second)
+    assert read_output(second)["completion_ids"] == read_output(first)["completion_ids"]
+    passes = [sum(stats["num_row_steps"] for stats in shard_stats(each)) for each in (first, second)]
+    assert again.totals["exact"] and passes[1] < 0.6 * passes[0], passes
+    other = run_here(**(repetitive | MEMORY), output=second)
+    assert other.code == 2 and "draft_memory" in other.stderr
+    sampled = repetitive | MEMORY | {"temperature": 0.2, "model_impl": "transformers", "limit": 12}
+    runs = {
+        name: {"draft_memory": [first], "max_num_seqs": rows, "memory_rows": has_rows or None}
+        for name, rows, has_rows in (("wide", 32, False), ("narrow", 3, False), ("rows", 4, True))
+    }
+    for name, options in runs.items():
+        assert run_here(**sampled, **options, max_draft_tokens=20, output=tmp_path / name).code == 0
+    kinds = [Manifest.read(tmp_path / name / "manifest.json").info["reproducibility"] for name in runs]
+    assert kinds == ["tokens", "tokens", "distribution"]
+    wide, narrow = (read_output(tmp_path / name)["completion_ids"] for name in ("wide", "narrow"))
+    assert wide == narrow
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": ["a"]}, "has none of the columns completion, text"),
+        ({"text": [1]}, "column 'text' is int64, not text"),
+    ],
+)
+def test_texts_that_memory_cannot_read(
+    columns: dict[str, Any], message: str, options: dict[str, Any], no_models: None, tmp_path: Path
+) -> None:
+    write_arrow(tmp_path / "texts.arrow", columns)
+    ended = run_here(**(options | MEMORY), draft_memory=[tmp_path / "texts.arrow"], output=tmp_path / "run")
+    assert ended.code == 2 and message in ended.stderr
+    missing = run_here(**(options | MEMORY), draft_memory=[tmp_path / "none"], output=tmp_path / "run")
+    assert missing.code == 2 and "--draft_memory" in missing.stderr and "no such file" in missing.stderr

@@ -1,0 +1,94 @@
+"""Texts of earlier runs, or any others, that memory looks through: ``--draft_memory``."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+from specdist.config.generate import GenerateConfig
+from specdist.data.inputs import find_files
+from specdist.job.tokens import load_tokenizer
+from specdist.models.checkpoint import Checkpoint
+from specdist.utils.errors import UserError
+
+# The column of a run's completions first, then what data sets call a text.
+COLUMNS = ("completion", "text", "response", "output", "answer")
+MANIFEST, SHARDS = "manifest.json", "shards"
+BATCH = 1024
+
+
+@dataclass(frozen=True)
+class MemoryTexts:
+    """Token ids, text after text, the last ones that there is room for; ``sha256`` of all of them."""
+
+    token_ids: list[np.ndarray]
+    sha256: str
+
+
+def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> MemoryTexts | None:
+    """None without ``--draft_memory``. Raises :class:`UserError`."""
+    if not config.draft_memory or not (config.uses_memory or config.adds_memory):
+        return None
+    tokenizer = load_tokenizer(target)
+    found: list[np.ndarray] = []
+    for name in config.draft_memory:
+        texts = _texts(Path(name))
+        for begin in range(0, len(texts), BATCH):
+            encoded = tokenizer(texts[begin : begin + BATCH], add_special_tokens=False)["input_ids"]
+            found += [np.array(ids, np.int32) for ids in encoded if ids and max(ids) < vocab_size]
+    # The oldest would be overwritten by those after them.
+    num_tokens = 0
+    for index in range(len(found), 0, -1):
+        num_tokens += len(found[index - 1]) + 1
+        if num_tokens > config.memory_size:
+            found = found[index:]
+            break
+    digest = hashlib.sha256()
+    for ids in found:
+        digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
+    return MemoryTexts(found, digest.hexdigest())
+
+
+def _texts(path: Path) -> list[str]:
+    """Of a run's folder the completions, else the texts of the first column that has a known name."""
+    if (path / MANIFEST).is_file():
+        files = sorted((path / SHARDS).rglob("*.arrow"))
+        if not files:
+            raise UserError(f"--draft_memory {path}: the run has no finished shard")
+    else:
+        try:
+            files = find_files(path)
+        except UserError as error:
+            raise UserError(str(error).replace("--prompts", "--draft_memory")) from error
+    found: list[str] = []
+    for file in files:
+        table = _table(file)
+        columns = [name for name in COLUMNS if name in table.column_names]
+        if not columns:
+            raise UserError(
+                f"--draft_memory {file} has none of the columns {', '.join(COLUMNS)}, but "
+                f"{', '.join(table.column_names)}: rename the one with the text"
+            )
+        column = table[columns[0]]
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise UserError(f"--draft_memory {file}: column {columns[0]!r} is {column.type}, not text")
+        found += [text for text in column.to_pylist() if text]
+    return found
+
+
+def _table(file: Path) -> pa.Table:
+    try:
+        if file.suffix == ".parquet":
+            return pa.parquet.read_table(file)
+        if file.suffix == ".arrow":
+            with pa.memory_map(str(file)) as source:
+                return pa.ipc.open_file(source).read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"--draft_memory {file} cannot be read: {error}") from error
+    raise UserError(f"--draft_memory {file}: give Arrow or Parquet files, or the folder of a run")
