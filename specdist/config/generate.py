@@ -155,7 +155,7 @@ class GenerateConfig(
     def _resolve_policy(self) -> None:
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
-        self.check_memory_beside(self.draft, is_traced=self.trace)
+        self.check_memory_beside(self.draft, is_traced=self.trace, is_constrained=self.is_constrained)
         self.check_other_texts(self.draft)
         defaults = self._resolve_memory() if self.draft == MEMORY else {}
         if self.policy == AUTO:

@@ -109,7 +109,7 @@ class SpeculationOptions:
                     f"--draft {MEMORY}"
                 )
 
-    def check_memory_beside(self, draft: str | None, *, is_traced: bool) -> None:
+    def check_memory_beside(self, draft: str | None, *, is_traced: bool, is_constrained: bool) -> None:
         """Of ``--memory``. Raises :class:`UserError`."""
         if not self.memory or self.policy == TARGET_ONLY:
             return
@@ -122,6 +122,11 @@ class SpeculationOptions:
             raise UserError(
                 "--memory with --draft_window: memory looks through all of a text, and a draft with a window "
                 "is told of a part; leave one of them out"
+            )
+        if is_constrained:
+            raise UserError(
+                "--memory with constraints or --max_thinking_tokens: memory proposes tokens that they do not "
+                "allow; leave one of them out"
             )
         if self.policy == "sprinter":
             raise UserError(

@@ -12,6 +12,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from specdist.config.generate import GenerateConfig
+from specdist.data import Manifest
 from specdist.data.inputs import find_files
 from specdist.job.tokens import load_tokenizer
 from specdist.models.checkpoint import Checkpoint
@@ -38,11 +39,16 @@ def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> 
     tokenizer = load_tokenizer(target)
     found: list[np.ndarray] = []
     for name in config.draft_memory:
-        texts = _texts(Path(name))
+        path = Path(name)
+        if is_run_of(path, vocab_size):
+            found += _completions(path)
+            continue
+        texts = _texts(path)
         for begin in range(0, len(texts), BATCH):
             encoded = tokenizer(texts[begin : begin + BATCH], add_special_tokens=False)["input_ids"]
             found += [np.array(ids, np.int32) for ids in encoded if ids and max(ids) < vocab_size]
     # The oldest would be overwritten by those after them.
+    found = [ids for ids in found if ids.max() < vocab_size]
     num_tokens = 0
     for index in range(len(found), 0, -1):
         num_tokens += len(found[index - 1]) + 1
@@ -55,12 +61,32 @@ def read_memory(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> 
     return MemoryTexts(found, digest.hexdigest())
 
 
+def is_run_of(path: Path, vocab_size: int) -> bool:
+    """Whether it is the folder of a run whose target had as many tokens: then its token ids are taken."""
+    if not (path / MANIFEST).is_file():
+        return False
+    try:
+        return bool(Manifest.read(path / MANIFEST).info.get("vocab_size") == vocab_size)
+    except (OSError, ValueError):
+        return False
+
+
+def _completions(path: Path) -> list[np.ndarray]:
+    columns = [_table(file)["completion_ids"] for file in _shards(path)]
+    return [np.array(ids, np.int32) for column in columns for ids in column.to_pylist() if ids]
+
+
+def _shards(path: Path) -> list[Path]:
+    files = sorted((path / SHARDS).rglob("*.arrow"))
+    if not files:
+        raise UserError(f"--draft_memory {path}: the run has no finished shard")
+    return files
+
+
 def _texts(path: Path) -> list[str]:
     """Of a run's folder the completions, else the texts of the first column that has a known name."""
     if (path / MANIFEST).is_file():
-        files = sorted((path / SHARDS).rglob("*.arrow"))
-        if not files:
-            raise UserError(f"--draft_memory {path}: the run has no finished shard")
+        files = _shards(path)
     else:
         try:
             files = find_files(path)
