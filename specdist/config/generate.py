@@ -156,7 +156,6 @@ class GenerateConfig(
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
         self.check_memory_beside(self.draft, is_traced=self.trace, is_constrained=self.is_constrained)
-        self.check_other_texts(self.draft)
         defaults = self._resolve_memory() if self.draft == MEMORY else {}
         if self.policy == AUTO:
             self.policy = "none" if self.draft is None else "goodput"

@@ -111,6 +111,7 @@ class SpeculationOptions:
 
     def check_memory_beside(self, draft: str | None, *, is_traced: bool, is_constrained: bool) -> None:
         """Of ``--memory``. Raises :class:`UserError`."""
+        self.check_other_texts(draft)
         if not self.memory or self.policy == TARGET_ONLY:
             return
         if draft in (None, MEMORY):
