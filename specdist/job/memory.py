@@ -6,6 +6,8 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.speculation import MEMORY_CHANCE
 from specdist.drafters.source_choice import MemorySettings
 from specdist.drafters.text_store import TextSettings
+from specdist.engine.assembly import Assembly
+from specdist.engine.memory_draft import MemoryDraft
 from specdist.job.memory_texts import MemoryTexts
 from specdist.job.preflight import reproducibility
 from specdist.job.topology import Topology
@@ -42,4 +44,15 @@ def memory_settings(
         learns_together=is_free,
         costs=costs if is_free else None,
         texts=text_settings(config, texts),
+    )
+
+
+def memory_proposer(
+    assembly: Assembly, config: GenerateConfig, topology: Topology, texts: MemoryTexts | None
+) -> MemoryDraft:
+    """Of ``--draft memory``."""
+    return assembly.memory_draft(
+        config.policy_options.get("stop_probability", 0.0),
+        text_settings(config, texts),
+        learns_together=learns_together(config, topology),
     )

@@ -30,7 +30,7 @@ from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.logs import quiet_libraries
 from specdist.job.measuring import TARGET_GROUP, measure_costs
-from specdist.job.memory import learns_together, memory_settings, text_settings
+from specdist.job.memory import memory_proposer, memory_settings
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
@@ -222,6 +222,7 @@ class Replica:
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
         """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
+        costs: CostModel | None = getattr(self, "costs", None)
         return Assembly(
             settings=self.settings,
             vocab_size=self._models.vocab_size,
@@ -232,9 +233,7 @@ class Replica:
             chooser=self._chooser,
             is_traced=self._config.is_traced,
             trusts_draft=not self._config.is_exact,
-            memory=memory_settings(
-                self._config, self._topology, getattr(self, "costs", None), self._models.memory_texts
-            ),
+            memory=memory_settings(self._config, self._topology, costs, self._models.memory_texts),
             masker=self._models.constraints.new_masker(self._models.vocab_size),
         )
 
@@ -390,11 +389,7 @@ class Replica:
 
     def _proposer(self) -> Proposer:
         if self._config.uses_memory:
-            return self.assembly().memory_draft(
-                self._config.policy_options.get("stop_probability", 0.0),
-                text_settings(self._config, self._models.memory_texts),
-                learns_together=learns_together(self._config, self._topology),
-            )
+            return memory_proposer(self.assembly(), self._config, self._topology, self._models.memory_texts)
         if not self._topology.uses_draft:
             return NoDraft()
         if self._topology.is_colocated:
