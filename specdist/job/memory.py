@@ -9,7 +9,7 @@ from specdist.drafters.text_store import TextSettings
 from specdist.engine.assembly import Assembly
 from specdist.engine.memory_draft import MemoryDraft
 from specdist.job.memory_texts import MemoryTexts
-from specdist.job.preflight import reproducibility
+from specdist.job.preflight import ModelPlan, reproducibility
 from specdist.job.topology import Topology
 from specdist.policies.costs import CostModel
 
@@ -31,7 +31,7 @@ def learns_together(config: GenerateConfig, topology: Topology) -> bool:
 
 
 def memory_settings(
-    config: GenerateConfig, topology: Topology, costs: CostModel | None, texts: MemoryTexts | None
+    config: GenerateConfig, topology: Topology, costs: CostModel | None, models: ModelPlan
 ) -> MemorySettings | None:
     """None without memory beside a draft model. ``costs``: of the run, where it has measured any."""
     if not config.adds_memory:
@@ -43,7 +43,7 @@ def memory_settings(
         least_chance=MEMORY_CHANCE,
         learns_together=is_free,
         costs=costs if is_free else None,
-        texts=text_settings(config, texts),
+        texts=text_settings(config, models.memory_texts),
     )
 
 

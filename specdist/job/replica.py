@@ -222,7 +222,6 @@ class Replica:
 
     def assembly(self, stop_rules: StopRules | None = None) -> Assembly:
         """The assembly of this rank's models. ``stop_rules``: by default the target's stop tokens."""
-        costs: CostModel | None = getattr(self, "costs", None)
         return Assembly(
             settings=self.settings,
             vocab_size=self._models.vocab_size,
@@ -233,7 +232,7 @@ class Replica:
             chooser=self._chooser,
             is_traced=self._config.is_traced,
             trusts_draft=not self._config.is_exact,
-            memory=memory_settings(self._config, self._topology, costs, self._models.memory_texts),
+            memory=memory_settings(self._config, self._topology, vars(self).get("costs"), self._models),
             masker=self._models.constraints.new_masker(self._models.vocab_size),
         )
 
