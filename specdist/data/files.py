@@ -81,17 +81,26 @@ def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write ``path`` so that a reader sees the old file, also if ``write`` raises, or the whole new one."""
+    """Write ``path`` so that a reader sees the old file, also if ``write`` raises, or the whole new one.
+
+    ``write`` is called again if the file is gone before it has its name: a replica that is paused for long
+    passes for dead, and others tidy up after it.
+    """
     if isinstance(path, StorePath):
         write_through(path, write)
         return
-    temporary = temporary_path(path, unique_tag())
-    write_durably(temporary, write)
-    try:
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    is_named = False
+    while not is_named:
+        temporary = temporary_path(path, unique_tag())
+        write_durably(temporary, write)
+        try:
+            temporary.replace(path)
+            is_named = True
+        except FileNotFoundError:
+            continue
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     fsync_folder(path.parent)
 
 

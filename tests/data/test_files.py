@@ -67,6 +67,24 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, f
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_that_was_tidied_away_before_it_had_its_name_is_written_again(tmp_path):
+    """A replica may be paused for so long that another one takes it for dead."""
+    num_written = 0
+
+    def write(file):
+        nonlocal num_written
+        file.write(b"new")
+        num_written += 1
+        if num_written == 1:
+            Path(file.name).unlink()
+
+    write_atomically(tmp_path / "manifest.json", write)
+    assert num_written == 2
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("manifest.json", b"new")]
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "gone" / "manifest.json", write)
+
+
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
     """As on two nodes: each has a temporary file of its own, and the last complete one counts."""
     path = tmp_path / "a.json"

@@ -135,8 +135,15 @@ DATA_FAULTS = (
     Mutant(
         name="rename-not-made-durable",
         file="data/files.py",
-        old="        temporary.unlink(missing_ok=True)\n        raise\n    fsync_folder(path.parent)\n",
-        new="        temporary.unlink(missing_ok=True)\n        raise\n",
+        old="            temporary.unlink(missing_ok=True)\n            raise\n    fsync_folder(path.parent)\n",
+        new="            temporary.unlink(missing_ok=True)\n            raise\n",
+        tests=(FILES,),
+    ),
+    Mutant(
+        name="file-tidied-away-ends-paused-replica",
+        file="data/files.py",
+        old="        except FileNotFoundError:\n            continue\n",
+        new="",
         tests=(FILES,),
     ),
     Mutant(
