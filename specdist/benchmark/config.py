@@ -8,7 +8,15 @@ from typing import Literal
 from specdist.benchmark.choices import INITIAL_LENGTHS, READERS, policy_choices
 from specdist.config.arguments import option
 from specdist.config.generate import GenerateConfig
-from specdist.config.groups import ModelOptions, PromptOptions, SamplingOptions, TrustOptions, values_of
+from specdist.config.groups import (
+    SELF,
+    ModelOptions,
+    PromptOptions,
+    QuantizationOptions,
+    SamplingOptions,
+    TrustOptions,
+    values_of,
+)
 from specdist.config.speculation import require_model
 from specdist.policies import HeadKind
 from specdist.policies.choice import PolicyChoice
@@ -26,7 +34,7 @@ OVERLAPS = (IN_TURNS, AHEAD)
 
 
 @dataclass(kw_only=True)
-class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions):
+class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, SamplingOptions, TrustOptions):
     """Every option of ``jobs/benchmark.py``. Raises :class:`UserError` for values that do not go together."""
 
     _argument_group_name = "Benchmark"
@@ -40,7 +48,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
 
     # Models: a trained pair, or a synthetic one
     target: str | None = option(None, help="hub id or folder of the large model")  # type: ignore[assignment]
-    draft: str | None = option(None, help="hub id or folder of the small model")
+    draft: str | None = option(None, help="hub id or folder of the small model, or self:int4")
     synthetic: str | None = option(None, help=f"use a random pair of this shape instead: {', '.join(SHAPES)}")
     acceptance: float | None = option(
         None, help="greedy acceptance rate of the random pair, above 0 and at most 1"
@@ -169,6 +177,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
         self._check_peers()
         self._check_policies()
         self._check_pair()
+        self.check_quantization(self.draft)
         self._check_prompts()
         self._check_sampling()
 
@@ -234,6 +243,12 @@ class BenchmarkConfig(PromptOptions, ModelOptions, SamplingOptions, TrustOptions
     def _check_peers(self) -> None:
         if self.peers and (self.policies is not None or self.profile is not None):
             raise UserError("--peers has no effect with --policies or --profile: leave one of them out")
+        is_self = self.draft is not None and self.draft.startswith(SELF)
+        if self.peers and (self.target_quantization or self.draft_quantization or is_self):
+            raise UserError(
+                "--peers would run the models as they are stored, beside quantised ones: leave it out, or "
+                "--target_quantization, --draft_quantization and --draft self:..."
+            )
 
     def _check_placements(self) -> None:
         self.placements = sorted(set(self.placements or [SEPARATE if self.profile else COLOCATED]))

@@ -7,6 +7,7 @@ when the process has died; the messages of an engine and its draft go through th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import multiprocessing
 import tempfile
@@ -71,6 +72,7 @@ class DraftSource:
     ``num_context_tokens`` is the context length at which steps are timed."""
 
     checkpoint: str
+    quantization: str | None
     trust_remote_code: bool
     allow_pickle: bool
     dtype: str
@@ -238,6 +240,7 @@ class _Server:
             trust_remote_code=source.trust_remote_code,
             allow_pickle=source.allow_pickle,
         )
+        checkpoint = dataclasses.replace(checkpoint, quantization=source.quantization)
         model = load_whole(checkpoint, dtype=checkpoint.torch_dtype(source.dtype), device=source.device)
         self._runner = ModelRunner(model, source.device, model_impl=source.model_impl)
         self._source = source

@@ -37,7 +37,7 @@ class Pair:
     """Both models on one device. Raises :class:`UserError` for a pair that the job would refuse.
 
     Args:
-        options: more of the job's: ``dtype``, ``model_impl``, ``trust_remote_code``, ``allow_pickle``.
+        options: more of the job's: ``dtype``, ``model_impl``, ``target_quantization``, and so on.
     """
 
     def __init__(self, target: str, draft: str, *, device: torch.device, **options: Any) -> None:

@@ -24,6 +24,7 @@ from specdist.benchmark.drafts import with_slots
 from specdist.benchmark.pair import PagedPair
 from specdist.engine.device_clock import timed
 from specdist.models.flat import FlatBatch
+from specdist.models.quantized import quantization_of
 from specdist.models.runner import ModelRunner
 from specdist.models.sizes import model_size
 
@@ -147,7 +148,13 @@ def measure_floors(
         ("target", pair.target_checkpoint, paged.target, num_draft_tokens + 1),
         ("draft", pair.draft_checkpoint, paged.draft, 1),
     ):
-        size = model_size(name, checkpoint.config, runner.dtype.itemsize, trusts_code=checkpoint.trusts_code)
+        size = model_size(
+            name,
+            checkpoint.config,
+            runner.dtype.itemsize,
+            trusts_code=checkpoint.trusts_code,
+            quantization=quantization_of(checkpoint),
+        )
         weight_bytes = size.streamed_bytes(tp_size=1)
         bytes_per_s = measure_bytes_per_s(min(weight_bytes, MOST_BYTES), runner.dtype, runner.device)
         flop_per_s = measure_flop_per_s(runner.dtype, runner.device)

@@ -18,7 +18,7 @@ from specdist.benchmark.methods import Row
 from specdist.benchmark.overhead import OVERHEAD_BATCH_SIZES
 from specdist.benchmark.pair import PagedPair, Pair
 from specdist.benchmark.results import Hardware, ModelSizes, WorkSize, versions
-from specdist.config.groups import TrustOptions, values_of
+from specdist.config.groups import QuantizationOptions, TrustOptions, values_of
 from specdist.data import Prompts, RowError, open_prompts
 from specdist.data.heartbeat import now_utc
 from specdist.engine.stopping import StopRules
@@ -27,6 +27,8 @@ from specdist.heads.head import load_head
 from specdist.job.costs import typical_context
 from specdist.job.tokens import PromptEncoder, check_split_special_tokens
 from specdist.job.topology import local_device
+from specdist.models.checkpoint import Checkpoint
+from specdist.models.sizes import model_size
 from specdist.sampling.distributions import SamplingSettings
 from specdist.synthetic.build import SyntheticRecord, build_synthetic
 from specdist.utils.errors import UserError
@@ -84,6 +86,7 @@ class Setting:
         logger.info("starting the draft's process")
         source = DraftSource(
             checkpoint=str(self.pair.draft_checkpoint.folder),
+            quantization=self.pair.draft_checkpoint.quantization,
             trust_remote_code=self.pair.draft_checkpoint.trusts_code,
             allow_pickle=self.pair.draft_checkpoint.is_pickled,
             dtype=str(self.pair.draft.dtype).removeprefix("torch."),
@@ -127,10 +130,12 @@ def set_up(config: BenchmarkConfig) -> Setting:
         head=head,
     )
     models = ModelSizes(
-        target=config.target or f"synthetic {config.synthetic}",
-        draft=config.draft or f"first layers of synthetic {config.synthetic}",
-        num_target_parameters=sum(weight.numel() for weight in pair.target.parameters()),
-        num_draft_parameters=sum(weight.numel() for weight in pair.draft.parameters()),
+        target=_name(config.target or f"synthetic {config.synthetic}", config.target_quantization),
+        draft=_name(
+            config.draft or f"first layers of synthetic {config.synthetic}", config.draft_quantization
+        ),
+        num_target_parameters=_num_parameters(pair.target_checkpoint),
+        num_draft_parameters=_num_parameters(pair.draft_checkpoint),
         dtype=pair.dtype,
     )
     work = WorkSize(
@@ -145,10 +150,20 @@ def set_up(config: BenchmarkConfig) -> Setting:
     )
 
 
+def _name(name: str, quantization: str | None) -> str:
+    return name if quantization is None else f"{name} in {quantization}"
+
+
+def _num_parameters(checkpoint: Checkpoint) -> int:
+    """Also of quantised layers, whose numbers are no parameters of the loaded model."""
+    return model_size("it", checkpoint.config, 1, trusts_code=checkpoint.trusts_code).num_parameters
+
+
 def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, SyntheticRecord | None]:
+    options = {"model_impl": config.model_impl, **values_of(config, QuantizationOptions)}
     if config.synthetic is None:
         assert config.target is not None and config.draft is not None
-        options = {"dtype": config.dtype, "model_impl": config.model_impl, **values_of(config, TrustOptions)}
+        options |= {"dtype": config.dtype, **values_of(config, TrustOptions)}
         return Pair(config.target, config.draft, device=device, **options), None
     dtype = "float32" if config.dtype == "auto" else config.dtype
     dial = f"epsilon-{config.epsilon:g}" if config.acceptance is None else f"acceptance-{config.acceptance:g}"
@@ -162,13 +177,7 @@ def _make_pair(config: BenchmarkConfig, device: torch.device) -> tuple[Pair, Syn
         dtype=getattr(torch, dtype),
         device=device,
     )
-    pair = Pair(
-        str(folder / "target"),
-        str(folder / "draft"),
-        dtype=dtype,
-        device=device,
-        model_impl=config.model_impl,
-    )
+    pair = Pair(str(folder / "target"), str(folder / "draft"), dtype=dtype, device=device, **options)
     return pair, record
 
 

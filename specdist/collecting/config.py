@@ -12,6 +12,7 @@ from specdist.config.groups import (
     BatchOptions,
     ModelOptions,
     PromptOptions,
+    QuantizationOptions,
     RankOptions,
     SamplingOptions,
     values_of,
@@ -25,7 +26,9 @@ TOKEN_MIXING = 0.15
 
 
 @dataclass(kw_only=True)
-class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, RankOptions):
+class CollectConfig(
+    PromptOptions, ModelOptions, QuantizationOptions, SamplingOptions, BatchOptions, RankOptions
+):
     """Every option of ``jobs/collect.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Collection"
@@ -46,7 +49,7 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
     overwrite: bool = option(False, help="delete the results of an earlier collection in the output folder")
 
     # Models
-    draft: str = option(help="hub id or folder of the small model, which the head will read")
+    draft: str = option(help="hub id or folder of the small model, which the head will read, or self:int4")
     tp_size: int = option(
         1, help="tensor-parallel ranks of the target; must divide its attention heads and key/value heads"
     )
@@ -107,7 +110,9 @@ class CollectConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, 
 
     def run_config(self) -> GenerateConfig:
         """The run that generates the target's responses, speculatively but exactly."""
-        groups = (PromptOptions, ModelOptions, SamplingOptions, BatchOptions, RankOptions)
+        groups = (
+            PromptOptions, ModelOptions, QuantizationOptions, SamplingOptions, BatchOptions, RankOptions
+        )  # fmt: skip
         shared: dict[str, Any] = values_of(self, *groups) | {"num_draft_tokens": self.num_draft_tokens}
         return GenerateConfig(
             output=str(Path(self.output) / RESPONSES_FOLDER),

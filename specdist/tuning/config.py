@@ -11,6 +11,7 @@ from specdist.config.groups import (
     BatchOptions,
     ModelOptions,
     PromptOptions,
+    QuantizationOptions,
     SamplingOptions,
     TrustOptions,
     values_of,
@@ -20,7 +21,9 @@ from specdist.utils.errors import UserError
 
 
 @dataclass(kw_only=True)
-class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, TrustOptions):
+class TuneConfig(
+    PromptOptions, ModelOptions, QuantizationOptions, SamplingOptions, BatchOptions, TrustOptions
+):
     """Every option of ``jobs/tune.py``. Raises :class:`UserError` for a value out of its range."""
 
     _argument_group_name = "Tuning"
@@ -33,7 +36,7 @@ class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, Tru
     )
 
     # Models
-    draft: str = option(help="hub id or folder of the small model")
+    draft: str = option(help="hub id or folder of the small model, or self:int4")
     head: list[str] | None = option(
         None,
         help="heads trained for the draft by jobs/train_head.py, for specdecpp and sprinter (exact)",
@@ -61,7 +64,9 @@ class TuneConfig(PromptOptions, ModelOptions, SamplingOptions, BatchOptions, Tru
 
     def run_config(self, policy: str, **options: Any) -> GenerateConfig:
         """The options of a run with this policy. Raises :class:`UserError` for what it would refuse."""
-        groups = (PromptOptions, ModelOptions, SamplingOptions, BatchOptions, TrustOptions)
+        groups = (
+            PromptOptions, ModelOptions, QuantizationOptions, SamplingOptions, BatchOptions, TrustOptions
+        )  # fmt: skip
         values: dict[str, Any] = {
             "policy": policy, "overlap": "none", "acceptance": self.acceptance, **options
         }  # fmt: skip

@@ -11,7 +11,14 @@ import yaml
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from specdist.config.groups import BatchOptions, ModelOptions, SamplingOptions, TrustOptions, values_of
+from specdist.config.groups import (
+    BatchOptions,
+    ModelOptions,
+    QuantizationOptions,
+    SamplingOptions,
+    TrustOptions,
+    values_of,
+)
 from specdist.data.files import write_atomically, write_json
 from specdist.policies.costs import CostModel
 from specdist.policies.registry import TARGET_ONLY
@@ -24,7 +31,10 @@ SUMMARY_FILE, SETTINGS_FILE = "summary.json", "settings.json"
 MARKERS = "os^vDPXp<>"
 DOTS_PER_INCH = 150
 # Options that settings, and a run, must have in common for their rates to be comparable.
-COMPARED_OPTIONS = ("target", "draft", "acceptance", "temperature", "top_k", "top_p", "max_num_seqs")
+COMPARED_OPTIONS = (
+    "target", "target_quantization", "draft", "draft_quantization", "acceptance", "temperature", "top_k",
+    "top_p", "max_num_seqs",
+)  # fmt: skip
 
 
 def write_report(result: TuningResult) -> None:
@@ -61,6 +71,8 @@ def best_yaml(result: TuningResult) -> str:
         "acceptance": config.acceptance,
         **values_of(config, ModelOptions, SamplingOptions, BatchOptions, TrustOptions),
     }
+    quantization = values_of(config, QuantizationOptions)
+    options |= {name: kind for name, kind in quantization.items() if kind is not None}
     # The calibration's lengths are not limits of the run.
     del options["max_new_tokens"], options["max_seq_len"]
     run = config.run_config(best.candidate.policy, **best.candidate.run_options)
@@ -68,6 +80,7 @@ def best_yaml(result: TuningResult) -> str:
     options |= {"policy": best.candidate.policy, **run.policy_options}
     if best.candidate.policy == TARGET_ONLY:
         del options["draft"]
+        options.pop("draft_quantization", None)
     remark = (
         f"# Chosen by jobs/tune.py on {result.num_prompts} prompts: {best.batched.tokens_per_s:.0f} tokens/s "
         f"predicted at batch {config.max_num_seqs},\n# {gain(result, best):.2f} times the target alone. "

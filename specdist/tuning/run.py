@@ -40,7 +40,7 @@ TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # The options that a trace depends on, besides the prompts.
 ORIGIN_OPTIONS = (
     "target", "draft", "split_special_tokens", "acceptance", "temperature", "top_k", "top_p",
-    "max_new_tokens", "seed", "head",
+    "max_new_tokens", "seed", "head", "target_quantization", "draft_quantization",
 )  # fmt: skip
 
 # With fewer, the batch would be half empty for much of the replay, unlike in a run.

@@ -68,6 +68,7 @@ def test_a_draft_killed_between_two_runs_ends_the_next_one_with_the_reason(setti
 def test_a_refusal_by_the_drafts_process_is_shown(setting: Setting) -> None:
     source = DraftSource(
         checkpoint=str(setting.pair.draft_checkpoint.folder.parent),
+        quantization=None,
         trust_remote_code=False,
         allow_pickle=False,
         dtype="float32",

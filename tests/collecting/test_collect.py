@@ -67,6 +67,17 @@ def test_greedy_acceptance_is_agreement(pair: Pair, options: dict[str, Any], tmp
     assert set(data["ratio"].to_pylist()) == {1.0, float("inf")}
 
 
+def test_quantised_models_are_those_of_the_run(options: dict[str, Any], tmp_path: Path) -> None:
+    """A draft of the target's own weights in the same 8 bits is the target: every token is accepted."""
+    kinds = {"draft": "self:int8", "target_quantization": "int8", "limit": 4, "max_new_tokens": 12}
+    output = tmp_path / "data"
+    assert run_here(main, **options | kinds, kind="acceptance", output=output).code == 0
+    acceptance = read_output(output)["acceptance"].to_numpy()
+    assert len(acceptance) > 20 and acceptance.min() > 0.99
+    fingerprint = json.loads((output / "manifest.json").read_text())["fingerprint"]
+    assert fingerprint["target_quantization"] == fingerprint["draft_quantization"] == "int8"
+
+
 def test_tokens_are_mixed_and_drawn_from_the_draft(pair: Pair, acceptance: Path) -> None:
     """85 of 100 places have a drafted token, and the tokens have the draft's distribution.
 

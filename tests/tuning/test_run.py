@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from specdist import SamplingOptions, SpeculativeLLM
 from specdist.config.generate import parse_generate_config
 from specdist.policies.costs import CostModel, Curve
 from specdist.policies.registry import HEAD_POLICIES, OPTIONS, POLICIES
@@ -17,7 +19,7 @@ from specdist.reporting.rates import read_tuned
 from specdist.tuning.config import TuneConfig
 from specdist.tuning.grid import candidates
 from specdist.tuning.report import best_yaml, console_report, summary, write_report
-from specdist.tuning.run import COSTS_FILE, TRACE_FILE, TuningResult, run_tuning
+from specdist.tuning.run import COSTS_FILE, TRACE_FILE, TuningResult, collect_trace, run_tuning
 from specdist.utils.errors import UserError
 from tests.job.heads import write_head
 from tests.job.launching import read_output, run_here
@@ -90,6 +92,28 @@ def test_it_leaves_options_that_the_main_job_takes(
     assert config.temperature == 0 and config.max_num_seqs == 3
     ended = run_here(config=best, prompts=pair.prompts, output=tmp_path / "run", limit=2, max_new_tokens=8)
     assert ended.code == 0
+
+
+def test_quantised_models_are_those_of_the_run(
+    result: TuningResult, options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    """The target's own tokens in 8 bits; a draft of the same 8 bits is the target, and accepted always."""
+    kinds = {"target_quantization": "int8", "draft": "self:int8"}
+    config = TuneConfig(**{**options, **kinds, "num_prompts": 3, "output": str(tmp_path)})
+    trace, _ = collect_trace(config, [])
+    assert {name: trace.origin[name] for name in kinds} == kinds
+    llm = SpeculativeLLM(str(pair.target), device="cpu", target_quantization="int8")
+    for found in trace.prompts:
+        [wanted] = llm.generate(
+            [found.prompt_ids.tolist()], SamplingOptions(temperature=0, max_new_tokens=16), use_tqdm=False
+        )
+        assert found.completion_ids.tolist() == list(wanted.token_ids)
+        acceptance = found.acceptance_ND[np.isfinite(found.acceptance_ND)]
+        assert len(acceptance) and (acceptance == 1).mean() > 0.98, acceptance
+    (tmp_path / "best.yaml").write_text(best_yaml(dataclasses.replace(result, config=config)))
+    run = parse_generate_config(["--config", str(tmp_path / "best.yaml"), "--prompts", "x", "--output", "x"])
+    assert run.target_quantization == "int8"
+    assert run.draft == ("self:int8" if run.uses_draft else None)
 
 
 def test_it_leaves_a_plot_and_tables(result: TuningResult, options: dict[str, Any]) -> None:
@@ -193,6 +217,7 @@ def test_what_is_refused(options: dict[str, Any], changed: dict[str, Any], messa
         ({"max_draft_tokens": CAP + 3}, "--max_draft_tokens 9 is more than the 6"),
         ({"temperature": 0.5}, "--temperature 0.5, but .* was collected with 0.0"),
         ({"draft": "another"}, "--draft another, but"),
+        ({"target_quantization": "int8"}, "--target_quantization int8, but .* was collected with None"),
     ],
 )
 def test_a_trace_of_something_else_is_refused(
