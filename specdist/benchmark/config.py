@@ -63,7 +63,7 @@ class BenchmarkConfig(PromptOptions, ModelOptions, QuantizationOptions, Sampling
 
     # Work
     prompts: str | None = option(  # type: ignore[assignment]
-        None, help="Arrow, Parquet or JSONL; without it, a random pair gets random token ids"
+        None, help="Arrow, Parquet, JSONL or CSV; without it, a random pair gets random token ids"
     )
     group_column: str | None = option(
         None,

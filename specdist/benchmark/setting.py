@@ -25,7 +25,7 @@ from specdist.engine.stopping import StopRules
 from specdist.heads.drafts import identify_draft
 from specdist.heads.head import load_head
 from specdist.job.costs import typical_context
-from specdist.job.tokens import PromptEncoder, check_split_special_tokens
+from specdist.job.tokens import PromptEncoder, check_chat_variables, check_split_special_tokens
 from specdist.job.topology import local_device
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.sizes import model_size
@@ -227,11 +227,13 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
     )
     # Without groups a prompt that is too long is an error of :func:`make_workload`.
     room = 1 if column is None else config.max_new_tokens
+    check_chat_variables(pair.target_checkpoint, config.chat_format)
     check_split_special_tokens(pair.target_checkpoint, config.split_special_tokens)
     encoder = PromptEncoder(
         pair.tokenizer,
         max_prompt_tokens=pair.max_positions - room,
         split_special_tokens=config.split_special_tokens,
+        chat_format=config.chat_format,
     )
 
     if column is None:

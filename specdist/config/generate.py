@@ -134,13 +134,7 @@ class GenerateConfig(
             "stop", all(self.stop), "must not contain an empty string; leave the option out instead"
         )
         self.check_constraints(self.stop)
-        if self.prompt_column and self.messages_column:
-            raise UserError(
-                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
-                "each other: name the column of plain prompts or the column of chat messages"
-            )
-        if self.messages_column is None:
-            self.prompt_column = self.prompt_column or "prompt"
+        self.check_prompts()
         self._resolve_policy()
         self.check_logprobs(is_exact=self.is_exact)
         if self.max_num_batched_tokens < self.block_tokens:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from specdist.config.arguments import option
+from specdist.config.chat import ChatOptions
 from specdist.config.processing import LogprobOptions, ProcessingOptions
 from specdist.utils.errors import UserError
 
@@ -21,14 +22,15 @@ SELF, SELF_KINDS = "self:", ("int4", "int8", "float8")
 
 
 @dataclass(kw_only=True)
-class PromptOptions:
+class PromptOptions(ChatOptions):
     """Where prompts come from."""
 
     _argument_group_name = "Prompts"
     _url_options: ClassVar[tuple[str, ...]] = ("prompts",)
 
     prompts: str = option(
-        help="Arrow IPC file or folder, save_to_disk folder, Parquet or JSONL; or its URL (s3://, gs://, hf://)"
+        help="Arrow IPC file or folder, save_to_disk folder, Parquet, JSONL or CSV; or its URL (s3://, "
+        "gs://, hf://)"
     )
     prompt_column: str | None = option(None, help="column that holds the prompt text (default: prompt)")
     messages_column: str | None = option(
@@ -38,6 +40,17 @@ class PromptOptions:
         False,
         help="encode special tokens inside prompts and messages as text; a chat template's own stay special",
     )
+
+    def check_prompts(self) -> None:
+        """Fill in the column. Raises :class:`UserError`."""
+        _ = self.chat_format
+        if self.prompt_column and self.messages_column:
+            raise UserError(
+                f"--prompt_column {self.prompt_column} and --messages_column {self.messages_column} exclude "
+                "each other: name the column of plain prompts or the column of chat messages"
+            )
+        if self.messages_column is None:
+            self.prompt_column = self.prompt_column or "prompt"
 
 
 @dataclass(kw_only=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.csv_files import read_csv
 from specdist.data.input_rows import InputRows, ParquetRows, TableRows
 from specdist.data.jsonl import PromptColumn, read_jsonl
 from specdist.data.text import check_layout
@@ -26,6 +27,7 @@ KINDS = {
     "Arrow": (".arrow",),
     "Parquet": (".parquet",),
     "JSONL": (".jsonl", ".jsonl.gz", ".json", ".json.gz"),
+    "CSV": (".csv", ".csv.gz"),
 }
 SUFFIXES = tuple(suffix for suffixes in KINDS.values() for suffix in suffixes)
 
@@ -63,6 +65,8 @@ def read_inputs(files: list[Path], prompts: PromptColumn, *, is_known: bool = Fa
     kind = _kind(files[0])
     if kind == "JSONL":
         return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
+    if kind == "CSV":
+        return Inputs(TableRows(read_csv(files, prompts.name)))
     if kind == "Parquet":
         return Inputs(_parquet_rows(files, is_known=is_known))
     tables = [_read_arrow(file) for file in files]

@@ -1,4 +1,4 @@
-"""The input: prompts in Arrow, Parquet or JSONL files, checked as a whole before any model is loaded."""
+"""The input: prompts in Arrow, Parquet, JSONL or CSV files, checked as a whole before any model is loaded."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ def open_prompts(
     """Open and check the first ``limit`` rows (None = all) of a file or folder of prompts, or of a URL, which
     is fetched into the ``spool``.
 
-    Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet or JSONL, and exactly one of the two columns.
+    Takes Arrow IPC, a ``datasets.save_to_disk`` folder, Parquet, JSONL or CSV, and exactly one of the
+    two columns.
     Files that are ``known`` and unchanged were checked before, and are not read as a whole again.
     Raises :class:`UserError` if a file cannot be used, with the file and the line or column.
     """

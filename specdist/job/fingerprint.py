@@ -28,6 +28,7 @@ def run_fingerprint(
         "prompts": prompts.fingerprint,
         "prompt_column": config.prompt_column,
         "messages_column": config.messages_column,
+        **config.chat_fingerprint,
         "num_rows": prompts.num_rows,
         "rows_per_shard": config.rows_per_shard,
         "target": target.fingerprint(),

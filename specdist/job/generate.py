@@ -169,6 +169,7 @@ def prompt_encoder(config: GenerateConfig, models: ModelPlan) -> PromptEncoder:
         load_tokenizer(models.target),
         max_prompt_tokens=models.max_seq_len - 1,
         split_special_tokens=config.split_special_tokens,
+        chat_format=config.chat_format,
     )
 
 

@@ -34,6 +34,7 @@ from specdist.job.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.row_options import RowOptionReader, check_logprob_columns
 from specdist.job.tokens import (
     check_chat_template,
+    check_chat_variables,
     check_same_tokenizer,
     check_split_special_tokens,
     common_vocab_size,
@@ -102,6 +103,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
             check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     check_chat_template(target, config.messages_column)
+    check_chat_variables(target, config.chat_format)
     check_split_special_tokens(target, config.split_special_tokens)
     longest = min(model.max_positions for model in (target, draft) if model is not None)
     if config.max_seq_len is not None and config.max_seq_len > longest:
@@ -238,6 +240,11 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
         known=_known_files(storage_path(config.output, option="--output ", spool=config.spool)),
         spool=config.spool,
     )
+    if config.chat_fingerprint and config.messages_column is None:
+        raise UserError(
+            f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "
+            "chat messages with --messages_column, or leave it out"
+        )
     if config.length_column is not None:
         prompts.check_lengths("--length_column", config.length_column)
     return prompts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from specdist.config.chat import ChatFormat
 from specdist.data import Prompts, RowError
 from specdist.job.special_tokens import SpecialTokenSplitter
 from specdist.models.checkpoint import Checkpoint
@@ -98,6 +100,7 @@ class PromptEncoder:
     """Turns one input row into token ids.
 
     With ``split_special_tokens`` special tokens in the text of a prompt or a message are encoded as text.
+    ``chat_format``: what the chat template gets beside a row's messages.
     """
 
     def __init__(
@@ -106,9 +109,11 @@ class PromptEncoder:
         *,
         max_prompt_tokens: int,
         split_special_tokens: bool = False,
+        chat_format: ChatFormat | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
+        self._chat_format = chat_format or ChatFormat()
         self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
 
     def rendered(self, prompt: str | list[dict[str, Any]]) -> RenderedPrompt:
@@ -117,6 +122,8 @@ class PromptEncoder:
         Raises :class:`RowError` if the template refuses them.
         """
         splitter = self._splitter
+        if not isinstance(prompt, str):
+            prompt = self._chat_format.messages(prompt)
         if splitter is not None:
             splitter.check(prompt)
         if isinstance(prompt, str):
@@ -124,7 +131,9 @@ class PromptEncoder:
         messages = prompt if splitter is None else splitter.hidden(prompt)
         try:
             text = str(
-                self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **self._chat_format.variables
+                )
             )
         except Exception as error:  # a template can raise anything, and speaks of this row alone
             raise RowError(f"the chat template rejects the messages: {error}") from error
@@ -198,6 +207,18 @@ def check_chat_template(checkpoint: Checkpoint, messages_column: str | None) -> 
         raise UserError(
             f"--messages_column {messages_column} needs a chat template, and the tokenizer of --target "
             f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
+        )
+
+
+def check_chat_variables(checkpoint: Checkpoint, chat_format: ChatFormat) -> None:
+    """Raises :class:`UserError` for variables that the chat template never reads."""
+    template = load_tokenizer(checkpoint).chat_template
+    text = " ".join(template.values()) if isinstance(template, dict) else template or ""
+    unread = [name for name in chat_format.variables if not re.search(rf"\b{re.escape(name)}\b", text)]
+    if unread:
+        raise UserError(
+            f"--chat_template_kwargs: the chat template of --target {checkpoint.name} does not read "
+            f"{', '.join(unread)}: correct the name, or leave it out"
         )
 
 

@@ -39,8 +39,9 @@ from specdist.utils.errors import UserError
 TRACE_FILE, COSTS_FILE = "trace.arrow", "costs.json"
 # The options that a trace depends on, besides the prompts.
 ORIGIN_OPTIONS = (
-    "target", "draft", "split_special_tokens", "acceptance", "temperature", "top_k", "top_p",
-    "max_new_tokens", "seed", "head", "target_quantization", "draft_quantization",
+    "target", "draft", "split_special_tokens", "system_prompt", "chat_template_kwargs", "acceptance",
+    "temperature", "top_k", "top_p", "max_new_tokens", "seed", "head",
+    "target_quantization", "draft_quantization",
 )  # fmt: skip
 
 # With fewer, the batch would be half empty for much of the replay, unlike in a run.

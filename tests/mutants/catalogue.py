@@ -4,6 +4,7 @@ from tests.mutants.beside_faults import BESIDE_FAULTS
 from tests.mutants.constraint_faults import CONSTRAINT_FAULTS
 from tests.mutants.data_faults import DATA_FAULTS
 from tests.mutants.engine_faults import ENGINE_FAULTS
+from tests.mutants.format_faults import FORMAT_FAULTS
 from tests.mutants.group_faults import GROUP_FAULTS
 from tests.mutants.host_faults import HOST_FAULTS
 from tests.mutants.kernel_faults import KERNEL_FAULTS
@@ -25,6 +26,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *ENGINE_FAULTS,
     *CONSTRAINT_FAULTS,
     *DATA_FAULTS,
+    *FORMAT_FAULTS,
     *GROUP_FAULTS,
     *HOST_FAULTS,
     *KERNEL_FAULTS,

@@ -1,0 +1,86 @@
+"""The options of chat prompts: what the chat template gets beside a row's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specdist.config.arguments import option
+from specdist.utils.errors import UserError
+
+# Roles of a first message that a template writes as the system prompt.
+SYSTEM_ROLES = ("system", "developer")
+# Arguments of transformers' ``apply_chat_template`` that are not variables of the template.
+RESERVED = frozenset(
+    ["conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+     "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+     "return_assistant_tokens_mask", "tokenizer_kwargs", "messages"]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFormat:
+    """What chat messages become before and in the chat template.
+
+    Attributes:
+        system_prompt: of conversations that do not begin with a system message of their own.
+        variables: of the template, by name.
+    """
+
+    system_prompt: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def messages(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A conversation with its system prompt."""
+        if self.system_prompt is None or (messages and messages[0]["role"] in SYSTEM_ROLES):
+            return list(messages)
+        return [{"role": "system", "content": self.system_prompt}, *messages]
+
+
+@dataclass(kw_only=True)
+class ChatOptions:
+    """What the chat template gets beside the messages."""
+
+    _argument_group_name = "Prompts"
+
+    system_prompt: str | None = option(
+        None, help="system message of chats that do not begin with one of their own"
+    )
+    chat_template_kwargs: str | None = option(
+        None, help='JSON object of variables for the chat template, such as {"enable_thinking": false}'
+    )
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """Raises :class:`UserError` for variables that are not a JSON object, or not the template's."""
+        if self.system_prompt == "":
+            raise UserError("--system_prompt must not be empty; leave the option out instead")
+        if self.chat_template_kwargs is None:
+            return ChatFormat(system_prompt=self.system_prompt)
+        shown = f"--chat_template_kwargs {self.chat_template_kwargs}"
+        try:
+            variables = json.loads(self.chat_template_kwargs)
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f'{shown} is not valid JSON ({error}): write an object, such as {{"enable_thinking": false}}'
+            ) from error
+        if not isinstance(variables, dict) or not variables:
+            raise UserError(f'{shown} must be a JSON object, such as {{"enable_thinking": false}}')
+        reserved = ", ".join(name for name in variables if name in RESERVED)
+        if reserved:
+            raise UserError(
+                f"{shown}: {reserved} is not a variable of a chat template, but set by this program: "
+                "leave it out"
+            )
+        return ChatFormat(system_prompt=self.system_prompt, variables=variables)
+
+    @property
+    def chat_fingerprint(self) -> dict[str, Any]:
+        """For the manifest; nothing without these options, which older runs do not have."""
+        found = {
+            "system_prompt": self.system_prompt,
+            "chat_template_kwargs": dict(self.chat_format.variables) or None,
+        }
+        return {name: value for name, value in found.items() if value is not None}

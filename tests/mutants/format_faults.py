@@ -1,0 +1,44 @@
+"""Faults in the forms of input and output that other programs have."""
+
+from tests.mutants.mutant import Mutant
+
+CSV = "tests/data/test_csv_prompts.py"
+CHAT = "tests/job/test_chat_format.py"
+
+FORMAT_FAULTS = (
+    Mutant(
+        name="csv-makes-numbers-of-leading-zeros",
+        file="data/csv_files.py",
+        old='(r"^-?(0|[1-9][0-9]{0,17})$", pa.int64())',
+        new='(r"^-?([0-9]{1,18})$", pa.int64())',
+        tests=(CSV,),
+    ),
+    Mutant(
+        name="csv-takes-a-file-cut-inside-a-field",
+        file="data/csv_files.py",
+        old="if num_quotes % 2:",
+        new="if num_quotes < 0:",
+        tests=(CSV,),
+    ),
+    Mutant(
+        name="csv-counts-rows-from-the-header",
+        file="data/csv_files.py",
+        old="int(found[1]) - 2",
+        new="int(found[1]) - 1",
+        tests=(CSV,),
+    ),
+    Mutant(
+        name="system-prompt-beside-a-rows-own",
+        file="config/chat.py",
+        old='if self.system_prompt is None or (messages and messages[0]["role"] in SYSTEM_ROLES):',
+        new="if self.system_prompt is None:",
+        tests=(CHAT,),
+    ),
+    Mutant(
+        name="system-prompt-left-out-of-the-manifest",
+        file="job/fingerprint.py",
+        old="        **config.chat_fingerprint,\n",
+        new="",
+        tests=(CHAT,),
+    ),
+)
