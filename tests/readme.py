@@ -88,6 +88,7 @@ def generated() -> dict[str, str]:
     from specdist.policies.registry import markdown_table as policies
     from tests.engine import window_acceptance
     from tests.gpu import counts_tables
+    from tests.models import quantized_formats
     from tests.planning import sweep
     from tests.scale import tables as scale_tables
     from tests.scale import tails
@@ -103,6 +104,7 @@ def generated() -> dict[str, str]:
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
         "draft-window": window_acceptance.markdown(),
+        "quantized": quantized_formats.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
         "host-times": host_times(),

@@ -1,7 +1,13 @@
-"""A rank of the parity test of quantised models: sharded over two ranks they are what they are whole."""
+"""A rank of the parity test of quantised models: sharded over two ranks they are what they are whole.
 
+Its arguments are a file for the differences, one of each model, and the models: folders, some of them
+``FOLDER=KIND`` with the kind of ``--target_quantization``.
+"""
+
+import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,13 +21,14 @@ from specdist.models.quantized_linear import QuantizedLinear
 from specdist.models.sizes import model_size
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
-from tests.models.test_quantized import ROUNDED_TOLERANCE, TOKENS, TOLERANCE, logits_of
+from tests.models.quantized_formats import NUM_LAYERS, TOKENS, logits_of
 from tests.ranks import join, leave
 
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
 own = vocab_ranges(VOCAB_SIZE, 2)[topology.rank]
-for argument in sys.argv[1:]:
+differences = []
+for argument in sys.argv[2:]:
     folder, _, request = argument.partition("=")
     checkpoint = replace(open_checkpoint("--target", folder), quantization=request or None)
     check_family(checkpoint, 2)
@@ -34,7 +41,7 @@ for argument in sys.argv[1:]:
     assert size.quantized_bytes == sum(each.nbytes for each in tensors), argument
     shard = load_sharded(checkpoint, **where, group=group, vocab_size=VOCAB_SIZE)
     layers = [each for each in shard.modules() if isinstance(each, QuantizedLinear)]
-    assert len(layers) == 21 and all(layer.cut is not None for layer in layers)
+    assert len(layers) == NUM_LAYERS and all(layer.cut is not None for layer in layers)
     # A row's scale stays whole where its inputs are cut.
     for name, layer in shard.named_modules():
         if isinstance(layer, QuantizedLinear) and layer.cut is not None:
@@ -43,11 +50,14 @@ for argument in sys.argv[1:]:
             assert torch.equal(layer.weight.dequantized(torch.float32), wanted), (argument, name)
     expected = logits_of(whole, TOKENS)[:, own.start : own.stop]
     difference = relative_difference(logits_of(shard, TOKENS), expected)
-    rounds = layers[0].form.activations is not None
-    assert difference < (ROUNDED_TOLERANCE if rounds else TOLERANCE), (argument, difference)
-    print(argument, difference)  # noqa: T201 (shown if a rank fails)
+    assert difference < 1, (argument, difference)  # not NaN either, which a maximum may lose
+    differences.append(difference)
     check = check_loading(
         shard, checkpoint, dtype=torch.float32, device=topology.device, vocab_size=VOCAB_SIZE, group=group
     )
     assert check.is_checked == topology.is_rank0, check.reason
+largest = torch.tensor(differences)
+dist.all_reduce(largest, dist.ReduceOp.MAX)
+if topology.is_rank0:
+    Path(sys.argv[1]).write_text(json.dumps(largest.tolist()))
 leave()

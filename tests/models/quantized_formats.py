@@ -1,0 +1,170 @@
+"""What a quantised model differs from transformers' own loading of it, and on two ranks from the whole one.
+
+python -m tests.models.quantized_formats
+
+A small Llama in every layout of `tests.models.quantized_checkpoints`, and plain and quantised while it is
+loaded, in float32 on a CPU. `python -m tests.readme` makes the table from what it writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from specdist.benchmark.results import versions
+from specdist.data.files import write_json
+from specdist.models.checkpoint import open_checkpoint
+from specdist.models.fitting import check_weights
+from specdist.models.loading import load_whole
+from specdist.models.loading_check import relative_difference
+from specdist.models.quantized_linear import QuantizedLinear
+from specdist.models.reference import RecordingAttention
+from specdist.utils.table import Table
+from tests.models.families import VOCAB_SIZE, tiny_model
+from tests.models.quantized_checkpoints import GROUP, LAYOUTS, uneven, write
+from tests.ranks import REPOSITORY, run_ranks
+
+RESULTS = REPOSITORY / "jobs/benchmarks/quantized-parity-cpu.json"
+# Parts of two ranks are whole blocks and groups.
+SIZES = {"intermediate_size": 128, "num_key_value_heads": 4}
+NUM_LAYERS = 21
+# Of a plain checkpoint, while it is loaded.
+KINDS = ("float8", "int8")
+TOKENS = torch.arange(40) * 37 % VOCAB_SIZE
+# Sums in another order; where inputs are rounded, some move to the next of 8 bits' numbers.
+TOLERANCE, ROUNDED_TOLERANCE = 1e-4, 0.02
+
+
+def saved(folder: Path, layout: str | None = None) -> Path:
+    model = tiny_model("llama", **SIZES)
+    uneven(model)
+    model.save_pretrained(folder)
+    if layout is not None:
+        write(folder, *LAYOUTS[layout])
+    return folder
+
+
+def logits_of(model: torch.nn.Module, token_ids: Tensor) -> Tensor:
+    """[T, V] of specdist's model on one sequence."""
+    positions = torch.arange(len(token_ids))
+    attention = RecordingAttention(positions, range(3))
+    with torch.inference_mode():
+        found = model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            paged_attention=attention,
+        )
+    return found.logits[0]
+
+
+def as_transformers_loads(folder: Path, layout: str) -> torch.nn.Module:
+    if "zero points" not in layout:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu").eval()
+    # transformers 5.23 refuses packed zero points by their shape: the library's own functions unpack them.
+    from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+    tensors = load_file(folder / "model.safetensors")
+    model = tiny_model("llama", **SIZES)
+    for name, weight in model.named_parameters():
+        owner = name.removesuffix("weight")
+        if name in tensors:
+            weight.data = tensors[name]
+            continue
+        numbers = unpack_from_int32(tensors[f"{owner}weight_packed"], 4, weight.shape)
+        scales = tensors[f"{owner}weight_scale"]
+        zeros = unpack_from_int32(tensors[f"{owner}weight_zero_point"], 4, scales.shape, packed_dim=0)
+        assert zeros.unique().numel() > 3
+        values = (numbers.unflatten(1, (-1, GROUP)) - zeros[..., None]) * scales[..., None]
+        weight.data = values.flatten(1)
+    return model.eval()
+
+
+def whole_difference(folder: Path, layout: str) -> tuple[torch.nn.Module, float]:
+    """The loaded model, and the relative difference of its logits to transformers'."""
+    checkpoint = open_checkpoint("--target", str(folder))
+    check_weights(checkpoint, 1)
+    model = load_whole(checkpoint, dtype=torch.float32, device=torch.device("cpu"))
+    assert sum(isinstance(module, QuantizedLinear) for module in model.modules()) == NUM_LAYERS
+    plain = as_transformers_loads(folder, layout)
+    with torch.inference_mode():
+        expected = plain(TOKENS[None]).logits[0]
+    return model, relative_difference(logits_of(model, TOKENS), expected)
+
+
+def sharded_differences(folder: Path) -> dict[str, float]:
+    """By layout, and by kind of ``--target_quantization``: of two ranks' logits to those of the whole model,
+    the larger one. Fails above the tolerance."""
+    folders = {layout: saved(folder / str(index), layout) for index, layout in enumerate(LAYOUTS)}
+    arguments = [str(each) for each in folders.values()]
+    plain = saved(folder / "plain")
+    arguments += [f"{plain}={kind}" for kind in KINDS]
+    output = folder / "differences.json"
+    run_ranks("tests.models.quantized_parity", 2, str(output), *arguments)
+    return dict(zip([*LAYOUTS, *KINDS], json.loads(output.read_text()), strict=True))
+
+
+def markdown() -> str:
+    """A line for each format."""
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows: list[dict[str, str | int | None]] = [
+        {
+            "`quant_method`, option": f"`{one['method']}`",
+            "layout": one["layout"],
+            "from transformers": _shown(one["transformers"]),
+            "two ranks from one": _shown(one["two_ranks"]),
+        }
+        for one in found["results"]
+    ]
+    return Table.of(rows, num_names=2).markdown()
+
+
+def _shown(difference: float | None) -> str | None:
+    return f"{difference:.1e}" if difference else "0" if difference == 0 else None
+
+
+def measure(folder: Path) -> list[dict[str, Any]]:
+    sharded = sharded_differences(folder / "sharded")
+    results: list[dict[str, Any]] = []
+    for index, layout in enumerate(LAYOUTS):
+        _, difference = whole_difference(saved(folder / f"whole-{index}", layout), layout)
+        method = LAYOUTS[layout][0]["quant_method"]
+        results.append({"method": method, "layout": layout, "transformers": difference})
+    for kind in KINDS:
+        layout = "a plain checkpoint, per channel, inputs per token"
+        method = f"--target_quantization {kind}"
+        results.append({"method": method, "layout": layout, "transformers": None})
+    return [one | {"two_ranks": sharded[name]} for one, name in zip(results, sharded, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(Path(folder))
+    write_json(
+        options.output,
+        {
+            "kind": "parity of quantised formats",
+            "command": shlex.join(["python", "-m", "tests.models.quantized_formats", *sys.argv[1:]]),
+            "date": datetime.now(UTC).date().isoformat(),
+            "versions": versions(),
+            "results": results,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
