@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from specdist.data.batches import BODY, is_batch, read_batch
 from specdist.data.csv_files import read_csv
 from specdist.data.input_rows import InputRows, ParquetRows, TableRows
 from specdist.data.jsonl import PromptColumn, read_jsonl
@@ -49,10 +50,12 @@ def find_files(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """All rows; ``unusable`` as in :class:`specdist.data.Prompts`."""
+    """All rows; ``unusable`` as in :class:`specdist.data.Prompts`. ``is_chat_batch``: whether the requests
+    of a batch have conversations; None if the rows are no requests."""
 
     rows: InputRows
     unusable: Mapping[int, str] = field(default_factory=dict)
+    is_chat_batch: bool | None = None
 
 
 def read_inputs(files: list[Path], prompts: PromptColumn, *, is_known: bool = False) -> Inputs:
@@ -63,6 +66,9 @@ def read_inputs(files: list[Path], prompts: PromptColumn, *, is_known: bool = Fa
         is_known: these files have been checked before, and have not changed since.
     """
     kind = _kind(files[0])
+    if kind == "JSONL" and prompts.name == BODY and is_batch(files):
+        batch = read_batch(files)
+        return Inputs(TableRows(batch.table), unusable=batch.reasons, is_chat_batch=batch.is_chat)
     if kind == "JSONL":
         return Inputs(TableRows(read_jsonl(files, prompts)), unusable=prompts.reasons)
     if kind == "CSV":

@@ -104,7 +104,7 @@ def _described(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Chunk:
     """Consecutive objects of a file, and the line number of each."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -123,7 +123,7 @@ def read_jsonl(files: list[Path], prompts: PromptColumn) -> pa.Table:
     tables: list[pa.Table] = []
     names_of_file: dict[Path, set[str]] = {}
     for path in files:
-        for chunk in _chunks(path):
+        for chunk in json_chunks(path):
             for values in chunk.rows:
                 prompts.clean(num_rows, values)
                 num_rows += 1
@@ -154,8 +154,9 @@ def _open(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def _chunks(path: Path) -> Iterator[_Chunk]:
-    chunk, num_bytes, number = _Chunk(), 0, 0
+def json_chunks(path: Path, num_bytes_each: int | None = None) -> Iterator[Chunk]:
+    """The objects of a file, a few megabytes at a time. Raises :class:`UserError` with the line."""
+    chunk, num_bytes, number = Chunk(), 0, 0
     try:
         with _open(path) as file:
             for number, line in enumerate(file, start=1):
@@ -164,9 +165,9 @@ def _chunks(path: Path) -> Iterator[_Chunk]:
                 chunk.rows.append(_parse(path, number, line))
                 chunk.lines.append(number)
                 num_bytes += len(line)
-                if num_bytes >= CHUNK_BYTES:
+                if num_bytes >= (num_bytes_each or CHUNK_BYTES):
                     yield chunk
-                    chunk, num_bytes = _Chunk(), 0
+                    chunk, num_bytes = Chunk(), 0
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"--prompts {path} cannot be read after line {number}: {error}") from error
     if chunk.rows:
@@ -217,7 +218,7 @@ def _encoded(value: Any) -> Any:
     return value
 
 
-def _bad_line(path: Path, chunk: _Chunk, known: pa.Schema, error: Exception) -> UserError:
+def _bad_line(path: Path, chunk: Chunk, known: pa.Schema, error: Exception) -> UserError:
     """Names the last row of the chunk's shortest prefix that does not convert, found by bisection."""
     num_good, num_bad = 0, len(chunk.rows)
     while num_bad - num_good > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.data.batches import Chat, prompt_of_body
 from specdist.data.fetching import fetched
 from specdist.data.files import FileStamp, WatchedFiles
 from specdist.data.input_rows import InputRows
@@ -41,6 +43,9 @@ class Prompts:
     watched: WatchedFiles
     unusable: Mapping[int, str]
     """Why rows of a JSONL file have no prompt: values of the wrong type."""
+    is_chat: bool
+    is_batch: bool = False
+    """Whether the rows are requests of OpenAI's batch format."""
 
     @property
     def num_rows(self) -> int:
@@ -108,7 +113,7 @@ class Prompts:
             groups.setdefault(str(value), []).append(row)
         return groups
 
-    def prompt(self, row: int) -> str | list[dict[str, Any]]:
+    def prompt(self, row: int) -> str | list[dict[str, Any]] | Chat:
         """A row's text, or its chat messages without their null fields.
 
         Raises :class:`RowError` for an unusable row, and :class:`UserError` if its file changed.
@@ -120,6 +125,8 @@ class Prompts:
             raise RowError(f"{self.column} is null")
         if not value:
             raise RowError(f"{self.column} is empty")
+        if self.is_batch:
+            return prompt_of_body(json.loads(value), is_chat=self.is_chat)
         return value if isinstance(value, str) else [self._message(*item) for item in enumerate(value)]
 
     def value(self, column: str, row: int) -> Any:
@@ -209,6 +216,8 @@ def open_prompts(
         column=field.name,
         watched=watched,
         unusable=found.unusable,
+        is_chat=column.is_chat or bool(found.is_chat_batch),
+        is_batch=found.is_chat_batch is not None,
     )
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -16,6 +17,7 @@ from specdist.engine.stats_recorder import ReplicaStart, StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.activity import Activity
 from specdist.job.assignments import Assignment, assign_from_rank0, follow_assignments
+from specdist.job.batch_input import batch_options
 from specdist.job.card import write_card
 from specdist.job.closing import closing_lines, exactness, record_check
 from specdist.job.costs import typical_context
@@ -89,6 +91,7 @@ def _run_draft(
 ) -> int:
     """Until the supervisor ends it, when no group needs it any more."""
     stop.defer_signals()
+    asked = replace(asked, **batch_options(asked))
     models = plan_models(asked)
     config = with_model_defaults(asked, models.target, given)
     DraftPart(config, models, topology, activity=activity).serve_groups()
@@ -103,6 +106,8 @@ def _run(
     *,
     given: Collection[str],
 ) -> int:
+    own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(batch_options, asked)))
+    asked = replace(asked, **own_options)
     models = rank0_first(topology, lambda: plan_models(asked))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
     plan = partial(plan_run, config, models, topology)

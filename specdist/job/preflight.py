@@ -102,7 +102,8 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
             draft = _open_model("--draft", config.draft, config, config.draft_quantization)
             check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
-    check_chat_template(target, config.messages_column)
+    chat = config.messages_column and f"--messages_column {config.messages_column}"
+    check_chat_template(target, chat)
     check_chat_variables(target, config.chat_format)
     check_split_special_tokens(target, config.split_special_tokens)
     longest = min(model.max_positions for model in (target, draft) if model is not None)
@@ -163,6 +164,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     if config.push_to_hub is not None:
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)
+    check_chat_template(models.target, f"--prompts {config.prompts}" if prompts.is_chat else None)
     RowOptionReader(config, prompts).check()
     models.constraints.check_column(prompts)
     check_logprob_columns(config, prompts)
@@ -240,7 +242,7 @@ def open_run_prompts(config: GenerateConfig) -> Prompts:
         known=_known_files(storage_path(config.output, option="--output ", spool=config.spool)),
         spool=config.spool,
     )
-    if config.chat_fingerprint and config.messages_column is None:
+    if config.chat_fingerprint and not prompts.is_chat:
         raise UserError(
             f"--{next(iter(config.chat_fingerprint))} has no effect on plain prompts: name the column of "
             "chat messages with --messages_column, or leave it out"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from specdist.config.chat import ChatFormat
+from specdist.config.chat import RESERVED, ChatFormat
 from specdist.data import Prompts, RowError
+from specdist.data.batches import Chat
 from specdist.job.special_tokens import SpecialTokenSplitter
 from specdist.models.checkpoint import Checkpoint
 from specdist.models.damage import reading
@@ -116,12 +117,16 @@ class PromptEncoder:
         self._chat_format = chat_format or ChatFormat()
         self._splitter = SpecialTokenSplitter(tokenizer) if split_special_tokens else None
 
-    def rendered(self, prompt: str | list[dict[str, Any]]) -> RenderedPrompt:
+    def rendered(self, prompt: str | list[dict[str, Any]] | Chat) -> RenderedPrompt:
         """The prompt as one text: chat messages go through the chat template.
 
         Raises :class:`RowError` if the template refuses them.
         """
         splitter = self._splitter
+        variables = dict(self._chat_format.variables)
+        if isinstance(prompt, Chat):
+            variables |= self._own_variables(prompt)
+            prompt = prompt.messages
         if not isinstance(prompt, str):
             prompt = self._chat_format.messages(prompt)
         if splitter is not None:
@@ -132,7 +137,7 @@ class PromptEncoder:
         try:
             text = str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **self._chat_format.variables
+                    messages, tokenize=False, add_generation_prompt=True, **variables
                 )
             )
         except Exception as error:  # a template can raise anything, and speaks of this row alone
@@ -141,7 +146,18 @@ class PromptEncoder:
             return RenderedPrompt(text, is_chat=True)
         return RenderedPrompt(splitter.shown(text), is_chat=True, hidden=text)
 
-    def prompt_ids(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+    def _own_variables(self, chat: Chat) -> dict[str, Any]:
+        found = dict(chat.variables)
+        reserved = [name for name in found if name in RESERVED]
+        unread = unread_variables(self._tokenizer, found)
+        if reserved or unread:
+            raise RowError(f"the chat template does not read {', '.join(reserved or unread)}")
+        if self._splitter is not None and found:
+            self._splitter.check([found])
+            found = self._splitter.hidden([found])[0]
+        return found
+
+    def prompt_ids(self, prompt: str | list[dict[str, Any]] | Chat) -> list[int]:
         """The prompt's tokens. Raises :class:`RowError` as the two steps do."""
         return self.token_ids(self.rendered(prompt))
 
@@ -201,20 +217,26 @@ class PromptEncoder:
         )
 
 
-def check_chat_template(checkpoint: Checkpoint, messages_column: str | None) -> None:
-    """Raises :class:`UserError` for chat messages without a chat template: every row would fail."""
-    if messages_column is not None and not load_tokenizer(checkpoint).chat_template:
+def check_chat_template(checkpoint: Checkpoint, chat: str | None) -> None:
+    """Raises :class:`UserError` for chat messages, which ``chat`` names, without a chat template: every row
+    would fail."""
+    if chat is not None and not load_tokenizer(checkpoint).chat_template:
         raise UserError(
-            f"--messages_column {messages_column} needs a chat template, and the tokenizer of --target "
+            f"{chat} needs a chat template, and the tokenizer of --target "
             f"{checkpoint.name} has none: choose a chat model, or give plain text with --prompt_column"
         )
 
 
+def unread_variables(tokenizer: PreTrainedTokenizerBase, names: Iterable[str]) -> list[str]:
+    """Those that the chat template does not mention."""
+    template = tokenizer.chat_template
+    text = " ".join(template.values()) if isinstance(template, dict) else template or ""
+    return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)]
+
+
 def check_chat_variables(checkpoint: Checkpoint, chat_format: ChatFormat) -> None:
     """Raises :class:`UserError` for variables that the chat template never reads."""
-    template = load_tokenizer(checkpoint).chat_template
-    text = " ".join(template.values()) if isinstance(template, dict) else template or ""
-    unread = [name for name in chat_format.variables if not re.search(rf"\b{re.escape(name)}\b", text)]
+    unread = unread_variables(load_tokenizer(checkpoint), chat_format.variables)
     if unread:
         raise UserError(
             f"--chat_template_kwargs: the chat template of --target {checkpoint.name} does not read "

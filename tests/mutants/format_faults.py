@@ -4,6 +4,8 @@ from tests.mutants.mutant import Mutant
 
 CSV = "tests/data/test_csv_prompts.py"
 CHAT = "tests/job/test_chat_format.py"
+BATCHES = "tests/data/test_batches.py"
+BATCH_INPUT = "tests/job/test_batch_input.py"
 
 FORMAT_FAULTS = (
     Mutant(
@@ -40,5 +42,40 @@ FORMAT_FAULTS = (
         old="        **config.chat_fingerprint,\n",
         new="",
         tests=(CHAT,),
+    ),
+    Mutant(
+        name="batch-ignores-what-it-does-not-know",
+        file="data/batches.py",
+        old="if name not in OPTIONS and name not in IGNORED and name not in READ:",
+        new="if False:",
+        tests=(BATCHES,),
+    ),
+    Mutant(
+        name="batch-takes-a-custom-id-twice",
+        file="data/batches.py",
+        old='    known.add(row["custom_id"])\n',
+        new="",
+        tests=(BATCHES,),
+    ),
+    Mutant(
+        name="batch-compares-n-of-no-rows",
+        file="data/batches.py",
+        old="if value != first:",
+        new='if value != first and name == "url":',
+        tests=(BATCHES,),
+    ),
+    Mutant(
+        name="batch-options-do-not-reach-rows",
+        file="job/batch_input.py",
+        old="if STRUCT in batch.table.column_names:",
+        new="if False:",
+        tests=(BATCH_INPUT,),
+    ),
+    Mutant(
+        name="batch-gives-tools-to-a-template-without-them",
+        file="job/tokens.py",
+        old="if reserved or unread:",
+        new="if reserved:",
+        tests=(BATCH_INPUT,),
     ),
 )

@@ -1,0 +1,302 @@
+"""OpenAI's batch format in: a request per line, ``{"custom_id", "method", "url", "body"}``.
+
+Every request becomes a row with its body as it was given, and its options and constraint as columns that rows
+of any input may have. What a row asks for and cannot get is its error; the run goes on. The format:
+https://platform.openai.com/docs/guides/batch; ``top_k``, ``min_p``, ``repetition_penalty`` and
+``chat_template_kwargs`` are vLLM's additions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from specdist.config.processing import RULES, WHOLE_NUMBERS
+from specdist.data.jsonl import json_chunks
+from specdist.utils.errors import UserError
+
+REQUEST_KEYS = ("custom_id", "method", "url", "body")
+BODY, CONSTRAINT = "body", "constraint"
+CHAT_URL, TEXT_URL = "/v1/chat/completions", "/v1/completions"
+# No number of a request is as large.
+MOST = 2**63
+# Fields of a body that are a row's own options.
+OPTIONS = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty", "seed": "seed", "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+}  # fmt: skip
+# Fields that change no token of a batch: the model is the run's target.
+IGNORED = frozenset(
+    ["model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+     "stream_options", "parallel_tool_calls"]
+)  # fmt: skip
+# Fields that are honoured elsewhere, and values that ask for nothing.
+READ = frozenset(
+    ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "n", "logprobs",
+     "top_logprobs", "chat_template_kwargs"]
+)  # fmt: skip
+NEUTRAL: Mapping[str, Any] = {"stream": False, "echo": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
+REMEDIES = {"logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams"}
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and variables of the chat template for it alone, such as its tools."""
+
+    messages: list[dict[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Unusable(Exception):
+    """A row's error."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """
+    Attributes:
+        table: the rows, with the columns ``options`` and ``constraint`` if any row has some.
+        reasons: why rows cannot be used, by row number.
+        num_samples: of every row (``n``).
+        num_logprobs: likeliest tokens to write, the most of any row; None if no row asks for any.
+    """
+
+    table: pa.Table
+    is_chat: bool
+    reasons: Mapping[int, str]
+    num_samples: int
+    num_logprobs: int | None
+
+
+def is_batch(files: Sequence[Path]) -> bool:
+    """Whether the first line is a request. Raises :class:`UserError` for one that is not JSON."""
+    if not files[0].name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
+        return False
+    first = next(iter(json_chunks(files[0], 1)), None)
+    return first is not None and _is_request(first.rows[0])
+
+
+def _is_request(row: Mapping[str, Any]) -> bool:
+    return all(name in row for name in REQUEST_KEYS) and isinstance(row[BODY], dict)
+
+
+def read_batch(files: Sequence[Path]) -> Batch:
+    """All requests. Raises :class:`UserError`, with the file and the line, for a line that is not one, for a
+    ``custom_id`` that occurs twice, and for what must be the same in all rows and is not."""
+    columns: dict[str, list[Any]] = {name: [] for name in REQUEST_KEYS}
+    options: list[dict[str, Any] | None] = []
+    constraints: list[str | None] = []
+    reasons: dict[int, str] = {}
+    common: dict[str, tuple[Any, str]] = {}
+    known: set[str] = set()
+    num_logprobs: int | None = None
+    for path in files:
+        for chunk in json_chunks(path):
+            for line, row in zip(chunk.lines, chunk.rows, strict=True):
+                place = f"--prompts {path}, line {line}"
+                _check_request(place, row, known)
+                body = row[BODY]
+                for name, value in (("url", row["url"]), ("n", body.get("n") or 1)):
+                    first, where = common.setdefault(name, (value, place))
+                    if value != first:
+                        raise UserError(
+                            f"{place} has {name} {value!r}, but {where} has {first!r}: it must be the same "
+                            "in all rows; split the file"
+                        )
+                own: dict[str, Any] | None = None
+                constraint = text = None
+                try:
+                    text = _body_text(body)
+                    own, constraint, asked = _asked(row)
+                    prompt_of_body(body, is_chat=row["url"] == CHAT_URL)
+                    num_logprobs = asked if num_logprobs is None else max(num_logprobs, asked or 0)
+                except _Unusable as error:
+                    reasons[len(options)] = str(error)
+                for name, value in {**row, BODY: text}.items():
+                    if name in columns:
+                        columns[name].append(value)
+                options.append(own or None)
+                constraints.append(constraint)
+    return Batch(
+        table=_table(columns, options, constraints),
+        is_chat=common["url"][0] == CHAT_URL,
+        reasons=reasons,
+        num_samples=common["n"][0],
+        num_logprobs=num_logprobs,
+    )
+
+
+def _check_request(place: str, row: Mapping[str, Any], known: set[str]) -> None:
+    if not _is_request(row) or not _is_text(row["custom_id"]):
+        raise UserError(
+            f"{place} is not a request of a batch, as the first line is: it needs custom_id (text), method, "
+            "url and body (an object)"
+        )
+    if row["custom_id"] in known:
+        raise UserError(f"{place} has the custom_id {row['custom_id']!r} of a row before it: give it another")
+    known.add(row["custom_id"])
+    if row["url"] not in (CHAT_URL, TEXT_URL) or row["method"] != "POST":
+        raise UserError(
+            f"{place} asks for {row['method']} {row['url']}, but requests must be POST {CHAT_URL} or POST "
+            f"{TEXT_URL}"
+        )
+
+
+def _is_text(value: Any) -> bool:
+    # What is no UTF-8 was read as surrogates.
+    return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _body_text(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _Unusable(f"body is not valid UTF-8: {error.reason}") from error
+    return text
+
+
+def _table(
+    columns: Mapping[str, list[Any]], options: list[dict[str, Any] | None], constraints: list[str | None]
+) -> pa.Table:
+    found: dict[str, pa.Array] = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+    names = sorted({name for own in options for name in own or {}})
+    if names:
+        kinds = {"stop": pa.list_(pa.string()), **dict.fromkeys(WHOLE_NUMBERS, pa.int64())}
+        found["options"] = pa.array(
+            options, pa.struct([(name, kinds.get(name, pa.float64())) for name in names])
+        )
+    if any(constraints):
+        found[CONSTRAINT] = pa.array(constraints, pa.string())
+    return pa.table(found)
+
+
+def _asked(row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None, int | None]:
+    """A row's options, constraint and number of likeliest tokens. Raises :class:`_Unusable`."""
+    body = {name: value for name, value in row[BODY].items() if value is not None}
+    for name, value in body.items():
+        if name in NEUTRAL and value == NEUTRAL[name]:
+            continue
+        if name not in OPTIONS and name not in IGNORED and name not in READ:
+            raise _Unusable(f"body.{name} cannot be a row's own: {REMEDIES.get(name, 'leave it out')}")
+    found: dict[str, Any] = {OPTIONS[name]: _number(name, body[name]) for name in OPTIONS if name in body}
+    stop = body.get("stop")
+    if stop is not None and stop != []:
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+            raise _Unusable("body.stop must be a text or a list of texts, none of them empty")
+        found["stop"] = stops
+    constraint = _constraint(body.get("response_format"))
+    if constraint is not None and "stop" in found:
+        raise _Unusable(
+            "body.stop and body.response_format exclude each other: a stop string could end a completion "
+            "before it matches its schema"
+        )
+    return found, constraint, num_logprobs_of(body, is_chat=row["url"] == CHAT_URL)
+
+
+def _number(name: str, value: Any) -> int | float:
+    holds, rule = RULES[OPTIONS[name]]
+    is_whole = OPTIONS[name] in WHOLE_NUMBERS
+    kind: Any = int if is_whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or abs(value) >= MOST or not holds(value):
+        kinds = "a whole number" if is_whole else "a number"
+        raise _Unusable(f"body.{name} is {value!r}, but it must be {kinds}, and {rule}")
+    number: int | float = value
+    return number
+
+
+def _constraint(response_format: Any) -> str | None:
+    """As the constraint column takes it."""
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json.dumps({"json_schema": {"type": "object"}})
+    described = response_format.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(described, dict) or not isinstance(described.get("schema"), dict):
+        raise _Unusable(
+            "body.response_format must have the type text, json_object, or json_schema with a "
+            "json_schema.schema"
+        )
+    return json.dumps({"json_schema": described["schema"]})
+
+
+def num_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
+    """How many likeliest tokens a request asks for; None without log-probabilities."""
+    asked = body.get("logprobs")
+    if asked is None or asked is False:
+        return None
+    number = (body.get("top_logprobs") or 0) if is_chat else asked
+    is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MOST
+    if not is_number or (is_chat and asked is not True):
+        raise _Unusable("body.logprobs and body.top_logprobs do not say how many log-probabilities to write")
+    return int(number)
+
+
+def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:
+    """A request's prompt, of one that :func:`read_batch` has no reason against."""
+    if not is_chat:
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1:
+            prompt = prompt[0]
+        if not isinstance(prompt, str) or not prompt:
+            raise _Unusable("body.prompt must be one text, and not empty")
+        return prompt
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise _Unusable("body.messages must be a list of messages, and not empty")
+    variables: dict[str, Any] = {}
+    extra = body.get("chat_template_kwargs")
+    if extra is not None and not isinstance(extra, dict):
+        raise _Unusable("body.chat_template_kwargs must be an object")
+    choice = body.get("tool_choice") or "auto"
+    if choice not in ("auto", "none"):
+        raise _Unusable(f"body.tool_choice {choice!r} cannot be forced: use auto or none")
+    if body.get("tools") and choice == "auto":
+        variables["tools"] = body["tools"]
+    return Chat([_message(*item) for item in enumerate(messages)], {**(extra or {}), **variables})
+
+
+def _message(index: int, message: Any) -> dict[str, Any]:
+    """As chat templates take it: text in one piece, and arguments of tool calls as objects."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise _Unusable(f"body.messages[{index}] is not an object with a role")
+    found = {name: value for name, value in message.items() if value is not None}
+    content = found.get("content")
+    if isinstance(content, list):
+        parts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise _Unusable(f"body.messages[{index}].content has a part that is not text")
+        found["content"] = "\n".join(parts)
+    elif not isinstance(content, str) and not (content is None and found.get("tool_calls")):
+        raise _Unusable(f"body.messages[{index}] has no text as its content")
+    if "tool_calls" in found:
+        found["tool_calls"] = _mapped_calls(index, found["tool_calls"])
+    return found
+
+
+def _mapped_calls(index: int, calls: Any) -> list[dict[str, Any]]:
+    try:
+        return [
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"])}}
+            for call in calls
+        ]
+    except (TypeError, KeyError, ValueError) as error:
+        raise _Unusable(
+            f"body.messages[{index}].tool_calls must be functions with arguments in JSON: {error!r}"
+        ) from error
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    arguments = function["arguments"]
+    return json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -1,0 +1,148 @@
+"""Requests in OpenAI's batch format: what a row asks for, and what it costs to ask for too much."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdist.data import RowError, open_prompts
+from specdist.data.batches import BODY, Chat, is_batch, read_batch
+from specdist.utils.errors import UserError
+
+USER = {"role": "user", "content": "of rivers"}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def write(path: Path, bodies: list[Any], url: str = "/v1/chat/completions", **changes: Any) -> Path:
+    rows = [
+        {"custom_id": f"r{row}", "method": "POST", "url": url, "body": body} | changes
+        for row, body in enumerate(bodies)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "any", "messages": [USER], **fields}
+
+
+def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
+    """The body stays as it was given; null asks for nothing."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    bodies = [
+        chat(temperature=0, max_tokens=5, seed=3, stop="x", presence_penalty=None, logit_bias={}),
+        chat(top_p=0.5, max_completion_tokens=7, stop=["a", "b"], n=1, frequency_penalty=1),
+        chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}),
+        chat(response_format={"type": "json_object"}, logprobs=True, top_logprobs=3),
+        chat(response_format={"type": "text"}, logprobs=True),
+    ]
+    path = write(tmp_path / "a.jsonl", bodies)
+    batch = read_batch([path])
+    assert is_batch([path]) and batch.is_chat and not batch.reasons
+    assert (batch.num_samples, batch.num_logprobs) == (1, 3)
+    rows = batch.table.to_pylist()
+    assert [row["custom_id"] for row in rows] == ["r0", "r1", "r2", "r3", "r4"]
+    assert [json.loads(row["body"]) for row in rows] == bodies
+    own = [{k: v for k, v in (row["options"] or {}).items() if v is not None} for row in rows]
+    assert own == [
+        {"temperature": 0, "max_new_tokens": 5, "seed": 3, "stop": ["x"]},
+        {"top_p": 0.5, "max_new_tokens": 7, "stop": ["a", "b"], "frequency_penalty": 1},
+        {}, {}, {},
+    ]  # fmt: skip
+    constraints = [row["constraint"] and json.loads(row["constraint"])["json_schema"] for row in rows]
+    assert constraints == [None, None, schema, {"type": "object"}, None]
+
+
+def test_messages_as_chat_templates_take_them(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "1", "content": "1"},
+    ]
+    bodies = [
+        chat(messages=messages, tools=TOOLS),
+        chat(tools=TOOLS, tool_choice="none", chat_template_kwargs={"style": 1}),
+    ]
+    prompts = open_prompts(
+        str(write(tmp_path / "a.jsonl", bodies)), prompt_column=BODY, messages_column=None, limit=None
+    )
+    first, second = prompts.prompt(0), prompts.prompt(1)
+    assert isinstance(first, Chat) and isinstance(second, Chat)
+    assert first.messages[0]["content"] == "one\ntwo"
+    assert "content" not in first.messages[1]
+    assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert first.variables == {"tools": TOOLS} and second.variables == {"style": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            chat(logit_bias={"5": 1}),
+            "body.logit_bias cannot be a row's own: the same for all rows is",
+        ),
+        (chat(stream=True), "body.stream"),
+        (chat(reasoning_effort="low"), "body.reasoning_effort cannot be a row's own"),
+        (chat(temperature=-1), "body.temperature is -1, but it must be a number, and must be 0"),
+        (chat(seed=1.5), "body.seed is 1.5, but it must be a whole number"),
+        (chat(max_tokens=10**30), "body.max_tokens is 1000"),
+        (chat(stop=[""]), "body.stop"),
+        (chat(stop="x", response_format={"type": "json_object"}), "exclude each other"),
+        (chat(response_format={"type": "json_schema"}), "body.response_format"),
+        (chat(logprobs=5), "body.logprobs"),
+        (chat(tool_choice="required", tools=TOOLS), "body.tool_choice 'required' cannot be forced"),
+        (chat(messages=[]), "body.messages must be a list"),
+        (chat(messages=[{"role": "user"}]), "body.messages[0] has no text"),
+        (chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "a part that is not text"),
+        (chat(messages=[{**USER, "content": "\ud800"}]), "body is not valid UTF-8"),
+        ({"prompt": "x"}, "body.messages must be a list"),
+    ],
+)
+def test_what_cannot_be_honoured_is_the_rows_error(tmp_path: Path, body: Any, told: str) -> None:
+    """And the rows beside it are not concerned."""
+    path = write(tmp_path / "a.jsonl", [chat(), body, chat()])
+    prompts = open_prompts(str(path), prompt_column=BODY, messages_column=None, limit=None)
+    with pytest.raises(RowError) as raised:
+        prompts.prompt(1)
+    assert told in raised.value.reason
+    assert prompts.prompt(0) == prompts.prompt(2) == Chat([USER])
+
+
+def test_completions_have_plain_prompts(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", [{"prompt": "x", "logprobs": 2}, {"prompt": ["y"]}, {"prompt": [1, 2]}],
+        url="/v1/completions",
+    )  # fmt: skip
+    assert read_batch([path]).num_logprobs == 2
+    prompts = open_prompts(str(path), prompt_column=BODY, messages_column=None, limit=None)
+    assert [prompts.prompt(0), prompts.prompt(1), prompts.is_chat] == ["x", "y", False]
+    assert "body.prompt must be one text" in prompts.unusable[2]
+
+
+def test_what_holds_for_the_file_is_told_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for told, changes in (
+        ("line 2 has the custom_id 'same' of a row before it", {"custom_id": "same"}),
+        ("line 1 asks for POST /v1/embeddings", {"url": "/v1/embeddings"}),
+        ("line 1 asks for GET", {"method": "GET"}),
+        ("line 1 is not a request of a batch", {"custom_id": 5}),
+    ):
+        write(path, [chat(), chat()], **changes)
+        with pytest.raises(UserError, match=told):
+            read_batch([path])
+    write(path, [chat(), chat(n=2)])
+    with pytest.raises(UserError, match=r"line 2 has n 2, but .* line 1 has 1: it must be the same"):
+        read_batch([path])
+    with pytest.raises(UserError, match=r"b\.jsonl, line 1 is not a request of a batch, as the first line"):
+        read_batch([write(path, [chat(), chat()]), _plain(tmp_path / "b.jsonl")])
+    assert not is_batch([tmp_path / "b.jsonl"])
+
+
+def _plain(path: Path) -> Path:
+    path.write_text('{"prompt": "x"}\n')
+    return path
