@@ -11,7 +11,8 @@ import yaml
 from specdist.config.generate import GenerateConfig, parse_generate_config
 
 ROOT = Path(__file__).parents[2]
-LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8"}  # which accelerate configuration starts which job
+# Which accelerate configuration starts which job.
+LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8", "llama-70b-groups": "gpu8-groups"}
 SCRIPTS = sorted(
     path.relative_to(ROOT) for folder in ("jobs", "slurm", "tests") for path in ROOT.glob(f"{folder}/*.sh")
 )

@@ -13,6 +13,7 @@ import yaml
 from specdist.config.generate import GenerateConfig, parse_arguments, parse_generate_config
 from specdist.planning import filling
 from specdist.planning.advise import Planner, Work
+from specdist.planning.documents import run_options
 from specdist.planning.hardware import GPUS
 from specdist.planning.job import open_model, run_plan
 from specdist.planning.launch import launch_of
@@ -186,3 +187,25 @@ def test_targets_on_two_nodes_that_share_drafts_are_one_launch() -> None:
     assert "--num_machines 2 --machine_rank NODE --main_process_ip HOST" in command
     assert "--num_processes 16 " in command and "CUDA_VISIBLE_DEVICES" not in command
     assert "on 4 nodes, on every 2 of them together" in launch.lines()[0]
+
+
+def test_three_targets_in_eight_bits_and_two_drafts_fill_a_node() -> None:
+    """A 70B in 8 bits on two GPUs of 80 GB each: as the shipped configuration has it."""
+    arguments = ["--target", "70b", "--draft", "1b", "--gpu", "h100-sxm", "--target_quantization", "float8"]
+    config = parse_arguments(PlanConfig, [*arguments, "--num_gpus", "8", "--acceptance", "0.8"])
+    target, _ = open_model("--target", "70b", "auto", quantization="float8")
+    draft, _ = open_model("--draft", "1b", "auto")
+    site = filling.Site(gpu=GPUS["h100-sxm"], gpus_per_node=8, num_nodes=1)
+    work = Work(prompt_tokens=6000, output_tokens=1000, num_prompts=10_000, acceptance=0.8, caught=0.5)
+    plans = Planner(target, draft, site, work).best_plans()
+    [plan, *_] = [each for each in plans if each.shape.num_targets > 1]
+    assert (plan.shape.num_targets, plan.tp_size, plan.shape.num_drafts) == (3, 2, 2)
+    assert plan.settings.num_rows >= 32 and plan.num_replicas == 1
+    options = run_options(config, plan, work, max_positions=8192)
+    launch = launch_of(plan, site, options, config_path=None, prompts=None, output=None, on_cpu=False)
+    [line] = launch.commands
+    command = checked(line)
+    shipped = parse_generate_config(["--config", str(REPOSITORY / "jobs/configs/llama-70b-groups.yaml")])
+    assert command.num_processes == command.config.num_world_ranks == 8
+    for name in ("num_targets", "num_drafts", "tp_size", "target_quantization"):
+        assert getattr(command.config, name) == getattr(shipped, name) == options[name]
