@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import Counter
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from specdist.data import RunFolder
 from specdist.data.claims import Claims, claims_of_shards
@@ -21,6 +24,8 @@ from specdist.utils.errors import UserError
 # For replicas that have left no heartbeat.
 SILENT_AFTER_S = 60.0
 MAX_SHOWN = 20
+# In the name of a replica that shares drafts with the other target groups of its launch (--num_targets).
+GROUP = re.compile(r"-g(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,15 @@ class HeldShard:
     replica: str
     since: str
     num_rows: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """A target group at work; ``draft``: of its launch, the one that it turns to first."""
+
+    replica: str
+    draft: int
+    tokens_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +67,7 @@ class RunStatus:
     tokens_per_s: float | None
     left_s: float | None
     errors: dict[str, int]
+    groups: list[Group]
 
     @property
     def is_complete(self) -> bool:
@@ -74,6 +89,14 @@ class RunStatus:
             lines.append(f"speed     {rate} tokens/s by {replicas}")
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
+        for draft in sorted({group.draft for group in self.groups}):
+            named = [
+                f"{group.replica} ({group.tokens_per_s:,.1f} tokens/s)"
+                for group in self.groups
+                if group.draft == draft
+            ]
+            more = f" and {len(named) - MAX_SHOWN} more" if len(named) > MAX_SHOWN else ""
+            lines.append(f"draft {draft:<3} is asked first by {', '.join(named[:MAX_SHOWN])}{more}")
         for label, shards in (("running", self.running), ("failed", self.failed)):
             lines += [
                 f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
@@ -146,6 +169,7 @@ class StatusReader:
             tokens_per_s=sum(beat.num_tokens / beat.elapsed_s for beat in beats) if beats else None,
             left_s=(num_expected - num_rows) / rows_per_s if rows_per_s else None,
             errors=dict((self._errors + errors).most_common()),
+            groups=self._groups(beats),
         )
 
     def _see_done(self, num_shards: int) -> None:
@@ -165,6 +189,25 @@ class StatusReader:
             beat = self._watch.beat(path.stem)
             if beat is not None and beat.elapsed_s > 0 and not self._is_gone(path.stem):
                 yield beat
+
+    def _groups(self, beats: Iterable[Beat]) -> list[Group]:
+        """In the order of their names; empty where no launch has several."""
+        found = [(beat, match) for beat in beats if (match := GROUP.search(beat.replica))]
+        if not found:
+            return []
+        options: Any = None
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            options = yaml.safe_load(self._folder.config_path.read_text(encoding="utf-8"))
+        num_drafts = options.get("num_drafts") if isinstance(options, dict) else None
+        if not isinstance(num_drafts, int) or num_drafts < 1:
+            return []
+        return sorted(
+            (
+                Group(beat.replica, int(match[1]) % num_drafts, beat.num_tokens / beat.elapsed_s)
+                for beat, match in found
+            ),
+            key=lambda group: group.replica,
+        )
 
     def _is_gone(self, replica: str) -> bool:
         is_at_work = self._watch.is_at_work(replica)

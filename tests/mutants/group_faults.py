@@ -102,4 +102,11 @@ GROUP_FAULTS = (
         new="return 1",
         tests=(MEETINGS + "test_groups_meet_where_that_makes_rounds_shorter",),
     ),
+    Mutant(
+        name="status-tells-groups-by-number-alone",
+        file="job/status.py",
+        old="int(match[1]) % num_drafts",
+        new="int(match[1])",
+        tests=("tests/job/test_status.py::test_target_groups_are_told_apart_with_their_drafts",),
+    ),
 )
