@@ -3,7 +3,8 @@
     specdist merge runs/mine --output mine.parquet
 
 The file's name says which format: .arrow, .parquet, .jsonl or .csv. In a .csv file lists and structures are
-JSON texts.
+JSON texts. With --format openai the results of a run over requests of OpenAI's batch format are written as
+that API does, one per request, into a .jsonl file.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=local_path, required=True, help="file to write: .arrow, .parquet, .jsonl or .csv"
     )
+    parser.add_argument(
+        "--format", choices=["openai"], help="openai = results of OpenAI's batch format, into a .jsonl file"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     given = parser.values(arguments)
 
@@ -31,7 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from specdist.data.mirror import mirrored
 
     try:
-        num_rows = merge_run(RunFolder(mirrored(given.run)), given.output, overwrite=given.overwrite)
+        folder = RunFolder(mirrored(given.run))
+        if given.format == "openai":
+            from specdist.job.openai_results import write_results
+
+            print(
+                f"{write_results(folder, given.output, overwrite=given.overwrite):,} results in {given.output}"
+            )
+            return 0
+        num_rows = merge_run(folder, given.output, overwrite=given.overwrite)
     except OSError as error:
         raise UserError(str(error)) from error
     print(f"{num_rows:,} rows in {given.output}")

@@ -6,7 +6,7 @@ import base64
 import datetime
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,15 +34,8 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
     Raises :class:`UserError` if the run is not complete, if a shard does not match its record or the
     manifest, if ``output`` exists, or if its format cannot hold a column.
     """
-    if output.suffix not in SUFFIXES:
-        raise UserError(f"--output {output} must end in one of {', '.join(SUFFIXES)}")
-    if output.exists() and not overwrite:
-        raise UserError(f"--output {output} exists: give another name, or --overwrite to replace it")
-    plan, num_samples = folder.plan()
-    missing = folder.missing_shards()
-    if missing:
-        raise UserError(folder.missing_message(missing))
-    tables = _tables(folder, plan, num_samples)
+    check_output(output, SUFFIXES, overwrite=overwrite)
+    tables = verified_tables(folder)
     schema = open_shard(folder.paths(0), verify=False).schema
     if any(_has_dictionary(field.type) for field in schema):
         # The file format allows one dictionary per column, so that all have to be known.
@@ -62,6 +55,26 @@ def merge_run(folder: RunFolder, output: Path, *, overwrite: bool = False) -> in
             f"--output {output} cannot hold these columns ({error}): use .arrow or .parquet"
         ) from error
     return num_rows
+
+
+def check_output(output: Path, suffixes: Sequence[str], *, overwrite: bool) -> None:
+    """Raises :class:`UserError` for a file of another type, or one that exists."""
+    if output.suffix not in suffixes:
+        raise UserError(
+            f"--output {output} must end in {'one of ' * (len(suffixes) > 1)}{', '.join(suffixes)}"
+        )
+    if output.exists() and not overwrite:
+        raise UserError(f"--output {output} exists: give another name, or --overwrite to replace it")
+
+
+def verified_tables(folder: RunFolder) -> Iterator[pa.Table]:
+    """The rows of each shard of a complete run, in order, compared with their records. Raises
+    :class:`UserError` if the run is not complete, and where a shard is damaged."""
+    plan, num_samples = folder.plan()
+    missing = folder.missing_shards()
+    if missing:
+        raise UserError(folder.missing_message(missing))
+    return _tables(folder, plan, num_samples)
 
 
 def _tables(folder: RunFolder, plan: ShardPlan, num_samples: int) -> Iterator[pa.Table]:

@@ -1,13 +1,17 @@
-"""A file of requests in OpenAI's batch format as the prompts of a run."""
+"""A file of requests in OpenAI's batch format as the prompts of a run, and its results."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from specdist.cli.merge import main as merge_main
 from tests.data.test_batches import TOOLS, chat, write
 from tests.job.launching import Ended, read_output, refused, run_here
 from tests.job.pair import write_arrow
@@ -24,7 +28,9 @@ SCHEMA = {
 BODIES = [
     chat(temperature=0, max_tokens=9, logprobs=True, top_logprobs=2),
     chat(temperature=1.3, seed=5, presence_penalty=0.5),
-    chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}),
+    chat(
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}, logprobs=True
+    ),
     chat(temperature=0.9, top_p=0.8, stop=["e"], max_completion_tokens=20),
     chat(logit_bias={"5": 1}),
     chat(tools=TOOLS),
@@ -79,6 +85,86 @@ def test_the_same_command_resumes(answered: tuple[dict[str, Any], Path]) -> None
     for more in ({}, {"config": output / "config.yaml"}):
         ended: Ended = fork_ranks(2, **(run | more))
         assert ended.code == 0 and "nothing to do" in ended.stderr
+
+
+def test_results_are_those_of_the_api(answered: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
+    """One line per request, with the tokens of its row, and log-probabilities only where asked for."""
+    run, folder = answered
+    path = tmp_path / "results.jsonl"
+    assert run_merge(folder, path) == (0, f"6 results in {path}\n")
+    results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = read_output(folder).to_pylist()
+    tokenizer = AutoTokenizer.from_pretrained(run["target"])
+    assert len({result["id"] for result in results}) == len(rows)
+    for result, row, reason in zip(results, rows, REASONS, strict=True):
+        assert result["custom_id"] == row["custom_id"]
+        assert result["response"]["status_code"] == (200 if reason is None else 400)
+        body = result["response"]["body"]
+        if reason is not None:
+            assert reason in result["error"]["message"] == body["error"]["message"]
+            continue
+        assert result["error"] is None and body["object"] == "chat.completion"
+        (choice,) = body["choices"]
+        assert choice["message"] == {"role": "assistant", "content": row["completion"]}
+        assert choice["finish_reason"] == row["finish_reason"]
+        assert (choice["logprobs"] is None) == (row["row_id"] not in (0, 2))
+        numbers = row["num_prompt_tokens"], row["num_completion_tokens"]
+        assert body["usage"] == dict(
+            zip(("prompt_tokens", "completion_tokens", "total_tokens"), (*numbers, sum(numbers)), strict=True)
+        )
+    content = results[0]["response"]["body"]["choices"][0]["logprobs"]["content"]
+    assert [item["token"] for item in content] == [tokenizer.decode([i]) for i in rows[0]["completion_ids"]]
+    for item, logprob in zip(content, rows[0]["logprobs"], strict=True):
+        # Greedy: the likeliest is the one that was taken.
+        assert item["logprob"] == logprob == item["top_logprobs"][0]["logprob"]
+        assert item["token"] == item["top_logprobs"][0]["token"] and len(item["top_logprobs"]) == 2
+        assert item["bytes"] in (None, list(item["token"].encode()))
+    content = results[2]["response"]["body"]["choices"][0]["logprobs"]["content"]
+    # Without the end token.
+    assert rows[2]["finish_reason"] == "stop"
+    assert "".join(item["token"] for item in content) == rows[2]["completion"]
+    assert all(item["top_logprobs"] == [] for item in content)
+
+
+def test_completions_have_results_of_several_samples(
+    options: dict[str, Any], greedy: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    """Those of the legacy endpoint; a run over other prompts is refused."""
+    bodies = [{"prompt": "the river", "n": 2, "logprobs": 1}, {"prompt": "the sea", "n": 2, "seed": 4}]
+    run = options | {
+        "prompts": write(tmp_path / "a.jsonl", bodies, url="/v1/completions"), "num_samples": 2,
+        "temperature": 1.0, "max_new_tokens": 6, "output": tmp_path / "run",
+    }  # fmt: skip
+    assert run_here(**run).code == 0
+    path = tmp_path / "results.jsonl"
+    assert run_merge(tmp_path / "run", path)[0] == 0
+    rows = read_output(tmp_path / "run").to_pylist()
+    results = [json.loads(line)["response"]["body"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [[choice["text"] for choice in body["choices"]] for body in results] == [
+        [row["completion"] for row in rows[:2]], [row["completion"] for row in rows[2:]]
+    ]  # fmt: skip
+    assert [choice["index"] for choice in results[1]["choices"]] == [0, 1]
+    assert results[0]["usage"]["completion_tokens"] == sum(row["num_completion_tokens"] for row in rows[:2])
+    first = results[0]["choices"][0]["logprobs"]
+    assert len(first["tokens"]) == len(first["token_logprobs"]) == len(first["top_logprobs"])
+    assert all(len(likeliest) == 1 for likeliest in first["top_logprobs"])
+    assert results[1]["choices"][0]["logprobs"] is None
+    for told, folder, name in (
+        ("needs a run over requests of OpenAI's batch format", greedy[0], "new.jsonl"),
+        ("must end in .jsonl", tmp_path / "run", "new.csv"),
+        ("exists: give another name", tmp_path / "run", "results.jsonl"),
+    ):
+        code, message = run_merge(folder, tmp_path / name)
+        assert code == 2 and told in message
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def run_merge(folder: Path, output: Path) -> tuple[int, str]:
+    """The exit code and what is printed."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        code = merge_main([str(folder), "--output", str(output), "--format", "openai"])
+    return code, text.getvalue()
 
 
 @pytest.mark.usefixtures("no_models")

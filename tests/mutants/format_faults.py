@@ -78,4 +78,25 @@ FORMAT_FAULTS = (
         new="if reserved:",
         tests=(BATCH_INPUT,),
     ),
+    Mutant(
+        name="batch-results-mix-samples-of-requests",
+        file="job/openai_results.py",
+        old="yield self._result(rows[first : first + self._num_samples])",
+        new="yield self._result(rows[first // self._num_samples :][: self._num_samples])",
+        tests=(BATCH_INPUT,),
+    ),
+    Mutant(
+        name="batch-results-have-end-tokens",
+        file="job/openai_results.py",
+        old="and self._is_special(ids[-1]):",
+        new="and False:",
+        tests=(BATCH_INPUT,),
+    ),
+    Mutant(
+        name="batch-results-without-log-probabilities",
+        file="job/openai_results.py",
+        old='ids, values = row["completion_ids"], row["logprobs"]',
+        new='ids, values = row["completion_ids"], [0.0 for _ in row["logprobs"]]',
+        tests=(BATCH_INPUT,),
+    ),
 )
