@@ -39,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.format == "openai":
             from specdist.job.openai_results import write_results
 
-            print(
-                f"{write_results(folder, given.output, overwrite=given.overwrite):,} results in {given.output}"
-            )
+            num_results = write_results(folder, given.output, overwrite=given.overwrite)
+            print(f"{num_results:,} results in {given.output}")
             return 0
         num_rows = merge_run(folder, given.output, overwrite=given.overwrite)
     except OSError as error:
