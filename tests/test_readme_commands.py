@@ -48,6 +48,11 @@ ELSEWHERE = {
          "tests/demo/test_shipped_files.py::test_accelerate_starts_the_ranks_that_a_configuration_needs",
          "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
+    "jobs/benchmarks/papers.sh": (
+        "trains many heads",
+        ["tests/papers/test_papers.py::test_results_survive_json",
+         "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
+    ),
     "tests/run.sh": (
         "runs this test",
         ["tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],

@@ -40,6 +40,8 @@ from specdist.sampling.uploads import upload
 
 # Steps of a run: a sequence that has stopped takes part until its end. A single one is an ordinary pass.
 RUN_LENGTHS = (1, *RECORDED_LENGTHS)
+# Where a single one was not enough, so many: blocks of up to five tokens wait twice at most.
+AFTER_ONE = 4
 # What a drafting still counts after each further one.
 MEMORY = 0.9
 
@@ -61,7 +63,7 @@ class RunLengths:
         """Of a drafting that has had ``num_steps`` and goes on."""
         longer_D = self._weights_D[::-1].cumsum()[::-1][num_steps + 1 :]
         num_likely = int((longer_D >= longer_D[:1] / 2).sum())
-        wanted = max(num_steps, num_likely)
+        wanted = max(num_steps if num_steps != 1 else AFTER_ONE, num_likely)
         # The nearest number that is recorded.
         return min(RUN_LENGTHS, key=lambda length: (abs(length - wanted), -length))
 

@@ -93,7 +93,7 @@ class Replica:
         self._target: ModelRunner | None = None
         self._draft: ModelRunner | None = None
         self._loading_check: LoadingCheck | None = None
-        self._reading = Reading()
+        self._reading = Reading(on_tensor=self._activity.step)
         with quiet_libraries(self._activity.step):
             self._together(self._load)
             self.num_weight_bytes = sum(gathered(topology, self._reading.num_bytes))
@@ -318,7 +318,6 @@ class Replica:
             device=device,
             group=self._group,
             vocab_size=self._models.vocab_size,
-            on_tensor=self._activity.step,
             reading=self._reading,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -80,7 +80,7 @@ def _load_read(
         place_layers(model, parts)
     model = model.to_empty(device=device)
     computed.restore(model, device)
-    _read_weights(model, checkpoint, names, parts, dtype, reading=reading)
+    _read_weights(model, checkpoint, names, parts, dtype, reading)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.get_text_config().tie_word_embeddings and torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -101,7 +101,6 @@ def load_sharded(
     device: torch.device,
     group: dist.ProcessGroup,
     vocab_size: int,
-    on_tensor: Callable[[], None] | None = None,
     reading: Reading | None = None,
 ) -> PreTrainedModel:
     """This rank's shard. DeepSpeed shards the model on the meta device; then each weight is read from its
@@ -110,7 +109,7 @@ def load_sharded(
 
     The logits are those of this rank's part of the first ``vocab_size`` ids, see
     :func:`specdist.sampling.vocab_parallel.vocab_ranges`. All ranks of the world outside of the group must
-    call :func:`join_sharding` at the same time. ``on_tensor`` is called after every tensor that was read.
+    call :func:`join_sharding` at the same time.
 
     DeepSpeed's own loading of checkpoint files is not used: it leaves the norms of families that it does not
     list (Gemma's) without weights, and fails if a layer's weight and bias are in different files.
@@ -146,7 +145,7 @@ def load_sharded(
     # DeepSpeed has converted them to the model's dtype: with rotary frequencies in bfloat16 angles are wrong
     # by radians after a thousand tokens.
     computed.restore(shard, device)
-    _read_weights(shard, checkpoint, names, parts, dtype, on_tensor, group=group, reading=reading)
+    _read_weights(shard, checkpoint, names, parts, dtype, reading, group)
     choose_products(shard, dtype)
     if device.type == "cuda":
         use_peer_memory(shard, dtype=dtype, device=device, group=group)
@@ -183,10 +182,8 @@ def _read_weights(
     names: WeightNames,
     parts: QuantizedParts | None,
     dtype: torch.dtype,
-    on_tensor: Callable[[], None] | None = None,
-    *,
+    reading: Reading | None,
     group: dist.ProcessGroup | None = None,
-    reading: Reading | None = None,
 ) -> None:
     """Fill all parameters and stored buffers. Raises :class:`UserError` if the files do not hold them all."""
     wanted: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -217,8 +214,8 @@ def _read_weights(
             # The head does not count: it is cut by this package, not by DeepSpeed.
             num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)
             missing.discard(name)
-        if on_tensor is not None:
-            on_tensor()
+        if reading is not None and reading.on_tensor is not None:
+            reading.on_tensor()
     _refuse_missing(checkpoint, missing)
     if not num_cut and group is not None:
         raise RuntimeError(f"{checkpoint.name}: DeepSpeed left every weight whole on every rank")

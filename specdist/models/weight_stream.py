@@ -45,9 +45,11 @@ Value = TypeVar("Value")
 
 @dataclass
 class Reading:
-    """What this rank has read from files, for its statistics."""
+    """What this rank has read from files, for its statistics; ``on_tensor`` is called after every tensor that
+    was loaded."""
 
     num_bytes: int = 0
+    on_tensor: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ MISTAKES = {
     "collect": [*RUN, "--draft", "small", "--kind", "sorcery"],
     "train-head": ["--kind", "acceptance"],
     "train-demo": ["--output", "run", "--target_steps", "0"],
+    "papers": ["--target", "large", "--draft", "small", "--num_prompts", "7"],
     "make-synthetic": ["--shape", "huge", "--output", "run"],
 }
 SCRIPT = """

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Which accelerate configuration starts which job.
 LAUNCHES = {"demo": "cpu", "llama-70b": "gpu8", "llama-70b-groups": "gpu8-groups"}
 SCRIPTS = sorted(
-    path.relative_to(ROOT) for folder in ("jobs", "slurm", "tests") for path in ROOT.glob(f"{folder}/*.sh")
+    path.relative_to(ROOT) for folder in ("jobs", "slurm", "tests") for path in (ROOT / folder).rglob("*.sh")
 )
 
 

@@ -241,7 +241,14 @@ def test_the_planner_predicts_the_memory_plan_of_the_job(large: ModelSize, small
 
 def config_of(**options: Any) -> Any:
     cache = options.pop("cache_memory", None)
-    given = {"temperature": 1.0, "acceptance": "rejection", "top_p": 1.0, **options}
+    given = {
+        "temperature": 1.0,
+        "acceptance": "rejection",
+        "top_p": 1.0,
+        "processes_logits": False,
+        **options,
+    }
+    given["is_greedy"] = given["temperature"] == 0
     size = None if cache is None else int(float(cache.removesuffix("GiB")) * GIB)
     return SimpleNamespace(**given, cache_memory=cache, cache_bytes=lambda: size)
 

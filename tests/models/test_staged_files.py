@@ -114,7 +114,7 @@ def test_a_limit_needs_a_folder_and_is_a_size() -> None:
     StorageOptions(stage_limit="5GB", stage_weights="disk").check_stage_limit()
     for options, message in (
         (StorageOptions(stage_limit="5GB"), "--stage_limit 5GB has no effect without --stage_weights"),
-        (StorageOptions(stage_limit="much", stage_weights="disk"), "--stage_limit much"),
+        (StorageOptions(stage_limit="much", stage_weights="disk"), "--stage_limit 'much' is not a size"),
     ):
         with pytest.raises(UserError, match=message):
             options.check_stage_limit()
