@@ -144,9 +144,10 @@ def test_a_replica_that_is_killed_in_an_upload_is_replaced(
 
     server.fault = fault
     run = {**options, "output": bucket / "run", "spool": tmp_path / "spool"}
-    first = fork_telling(tmp_path / "words-1", **run)
+    words = tmp_path / "words-1"
+    first = fork_telling(words, **run)
     while not hanging:
-        assert first.exitcode is None
+        assert first.exitcode is None, words.read_text()
         time.sleep(0.05)
     second = fork_telling(tmp_path / "words-2", **run)
     time.sleep(0.3)
