@@ -9,5 +9,6 @@ source jobs/install.sh
 "$SPECDIST_PYTHON" -m ruff check
 "$SPECDIST_PYTHON" -m ruff format --check
 "$SPECDIST_PYTHON" -m mypy
-# Two files at a time: most tests keep one core busy. A file stays together, for what it builds once.
-OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 2 --dist loadfile "$@"
+# Three files at a time on two cores: tests wait for processes and disks about as long as they compute. A file stays
+# together, for what it builds once.
+OMP_NUM_THREADS=1 "$SPECDIST_PYTHON" -m pytest -n 3 --dist loadfile "$@"
