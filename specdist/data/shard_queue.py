@@ -238,6 +238,9 @@ class ShardQueue:
         """Claim a shard; None if another replica holds it, or has completed it."""
         name = shard_name(shard)
         above = max(self._folder.log_generations(shard), default=0) if latest is None else 0
+        if above and self._claims.is_claimed(name):
+            # Its holder has begun since the claims were read.
+            return None
         claim = self._claims.take(name, latest, above=above)
         if claim is None:
             return None

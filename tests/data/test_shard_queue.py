@@ -85,6 +85,19 @@ def test_shards_are_taken_in_order_each_by_one_replica(tmp_path):
     assert a.take() is None and not a.queue.is_done
 
 
+def test_a_shard_that_was_begun_since_the_claims_were_read_stays_with_its_holder(tmp_path, monkeypatch):
+    """Its log is there, and no claim was: as if the claim had been dropped."""
+    open_(tmp_path)
+    a, b = (Worker(tmp_path, name, 2) for name in "ab")
+    before = b.queue.look()
+    assert a.take() == 0
+    a.row(0)
+    monkeypatch.setattr(b.queue._claims, "look", lambda: before)
+    assert b.take() == 1
+    a.row(1)
+    assert a.finish()
+
+
 def test_an_abandoned_shard_is_continued_before_the_next_is_begun(tmp_path):
     open_(tmp_path)
     a, b = (Worker(tmp_path, name, 5) for name in "ab")

@@ -18,7 +18,8 @@ MAX_ADDRESS_BYTES = 32 * 2**30
 
 def fork_telling(told: Path, **options: object) -> BaseProcess:
     """Start the job."""
-    process = fork(_run, job_arguments(main, options), told)
+    # Those of the process that all are forked from may be other ones.
+    process = fork(_run, job_arguments(main, options), told, dict(os.environ))
     process.start()
     return process
 
@@ -33,7 +34,8 @@ def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int |
     return code, told.read_text(errors="replace") if told.exists() else ""
 
 
-def _run(words: list[str], told: Path) -> None:
+def _run(words: list[str], told: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)

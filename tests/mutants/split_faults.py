@@ -77,4 +77,11 @@ SPLIT_FAULTS = (
         new="return sorted(rows, key=self._expected)",
         tests=(f"{SPLITS}::test_finished_samples_tell_the_length_of_a_rows_others",),
     ),
+    Mutant(
+        name="shard-is-taken-from-holder-that-began-meanwhile",
+        file="data/shard_queue.py",
+        old="        if above and self._claims.is_claimed(name):\n",
+        new="        if False:\n",
+        tests=("tests/data/test_shard_queue.py",),
+    ),
 )
