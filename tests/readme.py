@@ -86,6 +86,7 @@ def generated() -> dict[str, str]:
     from specdist.data.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
+    from tests.drafters import tables as drafters_tables
     from tests.engine import window_acceptance
     from tests.gpu import counts_tables
     from tests.models import quantized_formats
@@ -110,6 +111,7 @@ def generated() -> dict[str, str]:
         "host-times": host_times(),
         "emulated": emulated(),
         **papers(),
+        "memory-beside": drafters_tables.markdown(),
     }
 
 

@@ -42,9 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for temperature in TEMPERATURES
         for source in SOURCES
     ]
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    named = [Path(word).name if "/" in word else word for word in given]
-    command = shlex.join(["python", "-m", "tests.drafters.measured", *named])
+    given = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "tests.drafters.measured", *given])
     options.output.write_text(json.dumps({"command": command, "runs": runs}, indent=1) + "\n")
     return 0
 
