@@ -53,6 +53,10 @@ ELSEWHERE = {
         ["tests/papers/test_papers.py::test_results_survive_json",
          "tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
     ),
+    "runs/specdecpp.json": (
+        "measures for minutes",
+        ["tests/benchmark/test_policies.py::test_every_policy_runs_in_every_placement_with_every_first_length"],
+    ),
     "tests/run.sh": (
         "runs this test",
         ["tests/demo/test_shipped_files.py::test_a_script_parses_and_stops_at_its_first_error"],
