@@ -139,7 +139,7 @@ class RowOptions:
     )
 
     def check_row_options(self) -> None:
-        """Raises :class:`UserError` for a column that is no option."""
+        """Raises :class:`UserError` for a column that is not an option."""
         self.row_options = list(dict.fromkeys(self.row_options or []))
         for name in self.row_options:
             if name not in (*ROW_OPTIONS, STRUCT):

@@ -39,7 +39,7 @@ class StorageOptions:
         return None if self.stage_limit is None else bytes_of("stage_limit", self.stage_limit)
 
     def check_stage_limit(self) -> None:
-        """Raises :class:`UserError` for what is no size, or has no effect."""
+        """Raises :class:`UserError` for what is not a size, or has no effect."""
         if self.stage_limit_bytes is not None and self.stage_weights is None:
             raise UserError(
                 f"--stage_limit {self.stage_limit} has no effect without --stage_weights: name a folder on a "

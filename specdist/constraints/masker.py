@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdist.constraints.matcher import Grammars, Matcher, masks_of_everything, set_only
+from specdist.constraints.matcher import Grammars, Matcher, forbid, masks_of_everything, set_only
 from specdist.constraints.thinking import ThinkingMarkers
 from specdist.sampling.row_table import AskedPositions
 
@@ -59,6 +59,8 @@ class RowMasker:
         self._stop_token_ids = [token_id for token_id in stop_token_ids if token_id < vocab_size]
         self._markers = markers
         self._rules: dict[int, RowRule] = {}
+        # By slot: whether the prompt has closed the thinking.
+        self._is_closed: dict[int, bool] = {}
         # By line: its matcher, and the rule of the row that it is for.
         self._matchers: dict[int, tuple[RowRule, Matcher]] = {}
 
@@ -66,6 +68,7 @@ class RowMasker:
         """New rows are in these slots. ``constraints``: texts of their rules."""
         for slot, text in zip(slots, constraints, strict=True):
             self._rules.pop(slot, None)
+            self._is_closed.pop(slot, None)
             if text:
                 self._rules[slot] = RowRule(*json.loads(text))
 
@@ -109,8 +112,11 @@ class RowMasker:
         thinking."""
         if self._markers is None:
             return 0
-        num_prompt_tokens = int(asked.table.num_prompt_tokens[asked.slots_N[index]])
-        if self._markers.are_closed(asked.tokens_before(index)[:num_prompt_tokens].tolist()):
+        slot = int(asked.slots_N[index])
+        if slot not in self._is_closed:
+            prompt_ids = asked.tokens_before(index)[: int(asked.table.num_prompt_tokens[slot])]
+            self._is_closed[slot] = self._markers.are_closed(prompt_ids.tolist())
+        if self._is_closed[slot]:
             return 0
         found = self._markers.end_in(token_ids)
         return len(token_ids) + 1 if found is None else found
@@ -123,7 +129,7 @@ class RowMasker:
         elif rule.grammar:
             # A completion does not end before its answer.
             for token_id in self._stop_token_ids:
-                masks[row, token_id // 32] &= ~np.array(1 << token_id % 32, np.uint32).view(np.int32)
+                forbid(masks[row], token_id)
 
     def _matcher(self, line: int, rule: RowRule) -> Matcher:
         known = self._matchers.get(line)

@@ -31,7 +31,17 @@ def masks_of_everything(num_positions: int, vocab_size: int) -> np.ndarray:
 def set_only(mask_W: np.ndarray, token_id: int) -> None:
     """Allow this token alone."""
     mask_W[:] = 0
-    mask_W[token_id // WORD_BITS] = np.array(1 << token_id % WORD_BITS, np.uint32).view(np.int32)
+    mask_W[token_id // WORD_BITS] = _bit_of(token_id)
+
+
+def forbid(mask_W: np.ndarray, token_id: int) -> None:
+    """Allow this token no longer."""
+    mask_W[token_id // WORD_BITS] &= ~_bit_of(token_id)
+
+
+def _bit_of(token_id: int) -> np.ndarray:
+    """int32 []: in its word."""
+    return np.array(1 << token_id % WORD_BITS, np.uint32).view(np.int32)
 
 
 def only_tokens(masks_MW: np.ndarray) -> np.ndarray:

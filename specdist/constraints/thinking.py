@@ -19,9 +19,11 @@ class ThinkingMarkers:
 
     def end_in(self, completion_ids: list[int]) -> int | None:
         """How many tokens there are up to the end of the first end marker; None without one."""
-        size = len(self.end_ids)
-        for place, token_id in enumerate(completion_ids):
-            if token_id == self.end_ids[0] and tuple(completion_ids[place : place + size]) == self.end_ids:
+        first, size, place = self.end_ids[0], len(self.end_ids), -1
+        # A step for every possible beginning, not for every token: this is asked at every position.
+        for _ in range(completion_ids.count(first)):
+            place = completion_ids.index(first, place + 1)
+            if tuple(completion_ids[place : place + size]) == self.end_ids:
                 return place + size
         return None
 

@@ -83,6 +83,14 @@ class Prompts:
         found = values.to_pylist() if length_column is not None else _num_bytes(values)
         return [float(found[row - first] or 0) for row in rows]
 
+    def check_column(self, option: str, column: str) -> None:
+        """Raises :class:`UserError`, which names the ``option``, if the column is missing."""
+        if column not in self.schema.names:
+            raise UserError(
+                f"{option} {column} is not a column of --prompts {self.files[0]}, which has "
+                f"{describe_columns(self.schema)}"
+            )
+
     def check_lengths(self, option: str, column: str) -> None:
         """Raises :class:`UserError`, which names the ``option``, if the column is missing or is not of
         numbers."""
@@ -101,11 +109,7 @@ class Prompts:
 
         Raises :class:`UserError`, which names the ``option``, if the column is missing or null in a row.
         """
-        if column not in self.schema.names:
-            raise UserError(
-                f"{option} {column} is not a column of --prompts {self.files[0]}, which has "
-                f"{describe_columns(self.schema)}"
-            )
+        self.check_column(option, column)
         groups: dict[str, list[int]] = {}
         for row, value in enumerate(self.rows.values(column)):
             if value is None:

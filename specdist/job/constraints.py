@@ -13,7 +13,6 @@ from specdist.constraints.masker import RowMasker, RowRule
 from specdist.constraints.matcher import Grammars, grammars_of
 from specdist.constraints.thinking import ThinkingMarkers
 from specdist.data import Prompts, RowError
-from specdist.data.inputs import describe_columns
 from specdist.job.tokens import load_tokenizer
 from specdist.models.checkpoint import Checkpoint
 from specdist.utils.errors import UserError
@@ -84,11 +83,8 @@ class RunConstraints:
 
     def check_column(self, prompts: Prompts) -> None:
         """Raises :class:`UserError` if the rows do not have it."""
-        if self._column is not None and self._column not in prompts.schema.names:
-            raise UserError(
-                f"--constraint_column {self._column} is not a column of --prompts {prompts.files[0]}, which "
-                f"has {describe_columns(prompts.schema)}"
-            )
+        if self._column is not None:
+            prompts.check_column("--constraint_column", self._column)
 
     @property
     def of_all_rows(self) -> dict[str, Any]:

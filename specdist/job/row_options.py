@@ -9,7 +9,6 @@ from typing import Any
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, RULES, STRUCT, WHOLE_NUMBERS
 from specdist.data import Prompts
-from specdist.data.inputs import describe_columns
 from specdist.data.rows import LOGPROB_COLUMNS
 from specdist.sampling.options import TokenOptions
 from specdist.utils.errors import UserError
@@ -25,11 +24,7 @@ class RowOptionReader:
         self._changes_distribution = config.may_vary(*DISTRIBUTION_OPTIONS)
         self._prompts = prompts
         for name in self._columns:
-            if name not in prompts.schema.names:
-                raise UserError(
-                    f"--row_options {name} is not a column of --prompts {prompts.files[0]}, which has "
-                    f"{describe_columns(prompts.schema)}"
-                )
+            prompts.check_column("--row_options", name)
 
     def check(self) -> None:
         """All rows. Raises :class:`UserError` with the row and the column."""

@@ -90,6 +90,12 @@ def markov_pair(
     return MarkovModel(logits), MarkovModel(logits + noise, estimates, uses_features, reads_drawing_state)
 
 
+def repetitive_model() -> MarkovModel:
+    """What follows a token depends on the text before it a little, so that memory is often right."""
+    weak, strong = markov_pair(spread=0.4, seed=2)[0], markov_pair(spread=3.5)[0]
+    return MarkovModel(strong.logits_VVV[:, :1] + weak.logits_VVV)
+
+
 class MarkovRunner:
     """What the engine uses of a :class:`specdist.models.runner.ModelRunner`."""
 

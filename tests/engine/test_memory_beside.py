@@ -12,7 +12,7 @@ from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from tests.engine.harness import Harness, requests_for
-from tests.engine.markov import MarkovModel, markov_pair
+from tests.engine.markov import MarkovModel, markov_pair, repetitive_model
 from tests.engine.sampled import (
     ALARM,
     COUPLED,
@@ -24,10 +24,8 @@ from tests.engine.sampled import (
     p_values,
 )
 
-# As in test_memory_draft.py; the draft is another one's.
-TARGET = MarkovModel(
-    markov_pair(spread=3.5)[0].logits_VVV[:, :1] + markov_pair(spread=0.4, seed=2)[0].logits_VVV
-)
+TARGET = repetitive_model()
+# Of another one.
 DRAFT = MarkovModel(0.2 * TARGET.logits_VVV + markov_pair(spread=2.0, seed=4)[0].logits_VVV)
 NUM_SAMPLES = 400
 # Of which much fits, and of which the oldest are forgotten.

@@ -18,7 +18,7 @@ import torch
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED, without_rejected
 from tests.engine.harness import Harness, requests_for
-from tests.engine.markov import MarkovModel, markov_pair
+from tests.engine.markov import MarkovModel, repetitive_model
 from tests.engine.sampled import (
     ALARM,
     COUPLED,
@@ -32,10 +32,7 @@ from tests.engine.sampled import (
 )
 from tests.engine.sliced import SlicedMarkovReplica
 
-# What follows a token depends on the text before it a little, so that memory is often right.
-TARGET = MarkovModel(
-    markov_pair(spread=3.5)[0].logits_VVV[:, :1] + markov_pair(spread=0.4, seed=2)[0].logits_VVV
-)
+TARGET = repetitive_model()
 ALWAYS: dict[str, Any] = {"memory": 0.0, "num_draft_tokens": 4}
 SHORT: dict[str, Any] = {"memory": 0.1, "num_draft_tokens": 3}
 LIKELY: dict[str, Any] = {"memory": 0.3, "num_draft_tokens": 16}

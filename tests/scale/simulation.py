@@ -5,11 +5,9 @@ never in file operations."""
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from specdist.data.layout import layout_info
 from specdist.data.shard_queue import ClaimedShard
 from specdist.job.totals import write_total
 from tests.scale.counting import METADATA, READS, CountingFiles
+from tests.scale.events import Events
 from tests.scale.requests import REQUESTS, CountingStore, counting_folder
 
 TABLE = pa.table({"row_id": [0]})
@@ -77,26 +76,20 @@ class Outcome:
     end_s: float = 0.0
 
 
-class Simulation:
+class Simulation(Events):
     """Runs a scenario in ``folder``."""
 
     def __init__(self, folder: Path, scenario: Scenario) -> None:
+        super().__init__()
         self.store: CountingStore | None = None
         if scenario.on_store:
             self.store, folder = counting_folder(folder)
         self.folder, self.scenario = folder, scenario
-        self.now = 0.0
         self.rng = random.Random(scenario.seed)
         self.outcome = Outcome()
         self.files = CountingFiles(str(folder))
         self.deaths: dict[str, float] = {}
         self.num_alive = 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._num_events = 0
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._num_events += 1
-        heapq.heappush(self._events, (self.now + seconds, self._num_events, action))
 
     @property
     def phase(self) -> str:
@@ -113,10 +106,10 @@ class Simulation:
             if self.rng.random() < scenario.vanishing:
                 self.after(self.rng.uniform(START_S, scenario.expected_s), replica.die)
         with self.files.patched():
-            while self._events:
-                when, _, action = heapq.heappop(self._events)
-                self.outcome.replica_s[self.phase] += self.num_alive * (when - self.now)
-                self.now = when
+            while self.has_next:
+                phase, before = self.phase, self.now
+                action = self.advance()
+                self.outcome.replica_s[phase] += self.num_alive * (self.now - before)
                 self.files.counts = self.outcome.operations[self.phase]
                 if self.store is not None:
                     self.store.counts = self.files.counts

@@ -9,7 +9,6 @@ paused past the age of their claims, or told to stop.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import logging
 import math
 import random
@@ -34,6 +33,7 @@ from specdist.job.preflight import RunPlan
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
 from specdist.job.tokens import PromptEncoder
+from tests.scale.events import Events
 
 # A pass of a 70B target over a batch, and its growth per sequence; seconds between looks of a simulated
 # replica.
@@ -83,12 +83,12 @@ class TailOutcome:
         return max(0.0, self.end_s - self.first_idle_s)
 
 
-class TailSimulation:
+class TailSimulation(Events):
     """Runs a scenario in ``folder``, which is new."""
 
     def __init__(self, folder: Path, scenario: TailScenario) -> None:
-        self.scenario, self.rng = scenario, random.Random(scenario.seed)
-        self.now, self.outcome = 0.0, TailOutcome()
+        super().__init__()
+        self.scenario, self.rng, self.outcome = scenario, random.Random(scenario.seed), TailOutcome()
         folder.mkdir(parents=True)
         prompt_sizes = [max(1, round(self.rng.lognormvariate(5, 1))) for _ in range(scenario.num_rows)]
         self.lengths = [
@@ -120,12 +120,6 @@ class TailSimulation:
         RunFolder.open(self.output, self.manifest, "", overwrite=False)
         self.num_finished = Counter[tuple[int, int]]()
         self.replicas: list[TailReplica] = []
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._num_events = 0
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None:
-        self._num_events += 1
-        heapq.heappush(self._events, (self.now + seconds, self._num_events, action))
 
     @property
     def is_complete(self) -> bool:
@@ -152,8 +146,7 @@ class TailSimulation:
         for _ in range(self.scenario.num_replicas):
             self.join()
         while not all(replica.has_ended for replica in self.replicas) and self.now < MAX_S:
-            self.now, _, action = heapq.heappop(self._events)
-            action()
+            self.advance()()
         logging.disable(logging.NOTSET)
         self.outcome.num_repeated = sum(num - 1 for num in self.num_finished.values())
         return self.outcome
