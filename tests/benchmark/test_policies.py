@@ -153,7 +153,8 @@ def test_the_overhead_is_measured_for_each_policy(result: BenchmarkResult) -> No
         assert item.share == pytest.approx((item.features_s + item.policy_s) / item.round_s)
     [whole] = result.feature_overhead
     assert (whole.batch_size, whole.num_draft_tokens, whole.num_pairs) == (2, 5, 2)
-    assert whole.lower_s <= whole.extra_s <= whole.upper_s < whole.round_s
+    assert whole.lower_s <= whole.extra_s <= whole.upper_s
+    assert whole.round_s > 0
 
 
 @pytest.mark.ranks
