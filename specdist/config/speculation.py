@@ -62,7 +62,8 @@ class SpeculationOptions:
     )
     memory_rows: bool = option(
         False,
-        help="with memory: propose from finished rows of this run, too, other samples of a prompt among them",
+        help="with memory: propose from what other rows of this run have said, too, finished or not, other "
+        "samples of a prompt among them",
     )
     memory_size: int = option(
         2**22, help="with --draft_memory or --memory_rows: most tokens of other texts; the oldest go first"

@@ -24,6 +24,7 @@ import numpy as np
 
 from specdist.drafters import plain_ngrams
 from specdist.drafters.ngram_state import (
+    ALL,
     CLASS_STARTS,
     MAX_MATCH,
     MAX_PLACES,
@@ -107,7 +108,7 @@ class NgramIndex:
         """``max_length``: most tokens of a sequence. ``learns_together``: a sequence's chances begin
         with what all have learned.
         ``texts``: to look through besides a sequence's own. ``is_compiled``: default: where it can be."""
-        self._state = NgramState(num_slots, max_length)
+        self._state = NgramState(num_slots, max_length, adds_sequences=texts.adds_sequences)
         self._learns_together = learns_together
         self._library = None if is_compiled is False else _library(is_needed=bool(is_compiled))
         state = self._state
@@ -119,8 +120,9 @@ class NgramIndex:
                 state.match_places, state.match_lengths, state.num_right, state.num_tried,
             )),
             None, state.store_places.ctypes.data, state.store_lengths.ctypes.data,
+            state.num_unstored.ctypes.data, state.store_tails.ctypes.data, state.owners.ctypes.data,
+            texts.adds_sequences,
         )  # fmt: skip
-        self._texts = texts
         if texts.num_tokens:
             state.store = TextStore(texts.num_tokens, self._library)
             self._arguments.store = ctypes.addressof(state.store.arguments)
@@ -132,13 +134,12 @@ class NgramIndex:
         assert self._state.store is not None
         self._state.store.add(token_ids)
 
-    def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray) -> None:
-        """New sequences in these slots, of which no token is known yet; what stood there has ended."""
-        if self._texts.adds_sequences:
-            for slot in slots.tolist():
-                if self._state.num_tokens[slot] > self._state.num_prompt_tokens[slot]:
-                    self.add_text(self._state.tokens[slot, : self._state.num_tokens[slot]])
-        self._state.begin(slots, num_prompt_tokens)
+    def begin(
+        self, slots: np.ndarray, num_prompt_tokens: np.ndarray, are_resumed: np.ndarray | bool = False
+    ) -> None:
+        """New sequences in these slots, of which no token is known yet; or some that go on after they were
+        preempted, whose texts the store has."""
+        self._state.begin(slots, num_prompt_tokens, np.zeros(len(slots), bool) | are_resumed)
 
     def num_tokens(self, slots_R: np.ndarray) -> np.ndarray:
         """[R]: how many tokens of each sequence are known."""
@@ -148,6 +149,9 @@ class NgramIndex:
         """The next tokens of these sequences, ``counts_R`` of each."""
         assert (self._state.num_tokens[slots_R] + counts_R).max(initial=0) <= self._state.tokens.shape[1]
         tokens_C = token_ids_C.astype(np.int32)
+        unstored_R = self._state.num_unstored[slots_R]
+        first_R = np.maximum(counts_R, self._state.num_prompt_tokens[slots_R])
+        self._state.num_unstored[slots_R] = np.where(unstored_R == ALL, first_R, unstored_R)
         before = self._state.learned(slots_R) if self._learns_together else None
         if self._library is None:
             plain_ngrams.append_tokens(self._state, slots_R, counts_R, tokens_C)

@@ -17,12 +17,14 @@ PRIOR_TOKENS = 4.0
 TOGETHER_TOKENS, TOGETHER_MEMORY = 32.0, 4096
 # Of the table of a sequence's bigrams.
 NUM_HEAD_BITS = 12
+# In the place of a number of tokens.
+ALL = -1
 
 
 class NgramState:
     """The arrays of the index, by slot. Memory that is never written is never used."""
 
-    def __init__(self, num_slots: int, capacity: int) -> None:
+    def __init__(self, num_slots: int, capacity: int, *, adds_sequences: bool) -> None:
         self.max_match, self.max_places = MAX_MATCH, MAX_PLACES
         self.num_classes = len(CLASS_STARTS)
         self.class_of = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right") - 1
@@ -41,11 +43,23 @@ class NgramState:
         self.match_lengths = np.zeros(num_slots, np.int64)
         self.store_places = np.full(num_slots, -1)
         self.store_lengths = np.zeros(num_slots, np.int64)
+        # The store is to have a sequence's tokens after the first ``num_unstored``, as the text of its owner,
+        # which goes on at the tail.
+        self.adds_sequences = adds_sequences
+        self.num_unstored = np.zeros(num_slots, np.int64)
+        self.store_tails = np.full(num_slots, -1)
+        self.owners = np.zeros(num_slots, np.int64)
+        self._num_owners = 0
         self.num_right = np.zeros((num_slots, 2 * len(CLASS_STARTS)))
         self.num_tried = np.zeros((num_slots, 2 * len(CLASS_STARTS)))
 
-    def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray) -> None:
-        """New sequences in these slots, of which no token is known yet."""
+    def begin(self, slots: np.ndarray, num_prompt_tokens: np.ndarray, are_resumed: np.ndarray) -> None:
+        """New sequences in these slots, of which no token is known yet. The store has what a resumed one said
+        before it was preempted: all tokens that are appended first."""
+        self.num_unstored[slots] = np.where(are_resumed, ALL, num_prompt_tokens)
+        self.store_tails[slots] = -1
+        self.owners[slots] = self._num_owners + 1 + np.arange(len(slots))
+        self._num_owners += len(slots)
         self.num_prompt_tokens[slots] = num_prompt_tokens
         self.num_tokens[slots] = self.match_lengths[slots] = self.store_lengths[slots] = 0
         self.match_places[slots] = self.store_places[slots] = self.heads[slots] = -1

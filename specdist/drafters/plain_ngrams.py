@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specdist.drafters.ngram_state import NgramState
-from specdist.drafters.text_store import NO_TOKEN, TextStore
+from specdist.drafters.text_store import TextStore
 
 
 def append_tokens(state: NgramState, slots_R: np.ndarray, counts_R: np.ndarray, tokens_C: np.ndarray) -> None:
@@ -39,6 +39,10 @@ def _append(state: NgramState, slot: int, token: int) -> None:
     state.num_tokens[slot] = position + 1
     if state.store is not None:
         _follow_store(state, state.store, slot, position)
+        if state.adds_sequences and position >= state.num_unstored[slot]:
+            state.store_tails[slot] = state.store.add_token(
+                tokens[: position + 1], int(state.store_tails[slot]), int(state.owners[slot])
+            )
     state.match_places[slot], state.match_lengths[slot] = _longest_match(state, tokens[: position + 1])
 
 
@@ -46,16 +50,18 @@ def _follow_store(state: NgramState, store: TextStore, slot: int, position: int)
     """What the store predicted is compared with the token that came; then its next match is looked up."""
     tokens = state.tokens[slot, : position + 1]
     place, length = int(state.store_places[slot]), int(state.store_lengths[slot])
-    is_kept = place > store.count[0] - store.capacity + state.max_match
-    is_right = place >= 0 and is_kept and store.token_at(place + 1) == tokens[-1]
+    is_kept = place >= 0 and store.is_kept(place - state.max_match)
+    following = store.next_place(place) if is_kept else -1
+    is_right = following >= 0 and store.token_at(following) == tokens[-1]
     if position >= state.num_prompt_tokens[slot] and place >= 0:
         its_class = state.num_classes + state.class_of[length]
         state.num_right[slot, its_class] += is_right
         state.num_tried[slot, its_class] += 1
-    if is_right and store.continues(place + 1):
-        found = place + 1, min(length + 1, state.max_match)
+    if is_right and store.next_place(following) >= 0:
+        found = following, min(length + 1, state.max_match)
     else:
-        found = store.longest_match(tokens, state.max_match, state.max_places)
+        owner = int(state.owners[slot])
+        found = store.longest_match(tokens, state.max_match, state.max_places, owner)
     state.store_places[slot], state.store_lengths[slot] = found
 
 
@@ -91,7 +97,7 @@ def propose_tokens(
             its_rate = rates[state.num_classes + state.class_of[its_length]]
             if place < 0 or its_rate > rates[state.class_of[length]]:
                 place, length, first_class = other, its_length, state.num_classes
-                text = _text_after(state.store, place, limit)
+                text = state.store.text_after(place, limit)
         if place < 0:
             continue
         if text is None:
@@ -104,12 +110,3 @@ def propose_tokens(
         tokens.append(text[:num].astype(np.int64))
         chances.append(reach[:num])
     return np.concatenate(tokens), np.concatenate(chances), lengths_R
-
-
-def _text_after(store: TextStore, place: int, limit: int) -> np.ndarray:
-    """At most so many tokens of the text that goes on after a place."""
-    end = place + 1
-    while end < min(place + 1 + limit, int(store.count[0])) and store.token_at(end) != NO_TOKEN:
-        end += 1
-    is_kept = place + 1 > store.count[0] - store.capacity
-    return store.tokens[np.arange(place + 1, end if is_kept else place + 1) % store.capacity]

@@ -83,9 +83,9 @@ class MemoryBeside(NoMemory):
         self._histories = Histories(ModelBlocks(), num_slots, num_groups)
         self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
         self._num_prompt_tokens = np.zeros(num_slots, np.int64)
-        # By slot: whether its index is still to begin; whether the last block was for the model to draft, and
-        # the match that there was then.
-        self._is_new = np.ones(num_slots, bool)
+        # By slot: whether its index is still to begin, and that of a sequence that goes on; whether the last
+        # block was for the model to draft, and the match that there was then.
+        self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
         self._was_asked = np.zeros(num_slots, bool)
         self._classes = np.zeros(num_slots, np.int64)
         self._before: HistoriesSnapshot | None = None
@@ -150,6 +150,7 @@ class MemoryBeside(NoMemory):
         self._histories.suspend(suspended, state.stream_keys[suspended])
         self._histories.open(opened.slots, opened.stream_keys)
         self._is_new[opened.slots] = True
+        self._is_resumed[opened.slots] = opened.are_resumed
         self._was_asked[opened.slots] = False
         self._num_prompt_tokens[opened.slots] = opened.num_prompt_tokens
         state.num_from_memory[opened.slots] = 0
@@ -250,7 +251,7 @@ class MemoryBeside(NoMemory):
         """All tokens that were committed since the last request, and the next ones."""
         state = self._state
         new = slots_R[self._is_new[slots_R]]
-        self._index.begin(new, self._num_prompt_tokens[new])
+        self._index.begin(new, self._num_prompt_tokens[new], self._is_resumed[new])
         self._is_new[new] = False
         known_R = self._index.num_tokens(slots_R)
         # A sequence whose logits are not finite has come to its end.

@@ -54,7 +54,7 @@ class MemoryDraft:
         )  # fmt: skip
         self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
         self._is_traced = is_traced
-        self._is_new = np.ones(num_slots, bool)
+        self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
         # Of the last block of every slot.
         self._candidate_ids = np.zeros((num_slots, max_draft_tokens), np.int64)
         self._num_candidates = np.zeros(num_slots, np.int64)
@@ -66,6 +66,7 @@ class MemoryDraft:
         with self._clock.phase("draft"):
             candidate_ids_C, num_drafted_R = self._candidates(request, next_token_ids_R)
         self._is_new[request.opened.slots] = True
+        self._is_resumed[request.opened.slots] = request.opened.are_resumed
         times = RoleTimes(**self._clock.take())
         return ProposalReply(
             next_token_ids_R=next_token_ids_R,
@@ -110,7 +111,9 @@ class MemoryDraft:
         new = np.flatnonzero(self._is_new[slots_R])
         if len(new):
             num_prompt_tokens = [sequences[index].num_prompt_tokens for index in new.tolist()]
-            self._index.begin(slots_R[new], np.array(num_prompt_tokens, np.int64))
+            self._index.begin(
+                slots_R[new], np.array(num_prompt_tokens, np.int64), self._is_resumed[slots_R[new]]
+            )
             self._is_new[slots_R[new]] = False
         token_ids: list[int] = []
         counts = []

@@ -62,6 +62,11 @@ class OpenedSequences:
         )
 
     @property
+    def are_resumed(self) -> np.ndarray:
+        """bool [M]: whether each goes on after a preemption."""
+        return self.context_lengths == NO_CONTEXT
+
+    @property
     def options_MF(self) -> np.ndarray:
         return self.options.reshape(-1, len(TOKEN_OPTIONS))
 

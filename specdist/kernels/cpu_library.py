@@ -76,7 +76,7 @@ class Store(ctypes.Structure):
 
     _fields_ = (
         *((name, c_index) for name in ("capacity", "num_head_bits")),
-        *((name, c_address) for name in ("count", "tokens", "earlier", "heads")),
+        *((name, c_address) for name in ("count", "tokens", "owners", "earlier", "heads")),
     )
 
 
@@ -93,6 +93,8 @@ class Ngrams(ctypes.Structure):
         *((name, c_address) for name in ("tokens", "earlier", "heads", "num_tokens", "num_prompt_tokens")),
         *((name, c_address) for name in ("match_places", "match_lengths", "num_right", "num_tried")),
         *((name, c_address) for name in ("store", "store_places", "store_lengths")),
+        *((name, c_address) for name in ("num_unstored", "store_tails", "owners")),
+        ("adds_sequences", c_index),
     )
 
 

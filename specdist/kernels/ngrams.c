@@ -6,13 +6,17 @@
 #include <stdint.h>
 
 /* Tokens of other texts, each text after a NO_TOKEN, in a ring: position p lies at p % capacity, and the first
- * of `count` - capacity tokens are overwritten. Positions that end in the same STORE_GRAM tokens are chained. */
+ * of `count` - capacity tokens are overwritten. Positions that end in the same STORE_GRAM tokens are chained.
+ * A sequence that runs adds its tokens to blocks of its own; `earlier` of the NO_TOKEN behind a full one is
+ * where the text goes on. */
 #define STORE_GRAM 4
+#define STORE_BLOCK 64
+#define STORE_OVERLAP 8
 #define NO_TOKEN (-1)
 typedef struct {
     int64_t capacity, num_head_bits;
     int64_t *count;                            /* [1] */
-    int32_t *tokens;                           /* [capacity] */
+    int32_t *tokens, *owners;                  /* [capacity] */
     int64_t *earlier, *heads;                  /* [capacity], [2 ** num_head_bits] */
 } Store;
 
@@ -26,7 +30,9 @@ typedef struct {
     int64_t *match_places, *match_lengths;
     double *num_right, *num_tried;             /* [slots][2 * num_classes]: own text, then the store's */
     const Store *store;                        /* or NULL */
-    int64_t *store_places, *store_lengths;     /* [slots] */
+    int64_t *store_places, *store_lengths;     /* [slots], as the next three */
+    int64_t *num_unstored, *store_tails, *owners;
+    int64_t adds_sequences;
 } Ngrams;
 
 static int32_t token_at(const Store *store, int64_t place) { return store->tokens[place % store->capacity]; }
@@ -38,21 +44,57 @@ static int64_t gram_hash(const int32_t *last, int64_t num_bits) { /* of the toke
     return (int64_t)(word >> (64 - num_bits));
 }
 
-static int continues(const Store *store, int64_t place) {
-    return place + 1 < *store->count && token_at(store, place + 1) != NO_TOKEN;
+static int is_kept(const Store *store, int64_t place) { return place > *store->count - store->capacity; }
+
+/* Where the text goes on after a place, or -1. */
+static int64_t next_place(const Store *store, int64_t place) {
+    if (++place >= *store->count) return -1;
+    if (token_at(store, place) == NO_TOKEN) place = store->earlier[place % store->capacity];
+    return place >= 0 && is_kept(store, place) ? place : -1;
 }
 
-/* Adds a text. */
+static void put(const Store *store, int64_t place, int32_t token, int32_t owner) {
+    store->tokens[place % store->capacity] = token;
+    store->owners[place % store->capacity] = owner;
+    store->earlier[place % store->capacity] = -1;
+}
+
+/* Adds a place to the chain of the tokens that end at `last`. */
+static void chain(const Store *store, int64_t place, const int32_t *last) {
+    int64_t *head = store->heads + gram_hash(last, store->num_head_bits);
+    store->earlier[place % store->capacity] = *head;
+    *head = place;
+}
+
+/* Adds a text of no sequence that runs. */
 void add_text(const Store *store, int64_t num_tokens, const int32_t *text) {
     for (int64_t index = -1; index < num_tokens; index++) {
-        int64_t place = (*store->count)++, slot = place % store->capacity;
-        store->tokens[slot] = index < 0 ? NO_TOKEN : text[index];
-        store->earlier[slot] = -1;
-        if (index + 1 < STORE_GRAM) continue;
-        int64_t *head = store->heads + gram_hash(text + index, store->num_head_bits);
-        store->earlier[slot] = *head;
-        *head = place;
+        int64_t place = (*store->count)++;
+        put(store, place, index < 0 ? NO_TOKEN : text[index], 0);
+        if (index + 1 >= STORE_GRAM) chain(store, place, text + index);
     }
+}
+
+/* Adds the token at `last` of a sequence that runs, which has so many before it. */
+static void add_token(const Ngrams *index, int64_t slot, const int32_t *last, int64_t num_before) {
+    const Store *store = index->store;
+    int64_t place = index->store_tails[slot];
+    int32_t owner = (int32_t)index->owners[slot];
+    /* The last place of a block stays a NO_TOKEN. */
+    if (place < 0 || !is_kept(store, place) || place % STORE_BLOCK == STORE_BLOCK - 1) {
+        int64_t begin = *store->count + (STORE_BLOCK - *store->count % STORE_BLOCK) % STORE_BLOCK;
+        while (*store->count < begin + STORE_BLOCK) put(store, (*store->count)++, NO_TOKEN, owner);
+        int64_t overlap = num_before < STORE_OVERLAP ? num_before : STORE_OVERLAP;
+        for (int64_t back = overlap; back > 0; back--) put(store, begin + 1 + overlap - back, last[-back], owner);
+        int is_linked = place >= 0 && is_kept(store, place);
+        if (is_linked) store->earlier[place % store->capacity] = begin + 1 + overlap;
+        place = begin + 1 + overlap;
+        /* What the first tokens come after: the end of the prompt. */
+        if (!is_linked && num_before >= STORE_GRAM) chain(store, place - 1, last - 1);
+    }
+    put(store, place, *last, owner);
+    if (num_before + 1 >= STORE_GRAM) chain(store, place, last);
+    index->store_tails[slot] = place + 1;
 }
 
 /* The longest match in the store of the tokens that end at `last`, the latest of equal ones. */
@@ -69,7 +111,8 @@ static void find_in_store(const Ngrams *index, int64_t slot, const int32_t *last
             length++;
         if (length < STORE_GRAM) continue; /* another hash */
         num_places++;
-        if (length > best_length && continues(store, place)) {
+        if (store->owners[place % store->capacity] == index->owners[slot]) continue; /* its own text */
+        if (length > best_length && next_place(store, place) >= 0) {
             best_place = place;
             best_length = length;
         }
@@ -84,8 +127,8 @@ static void follow_store(const Ngrams *index, int64_t slot, const int32_t *last,
                          int is_output, int is_asked) {
     const Store *store = index->store;
     int64_t place = index->store_places[slot], length = index->store_lengths[slot];
-    int is_right = place >= 0 && place > *store->count - store->capacity + index->max_match
-                   && token_at(store, place + 1) == *last;
+    int64_t next = place >= 0 && is_kept(store, place - index->max_match) ? next_place(store, place) : -1;
+    int is_right = next >= 0 && token_at(store, next) == *last;
     if (is_output && place >= 0) {
         int64_t class = (2 * slot + 1) * index->num_classes + index->class_of[length];
         index->num_right[class] += is_right;
@@ -93,8 +136,8 @@ static void follow_store(const Ngrams *index, int64_t slot, const int32_t *last,
     }
     index->store_places[slot] = -1;
     index->store_lengths[slot] = 0;
-    if (is_right && continues(store, place + 1)) {
-        index->store_places[slot] = place + 1;
+    if (is_right && next_place(store, next) >= 0) {
+        index->store_places[slot] = next;
         index->store_lengths[slot] = length < index->max_match ? length + 1 : length;
     } else if (is_asked) {
         find_in_store(index, slot, last, num_before);
@@ -149,6 +192,8 @@ void append_tokens(const Ngrams *index, int64_t num_rows, const int64_t *slots, 
             int is_asked = position + 1 == end || position + 1 >= num_prompt_tokens;
             if (index->store)
                 follow_store(index, slot, tokens + position, position, position >= num_prompt_tokens, is_asked);
+            if (index->adds_sequences && position >= index->num_unstored[slot])
+                add_token(index, slot, tokens + position, position);
             if (position == 0) continue;
             int32_t *head = heads + hash_of(tokens[position - 1], token, index->num_head_bits);
             if (is_asked) find(index, slot, position, *head);
@@ -186,15 +231,16 @@ int64_t propose_tokens(const Ngrams *index, int64_t num_rows, const int64_t *slo
             const int32_t *tokens = index->tokens + slot * index->capacity;
             int64_t period = index->num_tokens[slot] - 1 - place;
             double chance = 1;
+            int64_t next = place;
             for (; depth < limits[row]; depth++) {
-                if (is_store && (place + 1 + depth >= *index->store->count
-                                 || place + 1 <= *index->store->count - index->store->capacity
-                                 || token_at(index->store, place + 1 + depth) == NO_TOKEN))
-                    break;
+                if (is_store) {
+                    next = depth || is_kept(index->store, place) ? next_place(index->store, next) : -1;
+                    if (next < 0) break;
+                }
                 chance *= rate_of(index, slot, is_store, length + depth);
                 if (chance < least_chances[row]) break;
                 proposed[total + depth] =
-                    is_store ? token_at(index->store, place + 1 + depth) : tokens[place + 1 + depth % period];
+                    is_store ? token_at(index->store, next) : tokens[place + 1 + depth % period];
                 chances[total + depth] = chance;
             }
         }

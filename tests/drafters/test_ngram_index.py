@@ -153,19 +153,21 @@ def test_sequences_may_learn_together() -> None:
         assert before == 0.95 and (after < 0.93 if learns else after == 0.95)
 
 
-def test_a_store_of_other_texts_gives_the_same_bits_in_both_kinds() -> None:
-    """With texts that are added between tokens, and a ring that is overwritten many times."""
+@pytest.mark.parametrize("num_tokens", [200, 2000])
+@pytest.mark.parametrize("adds_sequences", [True, False])
+def test_a_store_of_other_texts_gives_the_same_bits_in_both_kinds(
+    num_tokens: int, adds_sequences: bool
+) -> None:
+    """With texts that are added between tokens, and a ring that is overwritten many times, or never."""
     rng = np.random.default_rng(6)
-    kinds = [
-        NgramIndex(num_slots=3, max_length=600, texts=TextSettings(num_tokens=200), is_compiled=each)
-        for each in (True, False)
-    ]
+    texts = TextSettings(num_tokens=num_tokens, adds_sequences=adds_sequences)
+    kinds = [NgramIndex(num_slots=3, max_length=600, texts=texts, is_compiled=each) for each in (True, False)]
     passages = [rng.integers(5, size=40) for _ in range(3)]
     num_from_store = 0
     for round_ in range(80):
         for index in kinds:
             if round_ % 20 == 0:
-                index.begin(np.arange(3), np.array([7, 0, 30]))
+                index.begin(np.arange(3), np.array([7, 0, 30]), np.arange(3) == round_ // 20)
         if round_ % 3 == 0:
             text = np.r_[rng.integers(5, size=3), passages[rng.integers(3)]][: rng.integers(1, 43)]
             for index in kinds:
@@ -208,3 +210,47 @@ def test_other_texts_are_proposed_to_their_ends_and_forgotten_in_turn(is_compile
     index.begin(np.zeros(1, np.int64), np.array([4]))
     append(index, 0, [280, 281, 282, 283])
     assert proposed(index, limit=2, slot=0) == [284, 285]
+
+
+RUNNING = TextSettings(num_tokens=2000, adds_sequences=True)
+
+
+@both_kinds
+def test_what_another_sequence_has_said_so_far_is_proposed_at_once(is_compiled: bool) -> None:
+    """Over the ends of its blocks, and to its last token; but nothing of the sequence itself."""
+    index = NgramIndex(num_slots=3, max_length=600, texts=RUNNING, is_compiled=is_compiled)
+    index.begin(np.arange(3), np.array([4, 4, 4]))
+    said = np.arange(100, 300).tolist()
+    append(index, 0, [1, 2, 3, 4])
+    for begin in range(0, 200, 7):
+        append(index, 0, said[begin : begin + 7])
+    assert proposed(index, slot=0) == []
+    append(index, 1, [9, 9, 3, 4, 100, 101])
+    assert proposed(index, slot=1, limit=120) == said[2:122]
+    append(index, 1, said[2:190])
+    assert proposed(index, slot=1, limit=20) == said[190:]
+    append(index, 0, [300])
+    assert proposed(index, slot=1, limit=20) == [*said[190:], 300]
+    append(index, 2, [1, 2, 3, 4])  # the same prompt
+    assert proposed(index, slot=2, limit=3) == said[:3]
+
+
+@both_kinds
+def test_what_a_preempted_sequence_has_said_is_in_the_store_once(is_compiled: bool) -> None:
+    index = NgramIndex(num_slots=2, max_length=600, texts=RUNNING, is_compiled=is_compiled)
+    said = np.arange(10, 40).tolist()
+    index.begin(np.zeros(1, np.int64), np.array([2]))
+    append(index, 0, [1, 2, *said])
+    index.begin(np.ones(1, np.int64), np.array([2]), are_resumed=True)
+    append(index, 1, [1, 2, *said])
+    append(index, 1, [50, 51])
+    store = index._state.store
+    assert store is not None
+    tokens = store.tokens[: int(store.count[0])].tolist()
+    assert tokens.count(10) == 1 and tokens.count(50) == 1 and tokens.count(30) == 1
+    # What it said before and now is proposed to others.
+    index.begin(np.zeros(1, np.int64), np.array([1]))
+    append(index, 0, said[:6])
+    assert proposed(index, slot=0, limit=100) == said[6:]
+    append(index, 0, [*said[-3:], 50])
+    assert proposed(index, slot=0) == [51]

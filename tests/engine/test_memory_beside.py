@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdist.drafters.ngram_index import NgramIndex
 from specdist.drafters.source_choice import MemorySettings
-from specdist.drafters.text_store import NO_TEXTS, TextSettings
+from specdist.drafters.text_store import BLOCK, NO_TEXTS, NO_TOKEN, OVERLAP, TextSettings, TextStore
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import ALONE, IN_TURNS, LISTEN, RoundShape
 from tests.engine.harness import Harness, requests_for
@@ -92,6 +93,31 @@ def test_tokens_depend_neither_on_the_batch_nor_on_preemptions() -> None:
     crowded = replica_with(FILTERED, learns=False, texts=GIVEN, max_num_seqs=60, num_pages=130)
     assert tokens_of(crowded) == expected
     assert crowded.stats_recorder.close_shard(0).num_preemptions > 5
+
+
+def test_other_rows_are_remembered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often they are preempted: every token that was said is in the store, and no prompt."""
+    stores: list[TextStore] = []
+    monkeypatch.setattr(NgramIndex, "begin", _noting_stores(NgramIndex.begin, stores))
+    others = TextSettings(num_tokens=20000, adds_sequences=True)
+    crowded = replica_with(COUPLED, texts=others, max_num_seqs=60, num_pages=130)
+    num_tokens = sum(len(token_ids) for token_ids in tokens_of(crowded))
+    num_preemptions = crowded.stats_recorder.close_shard(0).num_preemptions
+    store = stores[0]
+    begins = np.arange(0, int(store.count[0]), BLOCK)
+    assert num_preemptions > 5 and int(store.count[0]) < store.capacity
+    num_stored = int((store.tokens[: int(store.count[0])] != NO_TOKEN).sum()) - OVERLAP * len(begins)
+    # A sequence's last tokens are committed without another round.
+    assert 0.5 * num_tokens < num_stored <= num_tokens
+
+
+def _noting_stores(begin: Any, stores: list[TextStore]) -> Any:
+    def noting(index: NgramIndex, *arguments: Any) -> None:
+        assert index._state.store is not None
+        stores.append(index._state.store)
+        begin(index, *arguments)
+
+    return noting
 
 
 def tokens_of(replica: Harness) -> list[list[int]]:

@@ -7,6 +7,7 @@ PLAIN = f"{MEMORY}::test_tokens_follow_the_target_s_distribution[plain]"
 ONE_HOT = f"{MEMORY}::test_one_hot_targets_emit_what_they_emit_alone"
 BATCH = f"{MEMORY}::test_tokens_depend_neither_on_the_batch_nor_on_preemptions_nor_on_slices"
 REPEATED = f"{MEMORY}::test_a_text_that_repeats_itself_is_accepted_as_a_whole"
+BESIDE = "tests/engine/test_memory_beside.py"
 INDEX = "tests/drafters/test_ngram_index.py"
 
 MEMORY_FAULTS = (
@@ -80,6 +81,48 @@ MEMORY_FAULTS = (
         old="if (length > best_length) {",
         new="if (length >= best_length) {",
         tests=(INDEX,),
+    ),
+    Mutant(
+        name="store-goes-on-in-another-text",
+        file="kernels/ngrams.c",
+        old="    if (token_at(store, place) == NO_TOKEN) place = store->earlier[place % store->capacity];\n",
+        new="    while (place < *store->count && token_at(store, place) == NO_TOKEN) place++;\n",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="store-ends-with-a-block-of-a-running-sequence",
+        file="kernels/ngrams.c",
+        old="if (is_linked) store->earlier[place % store->capacity] = begin + 1 + overlap;",
+        new="",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="sequence-finds-itself-in-the-store",
+        file="kernels/ngrams.c",
+        old="if (store->owners[place % store->capacity] == index->owners[slot]) continue;",
+        new="",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="store-reads-tokens-that-were-overwritten",
+        file="kernels/ngrams.c",
+        old="return place > *store->count - store->capacity; }",
+        new="return place > *store->count - 2 * store->capacity; }",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="preempted-sequence-is-stored-twice",
+        file="drafters/ngram_index.py",
+        old="np.where(unstored_R == ALL, first_R, unstored_R)",
+        new="np.where(unstored_R == ALL, 0, unstored_R)",
+        tests=(INDEX,),
+    ),
+    Mutant(
+        name="resumed-sequence-is-told-as-a-new-one",
+        file="engine/memory_beside.py",
+        old="self._is_resumed[opened.slots] = opened.are_resumed",
+        new="self._is_resumed[opened.slots] = False",
+        tests=(f"{BESIDE}::test_other_rows_are_remembered_once",),
     ),
     Mutant(
         name="slot-keeps-the-last-sequences-chances",
