@@ -225,6 +225,7 @@ def _prompts_of_file(config: BenchmarkConfig, path: str, pair: Pair) -> dict[str
         messages_column=config.messages_column,
         limit=config.num_prompts if column is None else None,
     )
+    prompts.check_no_batch("a benchmark")
     # Without groups a prompt that is too long is an error of :func:`make_workload`.
     room = 1 if column is None else config.max_new_tokens
     check_chat_variables(pair.target_checkpoint, config.chat_format)

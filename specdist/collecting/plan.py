@@ -53,6 +53,7 @@ def plan_collection(config: CollectConfig, models: ModelPlan, topology: Topology
     assert models.draft is not None
     run_config = config.run_config()
     prompts = open_run_prompts(run_config)
+    prompts.check_no_batch("collecting")
     _check_reference(config, prompts)
     run = run_manifest(run_config, models, prompts, topology)
     manifest = Manifest(

@@ -37,6 +37,11 @@ class ConstraintOptions:
         help="of a model that thinks before its answer: after so many tokens of a completion the end of "
         "thinking is forced; constraints are then those of the answer alone; 0 = no thinking",
     )
+    split_thinking: bool = option(
+        False,
+        help="write the thinking and the answer of every completion in columns of their own, too, as "
+        "--max_thinking_tokens does; constraints are then those of the answer alone",
+    )
     end_of_thinking: str | None = option(
         None,
         help="the text that ends the thinking (default: </think> or [/THINK], whichever is a token of the "
@@ -48,6 +53,11 @@ class ConstraintOptions:
         """Name and value of the option that constrains all rows, if one does."""
         given = [(name, value) for name in OF_ALL_ROWS if (value := getattr(self, name)) is not None]
         return given[0] if given else None
+
+    @property
+    def splits_thinking(self) -> bool:
+        """Whether there are columns of the thinking and of the answer."""
+        return self.split_thinking or self.max_thinking_tokens is not None
 
     @property
     def is_constrained(self) -> bool:
@@ -70,10 +80,10 @@ class ConstraintOptions:
             raise UserError(
                 f"--max_thinking_tokens {self.max_thinking_tokens} must not be negative; 0 allows no thinking"
             )
-        if self.end_of_thinking is not None and self.max_thinking_tokens is None:
+        if self.end_of_thinking is not None and not self.splits_thinking:
             raise UserError(
-                f"--end_of_thinking {self.end_of_thinking} has no effect without --max_thinking_tokens: give "
-                "the most tokens of the thinking, or leave it out"
+                f"--end_of_thinking {self.end_of_thinking} has no effect without --max_thinking_tokens or "
+                "--split_thinking: give one of them, or leave it out"
             )
         if self.has_grammars and stop:
             option_name = given[0] if given else "--constraint_column"

@@ -27,6 +27,20 @@ class ThinkingMarkers:
                 return place + size
         return None
 
+    def split(self, prompt_ids: list[int], completion_ids: list[int]) -> tuple[list[int] | None, list[int]]:
+        """The tokens of the thinking, without its markers, and those of the answer. The first are None if the
+        prompt has closed the thinking, or if neither marker is there to say that it has begun."""
+        if self.are_closed(prompt_ids):
+            return None, completion_ids
+        end = self.end_in(completion_ids)
+        thinking_ids = completion_ids if end is None else completion_ids[: end - len(self.end_ids)]
+        begin = _last(thinking_ids, self.begin_ids) if self.begin_ids else -1
+        if end is None and self.begin_ids and begin < 0 and _last(prompt_ids, self.begin_ids) < 0:
+            return None, completion_ids
+        if begin >= 0:
+            thinking_ids = thinking_ids[:begin] + thinking_ids[begin + len(self.begin_ids) :]
+        return thinking_ids, [] if end is None else completion_ids[end:]
+
     def next_of_end(self, completion_ids: list[int]) -> int:
         """The token with which the end marker goes on, if these tokens end with its beginning; else its
         first."""

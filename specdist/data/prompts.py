@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from specdist.data.batches import Chat, prompt_of_body
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.fetching import fetched
 from specdist.data.files import FileStamp, WatchedFiles
 from specdist.data.input_rows import InputRows
 from specdist.data.inputs import describe_columns, find_files, read_inputs
 from specdist.data.jsonl import PromptColumn
-from specdist.data.rows import OUTPUT_COLUMNS
 from specdist.data.text import BYTES_OF_TEXT, text_as_bytes
 from specdist.utils.errors import UserError
 
@@ -89,6 +89,15 @@ class Prompts:
             raise UserError(
                 f"{option} {column} is not a column of --prompts {self.files[0]}, which has "
                 f"{describe_columns(self.schema)}"
+            )
+
+    def check_no_batch(self, job: str) -> None:
+        """Raises :class:`UserError`, which names the ``job``, for requests of OpenAI's batch format."""
+        if self.is_batch:
+            raise UserError(
+                f"--prompts {self.files[0]} holds requests of OpenAI's batch format, each with options of "
+                f"its own, which {job} gives to no row: use jobs/generate.py, or give the prompts alone in "
+                "a column (--prompt_column or --messages_column)"
             )
 
     def check_lengths(self, option: str, column: str) -> None:

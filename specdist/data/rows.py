@@ -11,31 +11,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from specdist.data.columns import OUTPUT_COLUMNS, columns_of, every_column
 from specdist.data.text import readable, without_lone_surrogates
 from specdist.data.traces import TracedToken
 
-OUTPUT_COLUMNS = {
-    "row_id": pa.int64(),
-    "sample_index": pa.int32(),
-    "prompt": pa.string(),
-    "completion": pa.string(),
-    "completion_ids": pa.list_(pa.int32()),
-    "finish_reason": pa.string(),
-    "error": pa.string(),
-    "num_prompt_tokens": pa.int32(),
-    "num_completion_tokens": pa.int32(),
-    "num_spec_steps": pa.int32(),
-    "num_draft_tokens": pa.int32(),
-    "num_accepted_draft_tokens": pa.int32(),
-    "mean_acceptance_length": pa.float64(),
-}
-# Of a run with --logprobs.
-LOGPROB_COLUMNS = {
-    "logprobs": pa.list_(pa.float32()),
-    "processed_logprobs": pa.list_(pa.float32()),
-    "top_logprob_ids": pa.list_(pa.list_(pa.int32())),
-    "top_logprobs": pa.list_(pa.list_(pa.float32())),
-}
 # The names and labels of `datasets` features; it ignores those of columns that it does not know.
 KEPT_METADATA = b"huggingface"
 # "true", or "false" for what a lossy run has written.
@@ -48,8 +27,8 @@ class RowResult:
 
     ``row_id`` counts input rows from 0 over the whole run. ``prompt`` is the text that was tokenized, None if
     there is none. A row with ``finish_reason="error"`` has the reason in ``error``, and no completion or
-    counts. ``trace`` holds the drafted tokens of a run with ``--trace``; one with ``--logprobs`` has the
-    columns of ``LOGPROB_COLUMNS``.
+    counts. ``trace`` holds the drafted tokens of a run with ``--trace``; what is None by default are columns
+    of ``OPTIONAL_COLUMNS``.
     """
 
     row_id: int
@@ -69,6 +48,8 @@ class RowResult:
     processed_logprobs: Sequence[float] | None = None
     top_logprob_ids: Sequence[Sequence[int]] | None = None
     top_logprobs: Sequence[Sequence[float]] | None = None
+    completion_thinking: str | None = None
+    completion_answer: str | None = None
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -88,12 +69,13 @@ class RowResult:
         return RowResult(**values)
 
 
-def output_schema(input_schema: pa.Schema, *, is_exact: bool, has_logprobs: bool = False) -> pa.Schema:
-    """The output columns, then the input columns; an input column ``prompt`` replaces the output's.
+def output_schema(input_schema: pa.Schema, *, is_exact: bool, options: Sequence[str] = ()) -> pa.Schema:
+    """The output columns of a run with these ``options``, then the input columns; an input column ``prompt``
+    replaces the output's.
 
     The metadata tell whether the completions follow the target's own distribution.
     """
-    columns = OUTPUT_COLUMNS | (LOGPROB_COLUMNS if has_logprobs else {})
+    columns = columns_of(options)
     output_fields = [
         input_schema.field(name) if name in input_schema.names else pa.field(name, type_)
         for name, type_ in columns.items()
@@ -111,7 +93,7 @@ def shard_table(
     first_row: int,
     num_samples: int,
     is_exact: bool = True,
-    has_logprobs: bool = False,
+    options: Sequence[str] = (),
 ) -> pa.Table:
     """The output of a shard: its input rows in order, each with ``num_samples`` completions.
 
@@ -131,7 +113,7 @@ def shard_table(
             f"missing {missing[:5]}, as (row_id, sample_index)"
         )
     repeated = inputs if num_samples == 1 else inputs.take(pa.array(row_ids - first_row))
-    schema = output_schema(inputs.schema, is_exact=is_exact, has_logprobs=has_logprobs)
+    schema = output_schema(inputs.schema, is_exact=is_exact, options=options)
     columns = [
         readable(repeated.column(field.name))
         if field.name in inputs.column_names
@@ -145,10 +127,10 @@ def results_table(results: Sequence[RowResult], schema: pa.Schema | None = None)
     """Results in the order of rows and samples, without their input rows: the input columns of ``schema``,
     that of a run's shards, are null; without it there are only the output columns."""
     ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
-    schema = schema or pa.schema(list(OUTPUT_COLUMNS.items()))
+    schema, known = schema or pa.schema(list(OUTPUT_COLUMNS.items())), every_column()
     columns = [
         pa.array([_value(result, field.name) for result in ordered], _plain_type(field.type)).cast(field.type)
-        if field.name in OUTPUT_COLUMNS or field.name in LOGPROB_COLUMNS
+        if field.name in known
         else pa.nulls(len(ordered), field.type)
         for field in schema
     ]

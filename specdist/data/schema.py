@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
-from specdist.data.rows import LOGPROB_COLUMNS, OUTPUT_COLUMNS
+from specdist.data.columns import OUTPUT_COLUMNS, every_column
 from specdist.data.traces import TRACE_SCHEMA
 from specdist.stats.shard import Stats
 from specdist.utils.markdown import code, plain, table
@@ -41,6 +41,9 @@ COLUMNS = {
     "top_logprob_ids": "with `--logprobs N`: for every token, the ids of the N likeliest before processing, "
     "likeliest first",
     "top_logprobs": "with `--logprobs N`: their log-probabilities",
+    "completion_thinking": "with `--split_thinking` or `--max_thinking_tokens`: the text before the end of "
+    "thinking, without the markers; null if the completion has no thinking",
+    "completion_answer": "and the text after it; empty if a limit was reached before",
 }
 TRACE_COLUMNS = {
     "row_id": "input row of the completion",
@@ -186,9 +189,13 @@ def output_fields() -> list[Field]:
     return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in OUTPUT_COLUMNS.items()]
 
 
-def logprob_fields() -> list[Field]:
-    """Those of a run with ``--logprobs``, after them."""
-    return [Field(name, _arrow_type(type_), COLUMNS[name]) for name, type_ in LOGPROB_COLUMNS.items()]
+def optional_fields() -> list[Field]:
+    """Those of runs with some options, after them."""
+    return [
+        Field(name, _arrow_type(type_), COLUMNS[name])
+        for name, type_ in every_column().items()
+        if name not in OUTPUT_COLUMNS
+    ]
 
 
 def trace_fields() -> list[Field]:
@@ -211,7 +218,7 @@ def totals_fields() -> list[Field]:
 
 
 SECTIONS = {
-    "columns": ("column", lambda: [*output_fields(), *logprob_fields()]),
+    "columns": ("column", lambda: [*output_fields(), *optional_fields()]),
     "trace": ("column of the trace", trace_fields),
     "statistics": ("statistic", statistics_fields),
     "totals": ("total", totals_fields),

@@ -23,6 +23,7 @@ from specdist.engine.stopping import StopRules
 from specdist.job.preflight import RunPlan, open_joined
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
+from specdist.job.row_requests import RowRequests
 from specdist.job.tokens import PromptEncoder
 
 PROMPT = "prompt"
@@ -59,9 +60,8 @@ class EmulatedRows:
         encoder = PromptEncoder(_tokenizer(settings.vocab_size), max_prompt_tokens=2**20)
         self.stop_rules = StopRules(encoder.decode)
         self.stats_recorder = StatsRecorder()
-        self.recorder = Recorder(
-            plan, encoder, self.stats_recorder, num_samples=1, progress=Progress(settings.num_rows, 0)
-        )
+        rows = RowRequests(plan.prompts, encoder)
+        self.recorder = Recorder(plan, rows, self.stats_recorder, progress=Progress(settings.num_rows, 0))
 
     def requests(self) -> Iterator[Request | None]:
         for request in self.recorder.requests():

@@ -16,14 +16,15 @@ FinishReason = Literal["stop", "length", "error"]
 class Request:
     """One completion to generate: of the data set's row ``row_id``, the sample ``sample_index``.
 
-    ``shard``: whose statistics its work belongs to. ``max_new_tokens``, ``seed``, ``stop``, and ``options``
-    where logits are processed: this request's own; None: the run's. ``constraint``: what a
-    :class:`specdist.sampling.processors.TokenMasker` is told of it.
+    ``prompt``: the text that its tokens are of. ``shard``: whose statistics its work belongs to.
+    ``max_new_tokens``, ``seed``, ``stop``, and ``options`` where logits are processed: this request's own;
+    None: the run's. ``constraint``: what a :class:`specdist.sampling.processors.TokenMasker` is told of it.
     """
 
     row_id: int
     sample_index: int
     prompt_ids: list[int]
+    prompt: str = ""
     shard: int = 0
     max_new_tokens: int | None = None
     seed: int | None = None

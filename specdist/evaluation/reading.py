@@ -12,9 +12,10 @@ import pyarrow.parquet
 
 from specdist.api.runs import load_run
 from specdist.data import Manifest
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.data.inputs import describe_columns
 from specdist.data.merging import SUFFIXES
-from specdist.data.rows import EXACT_METADATA, OUTPUT_COLUMNS
+from specdist.data.rows import EXACT_METADATA
 from specdist.utils.errors import UserError
 
 

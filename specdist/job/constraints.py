@@ -36,8 +36,9 @@ class RunConstraints:
         self.grammar = ""
         self._max_thinking_tokens = config.max_thinking_tokens
         self._markers: ThinkingMarkers | None = None
-        if config.max_thinking_tokens is not None:
-            self._markers = thinking_markers(target, config.end_of_thinking)
+        if config.splits_thinking:
+            option = "max_thinking_tokens" if config.max_thinking_tokens is not None else "split_thinking"
+            self._markers = thinking_markers(target, config.end_of_thinking, option)
         if not config.has_grammars:
             return
         check_installed(self._option)
@@ -77,6 +78,7 @@ class RunConstraints:
             "constraint": self.grammar or None,
             "constraint_column": self._column,
             "max_thinking_tokens": self._max_thinking_tokens,
+            "split_thinking": None if self._markers is None else True,
             "end_of_thinking": None if self._markers is None else list(self._markers.end_ids),
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -85,6 +87,11 @@ class RunConstraints:
         """Raises :class:`UserError` if the rows do not have it."""
         if self._column is not None:
             prompts.check_column("--constraint_column", self._column)
+
+    @property
+    def markers(self) -> ThinkingMarkers | None:
+        """Of a run whose thinking is told apart from its answers."""
+        return self._markers
 
     @property
     def of_all_rows(self) -> dict[str, Any]:
@@ -122,14 +129,14 @@ class RunConstraints:
         )
 
 
-def thinking_markers(target: Checkpoint, end_of_thinking: str | None) -> ThinkingMarkers:
-    """In the target's tokens. Raises :class:`UserError` if it has none."""
+def thinking_markers(target: Checkpoint, end_of_thinking: str | None, option: str) -> ThinkingMarkers:
+    """In the target's tokens. Raises :class:`UserError`, which names the ``option``, if it has none."""
     tokenizer = load_tokenizer(target)
     vocabulary = tokenizer.get_vocab()
     text = end_of_thinking or next((end for end in THINKING if end in vocabulary), None)
     if text is None:
         raise UserError(
-            f"--max_thinking_tokens needs the text that ends the thinking, and the tokenizer of --target "
+            f"--{option} needs the text that ends the thinking, and the tokenizer of --target "
             f"{target.name} has no token {' or '.join(THINKING)}: name it with --end_of_thinking"
         )
 

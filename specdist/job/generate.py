@@ -25,9 +25,11 @@ from specdist.job.draft_part import DraftPart
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.hub import push_to_hub
 from specdist.job.lengths import ExpectedLengths
+from specdist.job.output_columns import ThinkingColumns, column_options
 from specdist.job.parts import own_part
 from specdist.job.preflight import (
     NUM_HALVINGS,
+    ROWS_TOO_LARGE,
     ModelPlan,
     RunPlan,
     freeze_costs,
@@ -47,6 +49,7 @@ from specdist.job.report import (
     totals_document,
 )
 from specdist.job.row_options import RowOptionReader
+from specdist.job.row_requests import RowRequests
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.supervisor import supervise
 from specdist.job.target_group import TargetGroup, plan_in_turn
@@ -206,6 +209,16 @@ def generate_rows(
         replica.num_slots,
         replica.num_pages,
     )
+    markers = models.constraints.markers
+    rows = RowRequests(
+        run.prompts,
+        encoder,
+        num_samples=config.num_samples,
+        constraints=models.constraints,
+        row_options=RowOptionReader(config, run.prompts) if config.row_options else None,
+        thinking=ThinkingColumns(markers, encoder.decode, stop_rules.strings) if markers else None,
+        too_large={tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
+    )
     progress = Progress(run.prompts.num_rows * config.num_samples, 0)
     scalars = (
         Scalars(local_folder(config.output, config.spool), run.membership.replica)
@@ -216,11 +229,9 @@ def generate_rows(
     stats_recorder = StatsRecorder(ReplicaStart(began_ns, replica.num_weight_bytes))
     recorder = Recorder(
         run,
-        encoder,
+        rows,
         stats_recorder,
-        num_samples=config.num_samples,
         progress=progress,
-        constraints=models.constraints,
         scalars=scalars,
         is_traced=config.is_traced,
         is_exact=is_exact,
@@ -228,8 +239,7 @@ def generate_rows(
             partial(run.prompts.sizes, length_column=config.length_column),
             is_length=config.length_column is not None,
         ),
-        has_logprobs=config.logprobs is not None,
-        row_options=RowOptionReader(config, run.prompts) if config.row_options else None,
+        column_options=column_options(config),
     )
 
     def should_stop() -> bool:

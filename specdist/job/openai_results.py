@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from specdist.job.tokens import load_tokenizer
 from specdist.models.checkpoint import open_checkpoint
 from specdist.utils.errors import UserError
 
+# The end of a text whose last character lacks tokens.
+UNFINISHED = "\ufffd"
 # Requests whose rows are Python objects at a time.
 REQUESTS_PER_PIECE = 256
 NEEDED = (
     "completion", "completion_ids", "finish_reason", "error", "num_prompt_tokens", "num_completion_tokens",
 )  # fmt: skip
-LOGPROBS = ("logprobs", "top_logprob_ids", "top_logprobs")
+OPTIONAL = ("logprobs", "top_logprob_ids", "top_logprobs", "completion_thinking", "completion_answer")
 
 
 def write_results(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
@@ -73,7 +76,7 @@ class _Results:
                 f"--format openai needs a run over requests of OpenAI's batch format, and this one has no "
                 f"column {', '.join(missing)}: leave it out, or generate from such a file"
             )
-        names = [*REQUEST_KEYS, *NEEDED, "row_id", *(name for name in LOGPROBS if name in table.column_names)]
+        names = [*REQUEST_KEYS, *NEEDED, "row_id", *(name for name in OPTIONAL if name in table.column_names)]
         table, step = table.select(names), REQUESTS_PER_PIECE * self._num_samples
         for start in range(0, table.num_rows, step):
             rows = table.slice(start, step).to_pylist()
@@ -111,7 +114,7 @@ class _Results:
             "choices": [
                 {
                     "index": index,
-                    **_text(row["completion"], is_chat=is_chat),
+                    **_text(row, is_chat=is_chat),
                     "finish_reason": row["finish_reason"],
                     "logprobs": None if num_logprobs is None else self._logprobs(row, num_logprobs, is_chat),
                 }
@@ -141,6 +144,7 @@ class _Results:
                 ]
             }
         return {
+            "text_offset": self._offsets(ids),
             "tokens": [self._token_text(token_id) for token_id in ids],
             "token_logprobs": values,
             "top_logprobs": [
@@ -148,12 +152,34 @@ class _Results:
             ],
         }
 
+    def _offsets(self, ids: list[int]) -> list[int]:
+        """Where each token begins in the text that all make. A token that is a part of a character begins
+        where the character does."""
+        decode = partial(self._load().decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        found: list[int] = []
+        # Of whole characters, with those before them: a tokenizer may write a text's first token otherwise.
+        before: list[int] = []
+        own: list[int] = []
+        length, begin = 0, 0
+        for token_id in ids:
+            found.append(length)
+            own.append(token_id)
+            text = str(decode(before + own))
+            if not text.endswith(UNFINISHED):
+                length += len(text) - begin
+                if len(own) > 1 and UNFINISHED not in (whole := self._token_text(token_id)):
+                    # After bytes that are no character.
+                    found[-1] = length - len(whole)
+                before, own = own, []
+                begin = len(str(decode(before)))
+        return found
+
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._token_text(token_id)
         return {
             "token": text,
             "logprob": logprob,
-            "bytes": None if "\ufffd" in text else list(text.encode()),
+            "bytes": None if UNFINISHED in text else list(text.encode()),
         }
 
     def _load(self) -> Any:
@@ -172,5 +198,15 @@ class _Results:
         return self._texts[token_id]
 
 
-def _text(completion: str, *, is_chat: bool) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": completion}} if is_chat else {"text": completion}
+def _text(row: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    if not is_chat:
+        return {"text": row["completion"]}
+    if "completion_answer" not in row:
+        return {"message": {"role": "assistant", "content": row["completion"]}}
+    return {
+        "message": {
+            "role": "assistant",
+            "content": row["completion_answer"],
+            "reasoning_content": row["completion_thinking"],
+        }
+    }

@@ -28,10 +28,11 @@ from specdist.job.constraints import RunConstraints
 from specdist.job.fingerprint import run_fingerprint
 from specdist.job.hub import check_hub
 from specdist.job.memory_texts import MemoryTexts, read_memory
+from specdist.job.output_columns import check_column_names
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
-from specdist.job.row_options import RowOptionReader, check_logprob_columns
+from specdist.job.row_options import RowOptionReader
 from specdist.job.tokens import (
     check_chat_template,
     check_chat_variables,
@@ -167,7 +168,7 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     check_chat_template(models.target, f"--prompts {config.prompts}" if prompts.is_chat else None)
     RowOptionReader(config, prompts).check()
     models.constraints.check_column(prompts)
-    check_logprob_columns(config, prompts)
+    check_column_names(config, prompts)
     shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
     manifest = run_manifest(config, models, prompts, topology)
     _check_overwrite(config)

@@ -13,24 +13,21 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from specdist.data import PartLog, RowError, RowResult, ShardQueue, shard_table, trace_table
+from specdist.data import PartLog, RowResult, ShardQueue, shard_table, trace_table
 from specdist.data.claims import claims_of_shards
 from specdist.data.shard_choice import split_off, splits_wanted
 from specdist.data.shard_queue import ClaimedShard
 from specdist.data.storage import StorePath
-from specdist.engine.faults import too_large
 from specdist.engine.request import Completion, Request
 from specdist.engine.stats_recorder import StatsRecorder
-from specdist.job.constraints import RunConstraints
 from specdist.job.lengths import ExpectedLengths
-from specdist.job.preflight import ROWS_TOO_LARGE, RunPlan
+from specdist.job.preflight import RunPlan
 from specdist.job.progress import Progress, Scalars
-from specdist.job.row_options import RowOptionReader
-from specdist.job.row_results import count_rows, error_result, extend_to_now, result_of
-from specdist.job.tokens import PromptEncoder
+from specdist.job.row_requests import RowRequests
+from specdist.job.row_results import count_rows, extend_to_now
 from specdist.job.totals import write_total
 from specdist.job.uploads import Uploads
 from specdist.job.work import Work
@@ -52,34 +49,29 @@ class Recorder:
     def __init__(
         self,
         plan: RunPlan,
-        encoder: PromptEncoder,
+        rows: RowRequests,
         stats_recorder: StatsRecorder,
         *,
-        num_samples: int,
         progress: Progress,
-        constraints: RunConstraints | None = None,
         scalars: Scalars | None = None,
         is_traced: bool = False,
         is_exact: bool = True,
         lengths: ExpectedLengths | None = None,
         clock: Callable[[], float] = time.monotonic,
-        row_options: RowOptionReader | None = None,
-        has_logprobs: bool = False,
+        column_options: Sequence[str] = (),
     ) -> None:
-        """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds."""
-        self._too_large = {tuple(row) for row in plan.folder.manifest.info.get(ROWS_TOO_LARGE, [])}
+        """``lengths``: for the order in which rows begin; None: that of the input. ``clock``: seconds.
+        ``column_options``: those of the run that have columns of their own."""
         self._plan = plan
-        self._encoder = encoder
-        self._constraints = constraints
+        self._rows = rows
         self._stats_recorder = stats_recorder
-        self._num_samples = num_samples
+        self._num_samples = rows.num_samples
         self._progress = progress
         self._scalars = scalars
         self._is_traced = is_traced
         self._is_exact = is_exact
         self._lengths, self._clock = lengths, clock
-        self._kind = {"is_exact": is_exact, "has_logprobs": has_logprobs}
-        self._row_options = row_options
+        self._column_options = column_options
         self._queue = ShardQueue(
             plan.folder,
             plan.membership,
@@ -136,7 +128,12 @@ class Recorder:
             row_id = work.pending.popleft()
             results = work.log.results
             samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in results]
-            yield from self._row_requests(work, row_id, samples)
+            work.begun.add(row_id)
+            for found in self._rows.begin(row_id, samples, work.key):
+                if isinstance(found, Request):
+                    yield found
+                else:
+                    self._record(work, found)
             # All rows may have errors.
             self._finish_if_complete(work)
 
@@ -197,9 +194,9 @@ class Recorder:
         request = completion.request
         work = self._open.get(request.shard)
         # It may have been dropped, and even claimed again without a request for this row so far.
-        if work is None or request.row_id not in work.texts:
+        if work is None or request.row_id not in work.begun:
             return
-        self._record(work, result_of(completion, work.texts[request.row_id]))
+        self._record(work, self._rows.end(completion))
         self._finish_if_complete(work)
 
     def close(self) -> None:
@@ -226,28 +223,6 @@ class Recorder:
         """The shard is complete."""
         first, end = self._plan.shards.bounds(shard)
         self._count(shard, (end - first) * self._num_samples - self._num_counted[shard])
-
-    def _row_requests(self, work: Work, row_id: int, samples: list[int]) -> Iterator[Request]:
-        text: str | None = None
-        try:
-            rendered = self._encoder.rendered(self._plan.prompts.prompt(row_id))
-            text = rendered.text
-            prompt_ids = self._encoder.token_ids(rendered)
-            rule = self._constraints.of_row(self._plan.prompts, row_id) if self._constraints else {}
-        except RowError as error:
-            for sample in samples:
-                self._record(work, error_result(row_id, sample, text, error.reason))
-            return
-        work.texts[row_id] = text
-        options = rule if self._row_options is None else rule | self._row_options.of(row_id)
-        for sample in samples:
-            if (row_id, sample) in self._too_large:
-                reason = too_large("memory ran out in a replica that was generating it alone")
-                self._record(work, error_result(row_id, sample, text, reason))
-                continue
-            yield Request(
-                row_id=row_id, sample_index=sample, prompt_ids=prompt_ids, shard=work.key, **options
-            )
 
     def _record(self, work: Work, result: RowResult) -> None:
         if self._open.get(work.key) is not work:
@@ -357,7 +332,14 @@ class Recorder:
         first, end = self._plan.shards.bounds(shard)
         inputs = self._plan.prompts.table(first, end)
         results = list(work.log.results.values())
-        table = shard_table(inputs, results, first_row=first, num_samples=self._num_samples, **self._kind)
+        table = shard_table(
+            inputs,
+            results,
+            first_row=first,
+            num_samples=self._num_samples,
+            is_exact=self._is_exact,
+            options=self._column_options,
+        )
         for found in self._plan.folder.split_stats(shard):
             counted.add(Stats.from_json(found))
         stats = {

@@ -9,7 +9,6 @@ from typing import Any
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, RULES, STRUCT, WHOLE_NUMBERS
 from specdist.data import Prompts
-from specdist.data.rows import LOGPROB_COLUMNS
 from specdist.sampling.options import TokenOptions
 from specdist.utils.errors import UserError
 
@@ -23,6 +22,9 @@ class RowOptionReader:
         self._defaults = {name: getattr(config, name) for name in DISTRIBUTION_OPTIONS}
         self._changes_distribution = config.may_vary(*DISTRIBUTION_OPTIONS)
         self._prompts = prompts
+        rule = config.constraint_of_all_rows
+        self._rule = None if rule is None else f"--{rule[0]}"
+        self._rule_column = config.constraint_column
         for name in self._columns:
             prompts.check_column("--row_options", name)
 
@@ -30,7 +32,21 @@ class RowOptionReader:
         """All rows. Raises :class:`UserError` with the row and the column."""
         columns = [self._prompts.rows.values(name) for name in self._columns]
         for row, values in enumerate(zip(*columns, strict=True)):
-            self._checked(row, dict(zip(self._columns, values, strict=True)))
+            own = self._checked(row, dict(zip(self._columns, values, strict=True)))
+            if own.get("stop"):
+                self._check_stops(row, own["stop"])
+
+    def _check_stops(self, row: int, stops: list[str]) -> None:
+        """Raises :class:`UserError` for stop strings of a row that has a constraint."""
+        rule = self._rule
+        if self._rule_column is not None and self._prompts.rows.value(self._rule_column, row) is not None:
+            rule = f"--constraint_column {self._rule_column}"
+        if rule is not None:
+            raise UserError(
+                f"--row_options: row {row} has the stop string {stops[0]!r} and a constraint by {rule}, "
+                "which exclude each other: a stop string could end a completion before it matches its "
+                "constraint; leave the row's stop out: the constraint says where a completion ends"
+            )
 
     def of(self, row: int) -> dict[str, Any]:
         """Of a row, as the arguments of a :class:`specdist.engine.request.Request`."""
@@ -88,13 +104,3 @@ def _stops(row: int, place: str, value: Any) -> list[str]:
             "of them empty"
         )
     return found
-
-
-def check_logprob_columns(config: GenerateConfig, prompts: Prompts) -> None:
-    """Raises :class:`UserError` for columns of the input that have the names of those of ``--logprobs``."""
-    taken = [name for name in prompts.schema.names if name in LOGPROB_COLUMNS]
-    if config.logprobs is not None and taken:
-        raise UserError(
-            f"--prompts {prompts.files[0]} has columns with names that --logprobs writes: "
-            f"{', '.join(taken)}; rename them"
-        )

@@ -7,6 +7,7 @@ from typing import Any
 
 from specdist.data import RowResult
 from specdist.engine.request import Completion
+from specdist.job.output_columns import ThinkingColumns
 from specdist.stats.shard import Stats
 
 
@@ -30,15 +31,15 @@ def count_rows(stats: Stats, results: list[RowResult]) -> dict[str, Any]:
     return stats.to_json()
 
 
-def result_of(completion: Completion, prompt: str) -> RowResult:
+def result_of(completion: Completion, thinking: ThinkingColumns | None = None) -> RowResult:
     """The row of the output that a completion becomes."""
     request = completion.request
     if completion.error is not None:
-        return error_result(request.row_id, request.sample_index, prompt, completion.error)
+        return error_result(request.row_id, request.sample_index, request.prompt, completion.error)
     return RowResult(
         row_id=request.row_id,
         sample_index=request.sample_index,
-        prompt=prompt,
+        prompt=request.prompt,
         completion=completion.text,
         completion_ids=tuple(completion.token_ids),
         finish_reason=completion.finish_reason,
@@ -49,6 +50,7 @@ def result_of(completion: Completion, prompt: str) -> RowResult:
         num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
         trace=completion.trace,
         **_logprobs(completion),
+        **({} if thinking is None else thinking.of(completion)),
     )
 
 

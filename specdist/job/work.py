@@ -15,7 +15,8 @@ class Work:
     """A shard of this replica, or a split of one, while its rows are generated.
 
     ``key``: under which its statistics are counted: the shard's number, or for a split one above all of them.
-    ``pending``: rows that have not begun, the next one first. ``splits``: rows that were offered, by name.
+    ``pending``: rows that have not begun, the next one first; ``begun``: those that have, here. ``splits``:
+    rows that were offered, by name.
     """
 
     key: int
@@ -26,7 +27,7 @@ class Work:
     pending: deque[int]
     splits: dict[str, tuple[int, ...]]
     next_split: int = 0
-    texts: dict[int, str] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
     snapshot_at: float = 0.0
 
     @property

@@ -214,6 +214,7 @@ def _requests(config: TuneConfig, encoder: PromptEncoder) -> list[Request]:
         messages_column=config.messages_column,
         limit=None,
     )
+    prompts.check_no_batch("tuning")
     requests = [
         Request(row_id=row_id, sample_index=0, prompt_ids=prompt_ids)
         for row_id, prompt_ids in encoder.usable_prompts(prompts, range(prompts.num_rows), config.num_prompts)

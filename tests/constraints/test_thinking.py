@@ -74,3 +74,28 @@ def test_the_positions_of_a_block_are_those_one_by_one(num_candidates: int) -> N
     found = masks_after([2], completion, rule, num_candidates=num_candidates)
     begin = len(completion) - num_candidates
     assert found == [allowed([2], completion[:end], rule) for end in range(begin, len(completion) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "thinking", "answer"),
+    [
+        ([1], [3, 1, 2, 6, 4, 5, END], [1, 2], [5, END]),
+        ([1, 3], [1, 2, 6, 4, 6, 4], [1, 2], [6, 4]),
+        ([1, 3], [1, 2, 6], [1, 2, 6], []),
+        ([1], [3, 6], [6], []),
+        ([1], [1, 2], None, [1, 2]),
+        ([3, 6, 4], [1, 2], None, [1, 2]),
+        ([3, 6, 4, 3], [1, 6, 4, 2], [1], [2]),
+    ],
+    ids=["begun", "begun-in-prompt", "cut", "begun-and-cut", "no-thinking", "closed", "opened-again"],
+)
+def test_thinking_and_answer_are_told_apart(
+    prompt: list[int], completion: list[int], thinking: list[int] | None, answer: list[int]
+) -> None:
+    assert MARKERS.split(prompt, completion) == (thinking, answer)
+
+
+def test_without_a_beginning_all_is_thinking_until_its_end() -> None:
+    markers = ThinkingMarkers(begin_ids=(), end_ids=(6, 4))
+    assert markers.split([1], [1, 2]) == ([1, 2], [])
+    assert markers.split([1], [1, 6, 4, 2]) == ([1], [2])

@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from specdist.data import RunFolder, output_schema, shard_table
-from specdist.data.rows import OUTPUT_COLUMNS, RowResult
+from specdist.data.columns import OUTPUT_COLUMNS
+from specdist.data.rows import RowResult
 from tests.data.samples import STRANGE_TEXT, random_text, row_result
 
 

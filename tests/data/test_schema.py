@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specdist.data.rows import LOGPROB_COLUMNS, OUTPUT_COLUMNS
+from specdist.data.columns import every_column
 from specdist.data.schema import COLUMNS, SECTIONS, STATISTICS, TOTALS, TRACE_COLUMNS, markdown_table
 from specdist.data.traces import TRACE_SCHEMA
 from specdist.stats.shard import Stats
@@ -26,7 +26,7 @@ def dotted(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_every_column_is_described() -> None:
-    assert list(COLUMNS) == [*OUTPUT_COLUMNS, *LOGPROB_COLUMNS]
+    assert list(COLUMNS) == list(every_column())
     assert list(TRACE_COLUMNS) == TRACE_SCHEMA.names
 
 

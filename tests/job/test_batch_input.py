@@ -6,15 +6,23 @@ import contextlib
 import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from transformers import AutoTokenizer
 
+from specdist.benchmark.config import BenchmarkConfig
+from specdist.benchmark.pair import Pair as BenchmarkPair
+from specdist.benchmark.setting import _prompts_of_file
 from specdist.cli.merge import main as merge_main
+from specdist.job.openai_results import _Results, _text
+from specdist.job.tokens import PromptEncoder
+from specdist.tuning.config import TuneConfig
+from specdist.tuning.run import _requests
+from specdist.utils.errors import UserError
 from tests.data.test_batches import TOOLS, chat, write
 from tests.job.launching import Ended, read_output, refused, run_here
-from tests.job.pair import write_arrow
+from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
 
 pytestmark = pytest.mark.ranks
@@ -148,6 +156,8 @@ def test_completions_have_results_of_several_samples(
     first = results[0]["choices"][0]["logprobs"]
     assert len(first["tokens"]) == len(first["token_logprobs"]) == len(first["top_logprobs"])
     assert all(len(likeliest) == 1 for likeliest in first["top_logprobs"])
+    for begin, token in zip(first["text_offset"], first["tokens"], strict=True):
+        assert "\ufffd" in token or rows[0]["completion"][begin:].startswith(token)
     assert results[1]["choices"][0]["logprobs"] is None
     for told, folder, name in (
         ("needs a run over requests of OpenAI's batch format", greedy[0], "new.jsonl"),
@@ -165,6 +175,41 @@ def run_merge(folder: Path, output: Path) -> tuple[int, str]:
     with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
         code = merge_main([str(folder), "--output", str(output), "--format", "openai"])
     return code, text.getvalue()
+
+
+def test_an_offset_is_where_a_token_s_character_begins() -> None:
+    """Of tokens that are single bytes, and of a tokenizer that writes a text's first token otherwise."""
+    text = " a\u00e9\u4e2d b".encode() + b"\xff\xe4c"
+
+    class Bytes:
+        def decode(self, ids: list[int], **_: bool) -> str:
+            return bytes(ids).decode(errors="replace").removeprefix(" ")
+
+    results = object.__new__(_Results)
+    results._tokenizer, results._texts = Bytes(), {}
+    assert results._offsets(list(text)) == [0, 0, 1, 1, 2, 2, 2, 3, 4, 5, 5, 7]
+
+
+@pytest.mark.parametrize("job", ["benchmark", "tune"])
+def test_jobs_without_options_of_rows_refuse_a_batch(pair: Pair, tmp_path: Path, job: str) -> None:
+    path, models = (
+        write(tmp_path / "a.jsonl", BODIES[:1]),
+        {"target": str(pair.target), "draft": str(pair.draft)},
+    )
+    common: dict[str, Any] = {**models, "prompts": str(path), "prompt_column": "body"}
+    with pytest.raises(UserError, match="requests of OpenAI's batch format"):
+        if job == "benchmark":
+            _prompts_of_file(BenchmarkConfig(output="x", **common), str(path), cast(BenchmarkPair, None))
+        else:
+            _requests(TuneConfig(output="x", **common), cast(PromptEncoder, None))
+
+
+def test_thinking_is_the_reasoning_content_of_a_result() -> None:
+    row = {"completion": "<t>a</t>b", "completion_answer": "b", "completion_thinking": "a"}
+    assert _text(row, is_chat=True)["message"] == {
+        "role": "assistant", "content": "b", "reasoning_content": "a"
+    }  # fmt: skip
+    assert _text(row, is_chat=False) == {"text": row["completion"]}
 
 
 @pytest.mark.usefixtures("no_models")

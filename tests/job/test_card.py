@@ -13,7 +13,7 @@ import yaml
 
 import specdist
 from specdist.data import RunFolder, output_schema
-from specdist.data.rows import OUTPUT_COLUMNS
+from specdist.data.columns import OUTPUT_COLUMNS
 from specdist.job.card import card_text, write_card
 from specdist.stats.shard import Stats
 from tests.finished_runs import manifest_with, write_run

@@ -100,6 +100,8 @@ def test_a_budget_of_thinking(sampled: dict[str, Any], tmp_path: Path) -> None:
         thinking, end, answer = row["completion"].rpartition(" so")
         assert end and answer in ("yes", "no") and row["finish_reason"] == "stop"
         assert thinking
+        # In columns of their own, too; newlines around them are left out.
+        assert row["completion_answer"] == answer and row["completion_thinking"] == thinking.strip("\n")
     refused(
         run_here(**sampled, max_thinking_tokens=5, output=tmp_path / "none"),
         "--max_thinking_tokens needs the text that ends the thinking",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specdist.data import PartLog, RowResult
-from specdist.data.rows import LOGPROB_COLUMNS
+from specdist.data.columns import OUTPUT_COLUMNS
 from tests.job.killing import fork_and_kill, wait_until
 from tests.job.launching import (
     Ended,
@@ -172,7 +172,7 @@ def unfinish(output: Path, shard: int, num_kept: int) -> None:
     """Assignment a finished shard back into one whose first rows are in a part log, marked, after a torn
     line."""
     rows = read_output(output).to_pylist()[10 * shard :][:num_kept]
-    names = RowResult.__dataclass_fields__.keys() - {"trace", *LOGPROB_COLUMNS}
+    names = RowResult.__dataclass_fields__.keys() & OUTPUT_COLUMNS.keys()
     log_path = output / "parts" / f"shard-{shard:05d}.jsonl"
     with PartLog(log_path) as log:
         for row in rows:

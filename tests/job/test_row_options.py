@@ -117,6 +117,23 @@ def test_a_wrong_option_of_a_row_is_refused_before_models_are_loaded(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("column", [None, "rule"])
+@pytest.mark.usefixtures("no_models")
+def test_a_stop_string_of_a_row_with_a_constraint_is_refused(
+    options: dict[str, Any], tmp_path: Path, column: str | None
+) -> None:
+    """With the row's number; an empty list stops nowhere, and a row without a constraint may stop."""
+    rules = [None, None, '{"regex": "a+"}']
+    stops: list[list[str] | None] = [None, [] if column is None else ["x"], ["."]]
+    prompts = write_arrow(tmp_path / "rows.arrow", {"prompt": ["a", "b", "c"], "stop": stops, "rule": rules})
+    given = {"regex": "a+"} if column is None else {"constraint_column": column}
+    ended = run_here(
+        **(options | {"prompts": prompts}), **given, row_options=["stop"], output=tmp_path / "run"
+    )
+    rule = "--regex" if column is None else "--constraint_column rule"
+    refused(ended, f"row 2 has the stop string '.' and a constraint by {rule}", "exclude each other")
+
+
 @pytest.mark.parametrize(
     ("given", "fragment"),
     [

@@ -6,6 +6,8 @@ CSV = "tests/data/test_csv_prompts.py"
 CHAT = "tests/job/test_chat_format.py"
 BATCHES = "tests/data/test_batches.py"
 BATCH_INPUT = "tests/job/test_batch_input.py"
+THINKING = "tests/constraints/test_thinking.py"
+RULES = "tests/job/test_constraints.py::"
 
 FORMAT_FAULTS = (
     Mutant(
@@ -98,5 +100,54 @@ FORMAT_FAULTS = (
         old='ids, values = row["completion_ids"], row["logprobs"]',
         new='ids, values = row["completion_ids"], [0.0 for _ in row["logprobs"]]',
         tests=(BATCH_INPUT,),
+    ),
+    Mutant(
+        name="thinking-has-its-markers",
+        file="constraints/thinking.py",
+        old="completion_ids[: end - len(self.end_ids)]",
+        new="completion_ids[:end]",
+        tests=(THINKING,),
+    ),
+    Mutant(
+        name="thinking-that-a-prompt-has-begun-is-an-answer",
+        file="constraints/thinking.py",
+        old="begin < 0 and _last(prompt_ids, self.begin_ids) < 0:",
+        new="begin < 0:",
+        tests=(THINKING,),
+    ),
+    Mutant(
+        name="thinking-columns-are-not-written",
+        file="job/row_results.py",
+        old="({} if thinking is None else thinking.of(completion))",
+        new="{}",
+        tests=(RULES + "test_a_budget_of_thinking",),
+    ),
+    Mutant(
+        name="batch-results-count-characters-of-single-tokens",
+        file="job/openai_results.py",
+        old="if not text.endswith(UNFINISHED):",
+        new="if True:",
+        tests=(BATCH_INPUT + "::test_an_offset_is_where_a_token_s_character_begins",),
+    ),
+    Mutant(
+        name="stop-of-a-row-beside-its-constraint",
+        file="job/row_options.py",
+        old='if own.get("stop"):',
+        new="if False:",
+        tests=("tests/job/test_row_options.py::test_a_stop_string_of_a_row_with_a_constraint_is_refused",),
+    ),
+    Mutant(
+        name="batch-given-to-a-benchmark",
+        file="benchmark/setting.py",
+        old='    prompts.check_no_batch("a benchmark")\n',
+        new="",
+        tests=(BATCH_INPUT + "::test_jobs_without_options_of_rows_refuse_a_batch[benchmark]",),
+    ),
+    Mutant(
+        name="batch-given-to-tuning",
+        file="tuning/run.py",
+        old='    prompts.check_no_batch("tuning")\n',
+        new="",
+        tests=(BATCH_INPUT + "::test_jobs_without_options_of_rows_refuse_a_batch[tune]",),
     ),
 )

@@ -32,6 +32,7 @@ from specdist.job.lengths import ExpectedLengths
 from specdist.job.preflight import RunPlan
 from specdist.job.progress import Progress
 from specdist.job.recording import Recorder
+from specdist.job.row_requests import RowRequests
 from specdist.job.tokens import PromptEncoder
 from tests.scale.events import Events
 
@@ -188,9 +189,8 @@ class TailReplica:
             options = {"lengths": ExpectedLengths(simulation.prompts.sizes)}
         self._recorder = Recorder(
             plan,
-            cast(PromptEncoder, _Words()),
+            RowRequests(simulation.prompts, cast(PromptEncoder, _Words()), num_samples=scenario.num_samples),
             self._stats,
-            num_samples=scenario.num_samples,
             progress=Progress(scenario.num_rows * scenario.num_samples, 0),
             clock=clock,
             **options,

@@ -1,0 +1,59 @@
+"""Which columns a run writes beside those of every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from specdist.config.generate import GenerateConfig
+from specdist.constraints.thinking import ThinkingMarkers
+from specdist.data import Prompts
+from specdist.data.columns import OPTIONAL_COLUMNS
+from specdist.engine.request import Completion
+from specdist.engine.stopping import first_stop
+from specdist.utils.errors import UserError
+
+
+def column_options(config: GenerateConfig) -> list[str]:
+    """The options of the run that have columns of their own."""
+    is_on = {
+        "logprobs": config.logprobs is not None,
+        "split_thinking": config.splits_thinking,
+    }
+    return [option for option in OPTIONAL_COLUMNS if is_on[option]]
+
+
+def check_column_names(config: GenerateConfig, prompts: Prompts) -> None:
+    """Raises :class:`UserError` for columns of the input that have the names of columns to be written."""
+    for option in column_options(config):
+        taken = [name for name in prompts.schema.names if name in OPTIONAL_COLUMNS[option]]
+        if taken:
+            raise UserError(
+                f"--prompts {prompts.files[0]} has columns with names that --{option} writes: "
+                f"{', '.join(taken)}; rename them"
+            )
+
+
+class ThinkingColumns:
+    """The thinking and the answer of a completion, each as a text."""
+
+    def __init__(
+        self, markers: ThinkingMarkers, decode: Callable[[list[int]], str], stop: tuple[str, ...] = ()
+    ) -> None:
+        """``stop``: stop strings of rows without their own."""
+        self._markers, self._decode, self._stop = markers, decode, stop
+
+    def of(self, completion: Completion) -> dict[str, Any]:
+        """By column. Newlines around each part are left out."""
+        request = completion.request
+        thinking_ids, answer_ids = self._markers.split(request.prompt_ids, completion.token_ids)
+        stop = self._stop if request.stop is None else request.stop
+
+        def text(token_ids: list[int]) -> str:
+            found = self._decode(token_ids)
+            return found[: first_stop(found, stop)].strip("\n")
+
+        return {
+            "completion_thinking": None if thinking_ids is None else text(thinking_ids),
+            "completion_answer": text(answer_ids),
+        }

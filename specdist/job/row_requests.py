@@ -1,0 +1,73 @@
+"""From input rows to requests, and from their completions to rows of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from specdist.data import Prompts, RowError, RowResult
+from specdist.engine.faults import too_large
+from specdist.engine.request import Completion, Request
+from specdist.job.constraints import RunConstraints
+from specdist.job.output_columns import ThinkingColumns
+from specdist.job.row_options import RowOptionReader
+from specdist.job.row_results import error_result, result_of
+from specdist.job.tokens import PromptEncoder
+
+
+class RowRequests:
+    """Of one run."""
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        encoder: PromptEncoder,
+        *,
+        num_samples: int = 1,
+        constraints: RunConstraints | None = None,
+        row_options: RowOptionReader | None = None,
+        thinking: ThinkingColumns | None = None,
+        too_large: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """
+        Args:
+            thinking: of a run that writes the thinking and the answer in columns of their own.
+            too_large: rows and samples for which memory was not enough.
+        """
+        self.num_samples = num_samples
+        self._prompts = prompts
+        self._encoder = encoder
+        self._constraints = constraints
+        self._row_options = row_options
+        self._thinking = thinking
+        self._too_large = too_large
+
+    def begin(self, row_id: int, samples: Sequence[int], shard: int) -> Iterator[Request | RowResult]:
+        """A request for each of a row's samples, or the row with its error. ``shard``: see
+        :class:`Request`."""
+        text: str | None = None
+        try:
+            rendered = self._encoder.rendered(self._prompts.prompt(row_id))
+            text = rendered.text
+            prompt_ids = self._encoder.token_ids(rendered)
+            rule = self._constraints.of_row(self._prompts, row_id) if self._constraints else {}
+        except RowError as error:
+            yield from (error_result(row_id, sample, text, error.reason) for sample in samples)
+            return
+        options = rule if self._row_options is None else rule | self._row_options.of(row_id)
+        for sample in samples:
+            if (row_id, sample) in self._too_large:
+                reason = too_large("memory ran out in a replica that was generating it alone")
+                yield error_result(row_id, sample, text, reason)
+                continue
+            yield Request(
+                row_id=row_id,
+                sample_index=sample,
+                prompt_ids=prompt_ids,
+                prompt=text,
+                shard=shard,
+                **options,
+            )
+
+    def end(self, completion: Completion) -> RowResult:
+        """The row that a completion becomes."""
+        return result_of(completion, self._thinking)
