@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from specdist.config.adapters import AdapterOptions
 from specdist.config.arguments import option, parse_arguments
 from specdist.config.constraints import ConstraintOptions
 from specdist.config.groups import (
@@ -62,6 +63,7 @@ class GenerateConfig(
     RowOptions,
     ModelOptions,
     QuantizationOptions,
+    AdapterOptions,
     SpeculationOptions,
     CompletionOptions,
     ConstraintOptions,
@@ -110,6 +112,7 @@ class GenerateConfig(
     def __post_init__(self) -> None:
         self.draft = None if self.draft in (None, "none", "") else self.draft
         self.check_quantization(self.draft)
+        self.check_adapters(self.draft)
         self.stop = list(self.stop or [])
         for name in ("rows_per_shard", "tp_size", "max_new_tokens", "num_samples", "max_num_seqs",
                      "max_num_batched_tokens", "num_targets", "num_drafts"):  # fmt: skip
@@ -171,6 +174,7 @@ class GenerateConfig(
         self.check_memory(
             draft_placement=None if self.draft_placement == AUTO else self.draft_placement,
             draft_quantization=self.draft_quantization,
+            draft_adapter=self.draft_adapter,
         )
         # Where no token depends on a block's length, blocks share the room of a pass.
         num_rows = 1 if self.is_coupled else self.max_num_seqs
@@ -325,8 +329,9 @@ class GenerateConfig(
                 for name, value in given.items()
                 if value is not None
             ]
-        if self.draft_quantization is not None and not self.uses_draft:
-            found.append(f"--draft_quantization {self.draft_quantization} has no effect without a draft")
+        for name in ("draft_quantization", "draft_adapter"):
+            if getattr(self, name) is not None and not self.uses_draft:
+                found.append(f"--{name} {getattr(self, name)} has no effect without a draft")
         if self.num_branches is not None and not (self.drafts_ahead or self.chooses_rounds):
             found.append(f"--num_branches {self.num_branches} has no effect without a draft that works ahead")
         if self.is_greedy and (self.top_k or self.top_p < 1 or self.min_p):

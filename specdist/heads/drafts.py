@@ -69,4 +69,6 @@ def _weights_digest(draft: Checkpoint) -> str:
             for start in np.linspace(0, max(0, size - BLOCK_BYTES), NUM_BLOCKS).astype(int):
                 file.seek(int(start))
                 digest.update(file.read(BLOCK_BYTES))
+    if draft.adapter is not None:
+        digest.update(draft.adapter.fingerprint().encode())
     return digest.hexdigest()

@@ -55,7 +55,7 @@ def run_fingerprint(
         **({"trust_remote_code": True} if config.trust_remote_code else {}),
         # Left out where it is off: older runs do not have the option.
         **({"split_special_tokens": True} if config.split_special_tokens else {}),
-        **_quantization_fingerprint(target, draft),
+        **_changes_fingerprint(target, draft),
         # The same numbers, rounded elsewhere.
         **({"model_impl": config.model_impl} if config.model_impl != "auto" else {}),
         **({"memory": MEMORY_OF_OWN_TOKENS} if config.adds_memory else {}),
@@ -82,7 +82,12 @@ def _head_fingerprint(config: GenerateConfig, head: DraftHead | None) -> dict[st
     return found if config.verify is None else {**found, "verify": config.verify}
 
 
-def _quantization_fingerprint(target: Checkpoint, draft: Checkpoint | None) -> dict[str, Any]:
-    """What is quantised while it is loaded; older runs do not have the options."""
-    found = {"target": target.quantization, "draft": draft and draft.quantization}
-    return {f"{role}_quantization": kind for role, kind in found.items() if kind is not None}
+def _changes_fingerprint(target: Checkpoint, draft: Checkpoint | None) -> dict[str, Any]:
+    """What is merged into the models, and quantised, while they are loaded; older runs do not have the
+    options."""
+    found: dict[str, str | None] = {}
+    for role, model in (("target", target), ("draft", draft)):
+        if model is not None:
+            found[f"{role}_quantization"] = model.quantization
+            found[f"{role}_adapter"] = None if model.adapter is None else model.adapter.fingerprint()
+    return {name: value for name, value in found.items() if value is not None}

@@ -41,6 +41,7 @@ from specdist.job.tokens import (
     common_vocab_size,
 )
 from specdist.job.topology import Topology
+from specdist.models.adapter_folder import open_adapter
 from specdist.models.checkpoint import GENERATION_CONFIG_NAME, Checkpoint, check_family, open_checkpoint
 from specdist.models.fitting import check_weights
 from specdist.models.generation import default_options
@@ -89,7 +90,7 @@ class RunPlan:
 
 def plan_models(config: GenerateConfig) -> ModelPlan:
     """Open and check both checkpoints. Raises :class:`UserError`."""
-    target = _open_model("--target", config.target, config, config.target_quantization, config.tp_size)
+    target = _open_model("--target", config.target, config, config.tp_size)
     draft = head = None
     if config.uses_draft_model:
         assert config.draft is not None
@@ -100,7 +101,7 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
             )
             check_weights(draft, 1)
         else:
-            draft = _open_model("--draft", config.draft, config, config.draft_quantization)
+            draft = _open_model("--draft", config.draft, config)
             check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     chat = config.messages_column and f"--messages_column {config.messages_column}"
@@ -146,15 +147,18 @@ def with_model_defaults(
     return config
 
 
-def _open_model(
-    option: str, name: str, config: GenerateConfig, quantization: str | None, tp_size: int = 1
-) -> Checkpoint:
+def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1) -> Checkpoint:
+    role = option.removeprefix("--")
+    quantization, adapter = (getattr(config, f"{role}_{what}") for what in ("quantization", "adapter"))
     checkpoint = open_checkpoint(
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
     )
     checkpoint = dataclasses.replace(checkpoint, quantization=quantization)
     check_family(checkpoint, tp_size)
     check_weights(checkpoint, tp_size)
+    if adapter is not None:
+        found = open_adapter(f"{option}_adapter", adapter, checkpoint)
+        checkpoint = dataclasses.replace(checkpoint, adapter=found)
     return checkpoint
 
 

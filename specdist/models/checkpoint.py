@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,11 +11,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.adapters import can_page_attention
 from specdist.models.damage import reading
+from specdist.models.lora import LoraAdapter
 from specdist.models.weight_files import PICKLE_SUFFIX, find_weight_files
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -36,7 +39,8 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 class Checkpoint:
     """A model's files on this machine. ``option`` (``--target`` or ``--draft``) is for messages;
     ``trusts_code``: custom code in the folder may be run; ``quantization``: what its layers become while it
-    is loaded (``--target_quantization``); ``is_self``: the target's own files, as those of a draft."""
+    is loaded (``--target_quantization``), after ``adapter`` is merged into them; ``is_self``: the target's
+    own files, as those of a draft."""
 
     option: str
     name: str
@@ -45,6 +49,7 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
     trusts_code: bool = False
     quantization: str | None = None
+    adapter: LoraAdapter | None = None
     is_self: bool = False
 
     @property
@@ -67,6 +72,10 @@ class Checkpoint:
             return getattr(torch, name)
         stored = self.config.dtype or self.config.get_text_config().dtype or torch.float32
         return getattr(torch, stored) if isinstance(stored, str) else stored
+
+    def adapted(self, parameter: str, whole: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+        """A stored parameter, or these rows of it, with what the adapter adds."""
+        return whole if self.adapter is None else self.adapter.merged(parameter, whole, rows)
 
     def stop_token_ids(self) -> frozenset[int]:
         """The tokens that end a generation, from generation_config.json, else config.json.
@@ -119,12 +128,13 @@ def open_checkpoint(
     folder = Path(name)
     if not folder.is_dir():
         extra = [*(["*.py"] if trust_remote_code else []), *(["*.bin"] if allow_pickle else [])]
-        folder = _from_hub(option, name, [*HUB_PATTERNS, *extra])
+        folder = from_hub(option, name, [*HUB_PATTERNS, *extra])
     if (folder / ADAPTER_CONFIG_NAME).is_file():
         raise UserError(
-            f"{option} {name} holds a PEFT adapter ({ADAPTER_CONFIG_NAME}), which is not applied here: load "
-            "it with PEFT, merge it into its model (merge_and_unload), save that with save_pretrained and "
-            f"name that folder; if the weights beside it are merged already, move {ADAPTER_CONFIG_NAME} away"
+            f"{option} {name} holds a PEFT adapter ({ADAPTER_CONFIG_NAME}), not a whole model: for "
+            f"jobs/generate.py name the model that it was trained for with {option}, and this folder with "
+            f"{option}_adapter; for others merge it with PEFT (merge_and_unload) and save that with "
+            f"save_pretrained; if the weights beside it are merged already, move {ADAPTER_CONFIG_NAME} away"
         )
     if not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{option} {name} has no config.json: name a folder written by save_pretrained")
@@ -208,7 +218,8 @@ def _refuse_code(option: str, name: str, path: Path) -> None:
         )
 
 
-def _from_hub(option: str, name: str, patterns: list[str]) -> Path:
+def from_hub(option: str, name: str, patterns: list[str]) -> Path:
+    """The folder with these files. Raises :class:`UserError`."""
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError) as error:

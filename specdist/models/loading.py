@@ -53,8 +53,17 @@ def load_whole(
         ) from error
     # transformers fills them with random numbers.
     _refuse_missing(checkpoint, report["missing_keys"])
+    _merge_adapter(model, checkpoint)
     use_paged_attention(model)
     return model.eval()
+
+
+@torch.no_grad()
+def _merge_adapter(model: PreTrainedModel, checkpoint: Checkpoint) -> None:
+    """Into a model that is whole already."""
+    for name in checkpoint.adapter.parameters if checkpoint.adapter is not None else ():
+        parameter = model.get_parameter(name)
+        parameter.copy_(checkpoint.adapted(name, parameter.cpu()))
 
 
 def _is_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
@@ -203,13 +212,14 @@ def _read_weights(
         layer_name, part = places.get(stored_name, ("", ""))
         if layer_name in layers and parts is not None:
             found = pending.setdefault(layer_name, {})
-            found[part] = whole.clone()
+            merged = checkpoint.adapted(f"{layer_name}.weight", whole) if part == "weight" else whole
+            found[part] = whole.clone() if merged is whole else merged
             if set(parts.expected(layer_name)) <= set(found):
                 layers[layer_name].fill(parts.weight(layer_name, found), pending.pop(layer_name))
                 missing.discard(layer_name)
         for name in takers[stored_name] & set(wanted):
             layer = model.get_submodule(name.rpartition(".")[0])
-            local = _cut(layer, wanted[name], whole, dtype)
+            local = _cut(layer, wanted[name], checkpoint.adapted(name, whole), dtype)
             wanted[name].copy_(local)
             # The head does not count: it is cut by this package, not by DeepSpeed.
             num_cut += local.shape != whole.shape and not isinstance(layer, VocabParallelHead)

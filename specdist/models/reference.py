@@ -186,11 +186,17 @@ def read_sample(checkpoint: Checkpoint, model: PreTrainedModel, sample: Sample) 
                     continue
                 if name in places:
                     layer, part = places[name]
-                    found_parts.setdefault(layer, {})[part] = file.read(name)
+                    whole = file.read(name)
+                    adapted = checkpoint.adapted(f"{layer}.weight", whole) if part == "weight" else whole
+                    found_parts.setdefault(layer, {})[part] = adapted
                 elif in_layer.search(name) is None and takers[name] & vocabulary:
                     found[new_name] = file.rows(name, sample.vocab_ids)
+                    for taker in takers[name]:
+                        found[new_name] = checkpoint.adapted(taker, found[new_name], sample.vocab_ids)
                 else:
                     found[new_name] = file.read(name)
+                    for taker in takers[name]:
+                        found[new_name] = checkpoint.adapted(taker, found[new_name])
     rounded = {}
     for layer, of_layer in found_parts.items():
         assert parts is not None

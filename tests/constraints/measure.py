@@ -40,9 +40,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="0 = no times, only whether all is valid")
     parser.add_argument("--num_samples", type=int, default=1)
     parser.add_argument("--max_new_tokens", type=int, default=300)
+    parser.add_argument("--max_num_seqs", type=int, default=8)
     given = parser.parse_args()
     common: dict[str, Any] = {
-        "policy": "fixed", "num_draft_tokens": 4, "device": "cpu", "max_num_seqs": 8, "dtype": "float32",
+        "policy": "fixed", "num_draft_tokens": 4, "device": "cpu", "dtype": "float32",
+        "max_num_seqs": given.max_num_seqs,
     }  # fmt: skip
     free = SpeculativeLLM(given.target, given.draft, **common)
     prompts = PROMPTS[: given.num_prompts]

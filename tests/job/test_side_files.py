@@ -36,7 +36,7 @@ def test_an_adapter_is_refused_with_what_to_do(
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     ended = run_here(**(options | {option: folder}), output=tmp_path / "run")
     refused(
-        ended, f"--{option} {folder}", "adapter_config.json", "merge_and_unload", "move adapter_config.json"
+        ended, f"--{option} {folder}", f"{option}_adapter", "merge_and_unload", "move adapter_config.json"
     )
 
 

@@ -1,11 +1,14 @@
 """A rank of the sharded parity test: ranks 0 and 1 share each model, rank 2 stands by like a draft.
 
 Each computes the logits of its part of the vocabulary, one more of them on rank 0; of padding none does.
+``FOLDER=ADAPTER`` is a model with an adapter, merged here, beside the weights in PEFT.
 """
 
 import importlib.util
 import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,12 +16,14 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdist.cache.pages import PageTable
+from specdist.models.adapter_folder import open_adapter
 from specdist.models.checkpoint import check_family, open_checkpoint
 from specdist.models.flat import FlatBatch
 from specdist.models.loading import join_sharding, load_sharded
 from specdist.models.runner import Acceleration, ModelRunner
 from specdist.sampling.vocab_parallel import vocab_ranges
 from tests.models.families import VOCAB_SIZE
+from tests.models.peft_adapters import with_adapter
 from tests.ranks import join, leave
 
 TOLERANCE = 5e-5  # float32 sums in another order
@@ -35,8 +40,11 @@ def has_rms_norms(model: PreTrainedModel) -> bool:
 has_kernels = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 topology = join(tp_size=2)
 group = dist.new_group([0, 1])
-for folder in sys.argv[1:]:
+for argument in sys.argv[1:]:
+    folder, _, adapter = argument.partition("=")
     checkpoint = open_checkpoint("--target", folder)
+    if adapter:
+        checkpoint = replace(checkpoint, adapter=open_adapter("--target_adapter", adapter, checkpoint))
     check_family(checkpoint, tp_size=2)
     if not topology.holds_target:
         join_sharding()
@@ -46,6 +54,8 @@ for folder in sys.argv[1:]:
     )
     ids = vocab_ranges(NUM_IDS, 2)[topology.rank]
     plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    if adapter:
+        plain = with_adapter(plain, Path(adapter))
     rows = np.random.default_rng(1).integers(2, VOCAB_SIZE, size=(2, 40))
     with torch.inference_mode():
         expected = plain(torch.from_numpy(rows)).logits[:, :, ids.start : ids.stop]

@@ -1,6 +1,7 @@
 """The flat forward over the paged cache against one plain transformers forward per row."""
 
 import copy
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
 from specdist.models.runner import Acceleration, ModelRunner
 from tests.models.chunks import MIXED, GrowingRows
 from tests.models.families import FAMILIES, LLAMA_LIKE, tiny_model
+from tests.models.peft_adapters import write_adapter
 from tests.ranks import run_ranks
 
 PAGE_SIZE = 4
@@ -45,4 +47,15 @@ def test_slices_of_two_ranks_match_plain_forwards(tmp_path: Path, tied: bool) ->
                     parameter.normal_()
         model.save_pretrained(tmp_path / family, max_shard_size="60KB")
         assert len(list((tmp_path / family).glob("*.safetensors"))) > 1
-    run_ranks("tests.models.sharded_parity", 3, *(str(tmp_path / family) for family in families))
+    folders = [str(tmp_path / family) for family in families]
+    if not tied and importlib.util.find_spec("peft"):
+        # Cut by rows and by columns, and joined projections; the head is cut by this package.
+        for family, modules in {
+            "llama": ["q_proj", "o_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"],
+            "gpt_neox": ["query_key_value", "dense_4h_to_h"],
+        }.items():
+            model = tiny_model(family, tie_word_embeddings=False)
+            adapter = write_adapter(model, tmp_path / f"{family}-adapter", target_modules=modules)
+            model.save_pretrained(tmp_path / f"{family}-adapted")
+            folders.append(f"{tmp_path / family}-adapted={adapter}")
+    run_ranks("tests.models.sharded_parity", 3, *folders)
