@@ -6,14 +6,18 @@ launches two target groups and a draft (or more: ``--targets``, ``--drafts``), a
 them after the other until so many were, in one run after another. Every complete run is compared with an
 undisturbed one of a single process: byte by byte under rejection, where groups wait for a draft; else all but
 the counts of drafted tokens, which are fewer where a group has decoded alone. The suite runs a short version.
+``--output`` is written after every run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shlex
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -128,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
     parser.add_argument("--overlap", default="none")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="JSON file for what was done")
     chosen = parser.parse_args()
     storm = Storm(chosen.kills, chosen.stops, random.Random(chosen.seed))
     with tempfile.TemporaryDirectory() as name:
@@ -135,6 +140,7 @@ def main() -> None:
         pair = build_pair(folder / "pair")
         common = SHARED | {"prompts": pair.prompts, "target": pair.target, "draft": pair.draft}
         num_runs = 0
+        runs: Counter[str] = Counter()
         while not storm.is_over:
             rule = chosen.rules[num_runs % len(chosen.rules)]
             options = common | RULES[rule] | {"overlap": chosen.overlap}
@@ -158,7 +164,27 @@ def main() -> None:
             )
             check_same(output, expected, rule)
             num_runs += 1
+            runs[rule] += 1
+            if chosen.output is not None:
+                write_result(chosen, storm, runs)
             print(f"{num_runs} runs, the last {rule}: {dict(storm.done)}: every row the same", flush=True)  # noqa: T201
+
+
+def write_result(chosen: argparse.Namespace, storm: Storm, runs: Counter[str]) -> None:
+    """All runs so far were the same as undisturbed ones."""
+    result = {
+        "command": f"python -m tests.job.group_storm {shlex.join(sys.argv[1:])}",
+        "targets": chosen.targets,
+        "drafts": chosen.drafts,
+        "overlap": chosen.overlap,
+        "runs": dict(runs),
+        "strikes": [
+            {"signal": {"killed": "SIGKILL", "stopped": "SIGSTOP"}[what], "part": kind, "number": number}
+            for (what, kind), number in sorted(storm.done.items())
+        ],
+        "left": {"SIGKILL": storm.num_kills, "SIGSTOP": storm.num_stops},
+    }
+    chosen.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
