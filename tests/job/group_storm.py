@@ -86,9 +86,11 @@ class Storm:
             else:
                 os.kill(children[0].pid, signal.SIGSTOP)
                 self.num_stops -= 1
+            self.done["killed" if kill else "stopped", kinds[rank]] += 1
+            if not kill:
+                # Its supervisor may end it before it goes on.
                 time.sleep(self.rng.random() * MAX_PAUSE_S)
                 os.kill(children[0].pid, signal.SIGCONT)
-            self.done["killed" if kill else "stopped", kinds[rank]] += 1
 
 
 def storm_through(
