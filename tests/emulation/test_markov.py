@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from specdist.emulation.markov import MarkovModel, MarkovPair, PairSettings, markov_pair
+from specdist.engine.branches import BranchTable
+from specdist.sampling.branch_estimates import estimate_branches
+from specdist.sampling.distributions import SamplingSettings
+from specdist.theory.formulas import caught_share
 
 VOCAB_SIZE = 1024
 
@@ -63,3 +68,35 @@ def test_the_draft_is_more_certain_where_it_is_right() -> None:
     top_V = distributions(models.draft, 1.0).amax(dim=1)[torch.from_numpy(models.order_V)]
     is_right_V = torch.from_numpy(models.acceptance_V) > 0
     assert top_V[is_right_V].mean() > top_V[~is_right_V].mean() + 0.15
+
+
+@pytest.mark.parametrize(("length", "num_branches"), [(5, 2), (9, 6), (9, 12)])
+def test_branches_of_a_block_catch_as_many_misses_as_the_planner_assumes(
+    length: int, num_branches: int
+) -> None:
+    """Of the blocks after every token: the draft's own choice of branches, as the engine makes it."""
+    models = pair(acceptance=0.8)
+    slots_S, last_S = np.arange(VOCAB_SIZE), torch.from_numpy(models.order_V.copy())
+    scores, drawn = [], []
+    for _ in range(length):
+        scores.append(models.draft.logits(last_S))
+        last_S = scores[-1].argmax(dim=1)
+        drawn.append(last_S.numpy())
+    wanted_SL = models.order_V[(slots_S[:, None] + 1 + np.arange(length)) % VOCAB_SIZE]
+    estimates = estimate_branches(
+        torch.stack(scores, dim=1).flatten(end_dim=1),
+        np.stack(drawn, axis=1).ravel(),
+        SamplingSettings(temperature=0),
+        num_branches,
+    )
+    lengths_S, begins_S = np.full(VOCAB_SIZE, length), np.zeros(VOCAB_SIZE, np.int64)
+    nothing = np.zeros(estimates.alternative_ids_NA.shape, bool)
+    chosen = BranchTable(VOCAB_SIZE, num_branches).choose(
+        slots_S, begins_S, lengths_S, estimates, nothing, num_branches
+    )
+    is_missed_SL = np.stack(drawn, axis=1) != wanted_SL
+    first_S = np.where(is_missed_SL.any(axis=1), is_missed_SL.argmax(axis=1), length)
+    is_caught_B = (chosen.positions_B == first_S[chosen.slots_B]) & (
+        chosen.token_ids_B == wanted_SL[chosen.slots_B, np.minimum(first_S, length - 1)[chosen.slots_B]]
+    )
+    assert is_caught_B.sum() / (first_S < length).sum() == pytest.approx(caught_share(num_branches), abs=0.1)

@@ -109,4 +109,11 @@ GROUP_FAULTS = (
         new="int(match[1])",
         tests=("tests/job/test_status.py::test_target_groups_are_told_apart_with_their_drafts",),
     ),
+    Mutant(
+        name="emulated-branches-catch-less-than-measured",
+        file="emulation/markov.py",
+        old="missed_by_W = (1 - _spread(int(is_wrong_V.sum()), generator)) ** (-1 / RANK_EXPONENT) - 1",
+        new="missed_by_W = (1 - _spread(int(is_wrong_V.sum()), generator)) ** -2 - 1",
+        tests=("tests/emulation/test_markov.py",),
+    ),
 )
