@@ -110,27 +110,43 @@ class AheadDrafter:
         self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._settings = settings
         self._is_traced = is_traced
+        # Branches in the last round, and its misses with and without one that caught it.
+        self._misses = 0, 0, 0
         self._bursts_ago: dict[int, int] = {}
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
     def begin_round(self, request: ProposalRequest) -> None:
-        """Choose what to do in this round. To be called when the last round is resolved."""
+        """What to do before the reply, as was chosen after the last one. To be called when the last round is
+        resolved."""
+        if self._chooser is not None:
+            slots_R = request.slots_R
+            is_pending = self._draft_state.num_candidates[slots_R].any() or request.num_redraft_R.any()
+            self._shape = self._chooser.shape(*self._load(slots_R), is_pending=bool(is_pending))
+
+    def choose(self, request: ProposalRequest) -> None:
+        """What to draft ahead now, and to do before the next reply. To be called when the reply has been
+        sent and all that there is to learn of the last round is learned."""
         if self._chooser is None:
             return
-        state, slots_R = self._draft_state, request.slots_R
+        slots_R = request.slots_R
+        self._chooser.observe_misses(*self._misses)
         self._chooser.observe_pass(
             request.num_prefill_tokens, len(slots_R) + int(request.num_accepted_R.sum())
         )
         # In a round of prompts alone their sequences count: they are drafted ahead of at once.
         slots = slots_R if len(slots_R) else np.unique(request.context.slots_T)
-        is_pending = state.num_candidates[slots_R].any() or request.num_redraft_R.any()
-        self._shape = self._chooser.choose(
-            max(1, len(slots)),
-            float(state.num_committed[slots].mean()) if len(slots) else 0.0,
-            is_pending=bool(is_pending),
+        self._chooser.choose(
+            *self._load(slots),
             num_targets=len(request.groups),
             num_bursts=self._num_bursts(request.groups),
         )
+        self._shape = self._chooser.shape_ahead(
+            self._shape, is_pending=bool(self._draft_state.num_candidates[slots_R].any())
+        )
+
+    def _load(self, slots: np.ndarray) -> tuple[int, float]:
+        """Sequences, and the mean length of their contexts."""
+        return max(1, len(slots)), float(self._draft_state.num_committed[slots].mean()) if len(slots) else 0.0
 
     def _num_bursts(self, groups: tuple[int, ...]) -> float:
         """Of a round of all target groups that have asked lately, if each is like this one."""
@@ -251,10 +267,8 @@ class AheadDrafter:
             state.num_candidates[slots_B] = lengths_B
         branches.drop(slots_R)
         if self._chooser is not None:
-            is_missed_R = ~first.is_hit_R & (num_branches_R > 0)
-            self._chooser.observe_misses(
-                self._shape.num_branches, int(is_missed_R.sum()), int((ranks_R > 0).sum())
-            )
+            num_missed = int((~first.is_hit_R & (num_branches_R > 0)).sum())
+            self._misses = self._shape.num_branches, num_missed, len(found.index_B)
         return AheadReport(
             num_tokens_R=first.num_ahead_R,
             is_hit_R=first.is_hit_R,

@@ -27,6 +27,7 @@ from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
 from specdist.engine.forced_tokens import ForcingDraftLoop
 from specdist.engine.histories import Histories
+from specdist.engine.lessons import Lessons
 from specdist.engine.memory_beside import beside
 from specdist.engine.opened import NONE
 from specdist.engine.out_of_memory import DraftUndo
@@ -36,7 +37,7 @@ from specdist.engine.reports import RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
-from specdist.policies import BatchPolicy, LengthPolicy, RoundContext
+from specdist.policies import LengthPolicy, RoundContext
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.processors import TokenMasker
 from specdist.sampling.rejection_sampler import sample_next_tokens
@@ -89,7 +90,6 @@ class DraftWorker:
             vocab_size=vocab_size,
             device=runner.device,
         )
-        self._batch_policy = policy if isinstance(policy, BatchPolicy) else None
         self._histories = Histories(policy, num_slots, num_groups)
         self._pipeline = pipeline_of_draft(
             settings, self._draft_state, num_slots, vocab_size, runner.device, masker
@@ -115,6 +115,7 @@ class DraftWorker:
             runner, ahead, chooser, policy, self._draft_state, self._draft_loop, settings=settings,
             is_traced=is_traced,
         )  # fmt: skip
+        self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
         self._memory = beside(memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids)
@@ -137,6 +138,8 @@ class DraftWorker:
         self._ahead.begin_round(request)
         first_R = state.num_committed[slots_R]
         wanted_now = self._memory.choose(request, self._ahead.wanted_now(request))
+        if wanted_now or self._memory.is_on:
+            self._lessons.learn()
         if wanted_now:
             self._forget_scores(request)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
@@ -182,23 +185,13 @@ class DraftWorker:
         """Commit the accepted candidates and the next token after them."""
         state, slots_R, num_accepted_R = self._draft_state, request.slots_R, request.num_accepted_R
         self._ahead.take_missed(request.missed)
-        begins_R, num_candidates_R = state.num_committed[slots_R], state.num_candidates[slots_R]
-        positions_R = begins_R + num_accepted_R
+        num_candidates_R = state.num_candidates[slots_R]
+        positions_R = state.num_committed[slots_R] + num_accepted_R
         first = self._ahead.verify_first(request, positions_R)
         is_hit_R = first.is_hit_R
         is_rejected_R = ((num_accepted_R < num_candidates_R) | first.is_verified_R) & ~is_hit_R
         self._memory.observe(request)
-        own = state.own_tokens(slots_R, num_accepted_R)
-        self._histories.observe(slots_R, own.num_drafted_R, own.num_accepted_R)
-        self._ahead.observe(
-            own.num_accepted_R + is_hit_R, is_rejected_R & (own.are_next_R | first.is_verified_R)
-        )
-        if self._batch_policy is not None:
-            num_kept_R = own.num_accepted_R + (own.are_next_R & is_hit_R)
-            num_verified_R = num_kept_R + (own.are_next_R & is_rejected_R)
-            self._batch_policy.observe_tokens(
-                state.features.verified(slots_R, begins_R, num_verified_R, num_kept_R)
-            )
+        self._lessons.keep(slots_R, num_accepted_R, first, is_rejected_R)
         next_token_ids_R = request.next_token_ids_R.copy()
         drawn = np.flatnonzero(next_token_ids_R == DRAW)
         if len(drawn):
@@ -217,7 +210,7 @@ class DraftWorker:
         kept_R = np.where(is_hit_R, state.num_computed[slots_R], positions_R)
         state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], kept_R)
         sampled = np.flatnonzero(~is_hit_R)
-        state.put_undrafted((slots_R[sampled], positions_R[sampled]), next_token_ids_R[sampled])
+        state.token_ids[slots_R[sampled], positions_R[sampled]] = next_token_ids_R[sampled]
         return first
 
     def _forget_scores(self, request: ProposalRequest) -> None:
@@ -228,11 +221,13 @@ class DraftWorker:
         state.scores.forget_but(places, request.groups)
 
     def prefill_and_draft_ahead(self, request: ProposalRequest) -> None:
-        """After the reply, while the target runs its pass: run that pass's contexts, then draft ahead."""
+        """After the reply, while the target runs its pass: learn, run its contexts, then draft ahead."""
+        self._lessons.learn()
         self._forget_scores(request)
         with self._clock.phase("prefill"):
             self._open_and_prefill(request)
         with self._clock.phase("draft"):
+            self._ahead.choose(request)
             self._ahead.draft(request)
         self._peak_memory_bytes = peak_memory_bytes(self.device)
 
@@ -283,5 +278,6 @@ class DraftWorker:
 
     def recover(self, *, has_replied: bool) -> None:
         """The last request failed for lack of memory: see :meth:`DraftUndo.recover`."""
+        self._lessons.drop()
         self._undo.recover(has_replied=has_replied)
         self._memory.recover(has_replied=has_replied)

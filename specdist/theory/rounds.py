@@ -140,16 +140,14 @@ class RoundChooser:
         num_rows: int,
         num_context_tokens: float,
         *,
-        is_pending: bool,
         num_targets: int = 1,
         num_bursts: float = 1.0,
-    ) -> RoundShape:
-        """The shape of this round.
+    ) -> None:
+        """Decide what rounds do from now on.
 
         Args:
             num_rows: sequences that decode.
             num_context_tokens: mean length of their contexts.
-            is_pending: tokens are drafted already that the target has still to verify.
             num_targets: whose sequences these are, in equal parts.
             num_bursts: for all the targets that share the draft, each as long as this one.
         """
@@ -164,6 +162,10 @@ class RoundChooser:
             self._last = LISTEN
         elif rate > WORTH_CHANGING * last:
             self._last = best
+
+    def shape(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
+        """Of the round that begins; ``is_pending``: tokens are drafted already that the target has still to
+        verify."""
         if self._last is not LISTEN:
             return self._last
         if is_pending:
@@ -172,6 +174,12 @@ class RoundChooser:
             return LISTEN
         self._num_heard = 0
         return RoundShape(num_rounds_alone=self._num_rounds_alone(num_rows, num_context_tokens))
+
+    def shape_ahead(self, shape: RoundShape, *, is_pending: bool) -> RoundShape:
+        """Of the rest of a round that has begun with this shape, once the target has its reply."""
+        if shape.num_rounds_alone:
+            return shape
+        return ALONE if self._last is LISTEN and is_pending else self._last
 
     def _best(self, rates: _Rates) -> tuple[RoundShape, float]:
         length, count = np.unravel_index(int(rates.ahead_KB.argmax()), rates.ahead_KB.shape)

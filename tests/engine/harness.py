@@ -209,11 +209,14 @@ class ScriptedChooser(RoundChooser):
         super().__init__(CostModel(Curve([1], [10]), Curve([1], [1])), max_draft_tokens=1)
         self._shapes = itertools.cycle(shapes)
 
-    def choose(
-        self, num_rows: int, num_context_tokens: float, *, is_pending: bool, **sharing: float
-    ) -> RoundShape:
+    def choose(self, num_rows: int, num_context_tokens: float, **sharing: float) -> None:
         assert num_rows > 0 and num_context_tokens >= 0
+
+    def shape(self, num_rows: int, num_context_tokens: float, *, is_pending: bool) -> RoundShape:
         return next(self._shapes)
+
+    def shape_ahead(self, shape: RoundShape, *, is_pending: bool) -> RoundShape:
+        return shape
 
 
 class Informed(ColocatedDraft):

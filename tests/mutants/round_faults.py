@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 CHOSEN = "tests/engine/test_goodput.py::"
 FOLLOWS_TARGET = CHOSEN + "test_goodput_follows_the_target_s_distribution[chosen-plain]"
 SAME_MODEL = CHOSEN + "test_goodput_accepts_a_draft_that_is_the_target[chosen]"
-ROUNDS = "tests/theory/test_rounds.py"
+ROUNDS, LESSONS = "tests/theory/test_rounds.py", "tests/engine/test_lessons.py"
 
 ROUND_FAULTS = (
     Mutant(
@@ -91,5 +91,26 @@ ROUND_FAULTS = (
         old="        self._acceptance *= 0.5 ** (num_verified / MEMORY)\n",
         new="",
         tests=("tests/planning/test_sweep.py",),
+    ),
+    Mutant(
+        name="draft-learns-before-its-reply",
+        file="engine/draft_worker.py",
+        old="        if wanted_now or self._memory.is_on:\n",
+        new="        if True:\n",
+        tests=(LESSONS,),
+    ),
+    Mutant(
+        name="draft-that-works-ahead-learns-nothing",
+        file="engine/draft_worker.py",
+        old="        self._lessons.learn()\n        self._forget_scores(request)\n        with",
+        new="        self._forget_scores(request)\n        with",
+        tests=(LESSONS,),
+    ),
+    Mutant(
+        name="target-that-was-told-to-go-on-alone-is-drafted-for",
+        file="theory/rounds.py",
+        old="        if shape.num_rounds_alone:\n            return shape\n",
+        new="",
+        tests=(ROUNDS,),
     ),
 )

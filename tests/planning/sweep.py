@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,12 +153,17 @@ class Simulation:
         self._machine, self._setting = machine, setting
         self._chooser, self._policy = chooser, policy
         self._shape, self._length = shape, length
-        self._coins = np.random.default_rng(setting.seed)
         lengths = np.random.default_rng(setting.seed + 1)
         num_rows = setting.num_rows or max(FEWEST_ROWS, round(ROWS_PER_SLOT * setting.num_slots))
         self._waiting = lengths.integers(SHORTEST, LONGEST + 1, num_rows).tolist()
         self._num_tokens = sum(self._waiting)
+        # By row and place in its completion: what decides whether a token there is accepted, and whether a
+        # branch has caught it. They are the same whatever is chosen, so that choices differ by no chance.
+        coins = np.random.default_rng(setting.seed)
+        self._coins_WL = coins.random((num_rows, LONGEST + MAX_DRAFT_TOKENS + 2))
+        self._catches_WL = coins.random((num_rows, LONGEST + 1))
         num = setting.num_slots
+        self._row_of, self._place = np.zeros(num, int), np.zeros(num, int)
         # By slot: tokens still to come, committed, ready candidates, tokens ahead, whether the draft lags.
         self._left, self._context = np.zeros(num, int), np.zeros(num, int)
         self._ready, self._ahead, self._lags = np.zeros(num, int), np.zeros(num, int), np.zeros(num, bool)
@@ -178,6 +183,7 @@ class Simulation:
                 self._ready[slot] = self._ahead[slot] = self._candidates[slot] = self._accepted[slot] = 0
                 self._histories[slot] = 0
                 if self._waiting:
+                    self._row_of[slot], self._place[slot] = len(self._coins_WL) - len(self._waiting), 0
                     self._left[slot] = self._waiting.pop(0)
                     self._context[slot] = self._setting.context_tokens
                     self._num_prompt_tokens += min(PROMPT_TOKENS, self._setting.context_tokens)
@@ -197,10 +203,10 @@ class Simulation:
             self._num_alone -= 1
             self._note("alone")
             return self._commit(rows, acceptance, 0.0, 0.0, is_asked=False)
-        self._resolve(rows, acceptance)
+        learn = self._resolve(rows, acceptance)
         context = float(self._context[rows].mean())
         if self._chooser is not None:
-            self._shape = self._chooser.choose(len(rows), context, is_pending=bool(self._ready[rows].any()))
+            self._shape = self._chooser.shape(len(rows), context, is_pending=bool(self._ready[rows].any()))
             self._num_alone = self._shape.num_rounds_alone
         shape = self._shape
         self._note("turns" if shape.drafts_now else f"ahead{shape.num_ahead - 1}/{shape.num_branches}")
@@ -213,6 +219,7 @@ class Simulation:
         )
         now_ns = TURNS_NS * shape.drafts_now
         if shape.drafts_now:
+            learn()
             room = np.minimum(MAX_DRAFT_TOKENS, self._left[rows] - 1) - self._ready[rows]
             drafted, spent_ns = self._draft(
                 rows, rows, np.maximum(0, room), np.ones(len(rows)), round_of, context
@@ -226,52 +233,75 @@ class Simulation:
             )
             self._candidates[rows] = kept
         self._ahead[rows] = self._ready[rows] - self._candidates[rows]
-        ahead_ns = self._draft_ahead(rows, context) if shape.num_ahead else 0.0
+        if not shape.drafts_now:
+            learn()
+        if self._chooser is not None:
+            self._chooser.choose(len(rows), context)
+            is_pending = bool(self._candidates[rows].any())
+            self._shape = self._chooser.shape_ahead(shape, is_pending=is_pending)
+        ahead_ns = self._draft_ahead(rows, context) if self._shape.num_ahead else 0.0
         return self._commit(rows, acceptance, now_ns, ahead_ns, is_asked=is_asked)
 
-    def _resolve(self, rows: np.ndarray, acceptance: float) -> None:
-        """How the last pass ended: the policy and the chooser learn, and what is ready becomes known."""
+    def _resolve(self, rows: np.ndarray, acceptance: float) -> Callable[[], None]:
+        """How the last pass ended: what is ready becomes known. What is returned lets the policy and the
+        chooser learn."""
         full = self._accepted[rows] == self._candidates[rows]
         is_verified = full & (self._ahead[rows] > 0)
-        is_hit = is_verified & (self._coins.random(len(rows)) < acceptance)
+        # Of the next tokens, in whose places the first ones ahead stand.
+        own, places = self._row_of[rows], self._place[rows]
+        is_hit = is_verified & (self._coins_WL[own, places] < acceptance)
         is_rejected = (~full | is_verified) & ~is_hit
         ready = np.where(is_hit, self._ahead[rows] - 1, 0)
-        caught = 0
-        if self._num_branches:
-            share = self._setting.catching * caught_share(self._num_branches)
-            is_caught = is_rejected & (self._coins.random(len(rows)) < share)
-            weights = np.diff([caught_share(count) for count in range(self._num_branches + 1)])
-            which = self._coins.choice(self._num_branches, len(rows), p=weights / weights.sum())
+        caught, num_branches = 0, self._num_branches
+        if num_branches:
+            shares = self._setting.catching * np.array([caught_share(n) for n in range(num_branches + 1)])
+            which = np.searchsorted(shares, self._catches_WL[own, places], side="right") - 1
+            is_caught = is_rejected & (which < num_branches)
+            which = np.minimum(which, num_branches - 1)
             ready = np.where(is_caught, self._branch_lengths[rows, which], ready)
             caught = int(is_caught.sum())
-        if self._chooser is not None:
-            num_accepted = int(self._accepted[rows].sum() + is_hit.sum())
-            self._chooser.observe(num_accepted, int(is_rejected.sum()))
-            if self._num_branches:
-                self._chooser.observe_misses(self._num_branches, int((~is_hit).sum()), caught)
-        if self._policy is not None:
-            verified = np.flatnonzero(self._candidates[rows])
-            slots = rows[verified]
-            self._histories[slots] = self._policy.next_histories(
-                VerifiedBlocks(
-                    histories_RH=self._histories[slots],
-                    num_drafted_R=self._candidates[slots],
-                    num_accepted_R=self._accepted[slots],
-                )
-            )
-            accepted = self._accepted[rows] + is_hit
-            lengths = accepted + is_rejected
-            depths = arange_segments(lengths)
-            self._policy.observe_tokens(
-                VerifiedTokens(
-                    features=_features(len(depths)),
-                    depths_C=depths,
-                    is_accepted_C=depths < np.repeat(accepted, lengths),
-                )
-            )
+        candidates, accepted = self._candidates[rows], self._accepted[rows]
         self._ready[rows] = np.minimum(ready, np.maximum(0, self._left[rows] - 1))
         self._accepted[rows] = self._candidates[rows] = self._ahead[rows] = 0
         self._num_branches = 0
+
+        def learn() -> None:
+            if self._chooser is not None:
+                self._chooser.observe(int(accepted.sum() + is_hit.sum()), int(is_rejected.sum()))
+                self._chooser.observe_misses(num_branches, int((~is_hit).sum()), caught)
+            if self._policy is not None:
+                self._teach(rows, candidates, accepted, accepted + is_hit, is_rejected)
+
+        return learn
+
+    def _teach(
+        self,
+        rows: np.ndarray,
+        candidates: np.ndarray,
+        accepted: np.ndarray,
+        num_kept: np.ndarray,
+        is_rejected: np.ndarray,
+    ) -> None:
+        """Let the policy learn from these rows' blocks; kept: with the first tokens ahead."""
+        assert self._policy is not None
+        verified = np.flatnonzero(candidates)
+        slots = rows[verified]
+        self._histories[slots] = self._policy.next_histories(
+            VerifiedBlocks(
+                histories_RH=self._histories[slots],
+                num_drafted_R=candidates[verified],
+                num_accepted_R=accepted[verified],
+            )
+        )
+        lengths = num_kept + is_rejected
+        depths = arange_segments(lengths)
+        self._policy.observe_tokens(
+            VerifiedTokens(
+                features=_features(len(depths)),
+                depths_C=depths,
+                is_accepted_C=depths < np.repeat(num_kept, lengths),
+            )
+        )
 
     def _draft(
         self,
@@ -346,7 +376,9 @@ class Simulation:
     ) -> tuple[float, int]:
         """The target's pass: the time of the round, and the tokens that it commits."""
         candidates = self._candidates[rows]
-        coins = self._coins.random((len(rows), MAX_DRAFT_TOKENS + 2)) < acceptance
+        # After the next tokens.
+        places = self._place[rows, None] + np.arange(1, MAX_DRAFT_TOKENS + 2)
+        coins = self._coins_WL[self._row_of[rows, None], places] < acceptance
         accepted = np.minimum(np.cumprod(coins, axis=1).sum(axis=1), candidates)
         num_new = np.minimum(accepted + 1, self._left[rows])
         context = float(self._context[rows].mean())
@@ -358,6 +390,7 @@ class Simulation:
         self._accepted[rows] = accepted
         self._lags[rows] = accepted == candidates
         self._left[rows] -= num_new
+        self._place[rows] += num_new
         self._context[rows] += num_new
         return now_ns + max(pass_ns, ahead_ns) + MESSAGE_NS * is_asked, int(num_new.sum())
 

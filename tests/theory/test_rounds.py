@@ -33,7 +33,12 @@ def taught(found: RoundChooser, acceptance: float) -> RoundChooser:
 
 
 def choose(found: RoundChooser, num_rows: int, *, is_pending: bool = False) -> RoundShape:
-    return found.choose(num_rows, 100.0, is_pending=is_pending)
+    return chosen_at(found, num_rows, 100.0, is_pending=is_pending)
+
+
+def chosen_at(found: RoundChooser, num_rows: int, context: float, *, is_pending: bool = False) -> RoundShape:
+    found.choose(num_rows, context)
+    return found.shape(num_rows, context, is_pending=is_pending)
 
 
 def test_the_rates_are_those_of_the_formulas() -> None:
@@ -91,8 +96,8 @@ def test_a_long_context_makes_candidates_cheap() -> None:
         TARGET, Curve([1], [MS]), ContextCosts(100, 128, target_row_ns=0.05 * MS), Curve([1], [MS // 5])
     )
     found = taught(RoundChooser(costs, max_draft_tokens=8), 0.8)
-    assert found.choose(128, 100.0, is_pending=False).num_rounds_alone > 0
-    assert found.choose(128, 30_000.0, is_pending=False) == IN_TURNS
+    assert chosen_at(found, 128, 100.0).num_rounds_alone > 0
+    assert chosen_at(found, 128, 30_000.0) == IN_TURNS
     assert costs.target_ns(256, 128, 30_100.0) == TARGET(256) + 30 * 128 * 0.05 * MS
 
 
@@ -130,6 +135,20 @@ def test_it_follows_an_abrupt_change() -> None:
     for _ in range(20):
         found.observe(29, 3)
     assert choose(found, 32).num_ahead > 1
+
+
+def test_the_rest_of_a_round_keeps_to_what_the_reply_has_said() -> None:
+    """A target that goes on alone gets nothing to verify, and one that shall listen has to verify first."""
+    found = taught(chooser(), 0.95)
+    found.choose(4, 100.0)
+    ahead = found.shape(4, 100.0, is_pending=True)
+    alone = RoundShape(num_rounds_alone=20)
+    assert found.shape_ahead(LISTEN, is_pending=False) == ahead and ahead.num_ahead > 1
+    assert found.shape_ahead(alone, is_pending=False) == alone
+    found = taught(chooser(step_ms=40), 0.01)
+    found.choose(4, 100.0)
+    assert found.shape_ahead(ahead, is_pending=True) == ALONE
+    assert found.shape_ahead(ahead, is_pending=False) == LISTEN
 
 
 def test_branches_that_catch_little_are_given_up() -> None:

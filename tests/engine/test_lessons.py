@@ -1,0 +1,77 @@
+"""When the draft learns of verified tokens: while the target is at work, if nothing is drafted before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.policies import DraftFeatures, DraftSequences, RoundContext, VerifiedTokens, WithoutHistory
+from specdist.sampling.distributions import SamplingSettings
+from tests.engine.harness import Harness, requests_for
+from tests.engine.markov import markov_pair
+
+REPLY, LEARN, DRAFT = "reply", "learn", "draft"
+
+
+@dataclass
+class Noting(WithoutHistory):
+    """Drafts as much as it may, and notes what it is asked and told."""
+
+    max_draft_tokens: int = 3
+    uses_features: bool = True
+    reads_head: bool = False
+    events: list[str] = field(default_factory=list)
+    num_verified: int = 0
+
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
+        if rows.num_drafted == 0:
+            self.events.append(DRAFT)
+        return np.full(len(rows.slots_R), rows.num_drafted < self.max_draft_tokens)
+
+    def num_to_verify(
+        self, features: DraftFeatures, lengths_R: np.ndarray, round: RoundContext
+    ) -> np.ndarray:
+        return lengths_R
+
+    def observe_tokens(self, tokens: VerifiedTokens) -> None:
+        if len(tokens.depths_C):
+            # Of every token, also one in whose place the target's own stands by now.
+            assert np.isfinite(tokens.features.entropies_R).all()
+            self.num_verified += len(tokens.depths_C)
+            self.events.append(LEARN)
+
+
+@pytest.mark.parametrize(("num_ahead", "order"), [(4, [REPLY, LEARN, DRAFT]), (0, [LEARN, DRAFT, REPLY])])
+def test_a_draft_replies_before_it_learns_unless_it_has_still_to_draft(
+    monkeypatch: pytest.MonkeyPatch, num_ahead: int, order: list[str]
+) -> None:
+    policy = Noting()
+    respond = DraftWorker.respond
+
+    def noted_respond(self: DraftWorker, request: ProposalRequest) -> ProposalReply:
+        reply = respond(self, request)
+        policy.events.append(REPLY)
+        return reply
+
+    monkeypatch.setattr(DraftWorker, "respond", noted_respond)
+    replica = Harness(
+        *markov_pair(),
+        policy=policy,
+        num_ahead_tokens=num_ahead,
+        max_new_tokens=60,
+        settings=SamplingSettings(temperature=1.0),
+    )
+    replica.generate(requests_for([[1, 2, 3]]))
+    events = policy.events
+    learned = [index for index, event in enumerate(events) if event == LEARN]
+    # But for the end, where nothing is drafted any more, and the draft of the prompt.
+    learned = [index for index in learned if 2 <= index < len(events) - 6]
+    place = order.index(LEARN)
+    assert len(learned) > 5
+    assert all(events[index - place : index - place + 3] == order for index in learned)
+    stats = replica.stats_recorder.shard(0)
+    assert policy.num_verified >= stats.num_accepted_tokens > 5
