@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -44,6 +45,7 @@ from specdist.utils.table import Table
 from tests.ranks import REPOSITORY
 
 MAX_DRAFT_TOKENS = 20
+CONTEXT_STEP = 8
 # Of a request and its reply; and of the draft's host beside its steps, in turns and ahead.
 MESSAGE_NS, TURNS_NS, AHEAD_NS = 300_000, 600_000, 2_000_000
 # Of a sequence that begins; the rest of its context is shared with others.
@@ -97,12 +99,10 @@ class Machine:
         return Machine(placement(target, tp_size, True), placement(draft, 1, False))
 
     def target_ns(self, num_tokens: float, num_rows: float, context: float) -> float:
-        at = dataclasses.replace(self.target, context_tokens=context)
-        return at.pass_s(num_tokens, num_rows) * 1e9 if num_tokens else 0.0
+        return _pass_ns(self.target, num_tokens, num_rows, round(context / CONTEXT_STEP))
 
     def draft_ns(self, num_rows: float, context: float) -> float:
-        at = dataclasses.replace(self.draft, context_tokens=context)
-        return at.pass_s(num_rows, num_rows) * 1e9 if num_rows else 0.0
+        return _pass_ns(self.draft, num_rows, num_rows, round(context / CONTEXT_STEP))
 
     def measured(self, num_slots: int, context: int) -> CostModel:
         """As a run measures them at its start."""
@@ -131,6 +131,13 @@ class Machine:
             ),
             *(Curve([1], [ns]) for ns in (MESSAGE_NS, TURNS_NS, AHEAD_NS)),
         )
+
+
+@functools.lru_cache(maxsize=2**18)
+def _pass_ns(placement: Placement, num_tokens: float, num_rows: float, num_steps: int) -> float:
+    """At a context of so many :data:`CONTEXT_STEP`, of which the planner's answers are kept."""
+    at = dataclasses.replace(placement, context_tokens=num_steps * CONTEXT_STEP)
+    return at.pass_s(num_tokens, num_rows) * 1e9 if num_tokens else 0.0
 
 
 def _powers(largest: int) -> list[int]:
