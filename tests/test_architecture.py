@@ -29,7 +29,7 @@ LAYERS = [
     {"replay"},
     {"job"},
     {"api"},
-    {"demo", "benchmark", "tuning", "collecting", "training", "evaluation"},
+    {"demo", "benchmark", "tuning", "collecting", "training", "distillation", "evaluation"},
     {"planning", "reporting", "papers"},
     {"emulation"},
     {"cli"},
@@ -43,6 +43,7 @@ TORCH_FREE = [
     "job.report", "job.status", "job.card", "job.hub", "api.runs",
     "planning.hardware", "planning.simulate", "planning.events",
     "evaluation.config", "evaluation.run",
+    "distillation.config",
     "heads.info", "heads.examples", "heads.roc", "training.config", "training.data", "training.metrics",
     "reporting", "cli",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from specdist.collecting.config import CollectConfig
 from specdist.config.arguments import PATH_OPTIONS, URL_OPTIONS, local_path, parse_arguments
 from specdist.config.generate import GenerateConfig, parse_generate_config
 from specdist.demo.config import PairConfig
+from specdist.distillation.config import DistillConfig
 from specdist.emulation.config import EmulationConfig
 from specdist.evaluation.config import EvaluateConfig
 from specdist.planning.options import PlanConfig
@@ -25,8 +26,8 @@ from specdist.tuning.config import TuneConfig
 from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 
-CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, EmulationConfig, EvaluateConfig, GenerateConfig,
-                      PairConfig, PlanConfig, SyntheticConfig, TrainConfig, TuneConfig]  # fmt: skip
+CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig,
+                      GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig, TuneConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
 NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]

@@ -25,6 +25,7 @@ import pytest
 import yaml
 
 from specdist.cli.collect import main as collect
+from specdist.cli.distill import main as distill
 from specdist.cli.generate import main as generate
 from specdist.config.generate import parse_generate_config
 from tests.job.launching import run_here
@@ -33,11 +34,12 @@ from tests.ranks import REPOSITORY
 from tests.readme import Command, blocks, commands, workspace_of
 
 # These end their process, so their functions are called.
-MAINS = {"jobs/generate.py": generate, "jobs/collect.py": collect}
+MAINS = {"jobs/generate.py": generate, "jobs/collect.py": collect, "jobs/distill.py": distill}
 ON_CPU = ["--device", "cpu"]
 SHORT = {
     "jobs/tune.py": [*ON_CPU, "--num_prompts", "2", "--max_new_tokens", "6", "--max_draft_tokens", "2"],
     "jobs/collect.py": [*ON_CPU, "--tp_size", "1", "--limit", "8", "--max_new_tokens", "6"],
+    "jobs/distill.py": [*ON_CPU, "--epochs", "1"],
     "jobs/train_head.py": [*ON_CPU, "--epochs", "1", "--depth", "0"],
 }
 # What is in a command that is not run here: why, and the tests that run it or its parts.
@@ -130,7 +132,8 @@ def here(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def output_of(command: Command) -> str | None:
     """What it makes."""
     words = command.arguments
-    return next((words[place + 1] for place, word in enumerate(words) if word == "--output"), None)
+    made = (words[place + 1] for place, word in enumerate(words) if word in ("--output", "--new_draft"))
+    return next(made, None)
 
 
 def provide(here: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class ShardPlan:
     @property
     def num_shards(self) -> int:
         return -(-self.num_rows // self.rows_per_shard)
+
+    def first(self, share: float) -> ShardPlan:
+        """The first shards that together hold at least this share of the rows."""
+        num_shards = max(1, math.ceil(share * self.num_rows / self.rows_per_shard))
+        return replace(self, num_rows=min(self.num_rows, num_shards * self.rows_per_shard))
 
     def bounds(self, shard: int) -> tuple[int, int]:
         """A shard's first row, and the row after its last. Raises IndexError for a shard not in the plan."""

@@ -109,20 +109,39 @@ def _run(
     *,
     given: Collection[str],
 ) -> int:
+    return generate_on_ranks(asked, topology, stop, activity, given=given)
+
+
+def generate_on_ranks(
+    asked: GenerateConfig,
+    topology: Topology,
+    stop: StopRequest,
+    activity: Activity,
+    *,
+    given: Collection[str] = (),
+    share: float | None = None,
+) -> int:
+    """Generate every row that is not finished, and report the totals; returns the exit code. With a ``share``
+    do the first shards that hold as many rows, and report nothing."""
     own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(batch_options, asked)))
     asked = replace(asked, **own_options)
     models = rank0_first(topology, lambda: plan_models(asked))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
     plan = partial(plan_run, config, models, topology)
     run = on_rank0(topology, plan if topology.part is None else partial(plan_in_turn, config, topology, plan))
+    if run is not None and share is not None:
+        run = replace(run, shards=run.shards.first(share))
     try:
-        return _run_planned(config, topology, models, run, stop, activity)
+        code = _generate_planned(config, topology, models, run, stop, activity)
+        if run is not None and share is None:
+            _conclude(config, run, topology)
+        return code
     finally:
         if run is not None:
             run.membership.leave()
 
 
-def _run_planned(
+def _generate_planned(
     config: GenerateConfig,
     topology: Topology,
     models: ModelPlan,
@@ -142,7 +161,6 @@ def _run_planned(
     if not broadcast_from_rank0(topology, run is not None and bool(run.pending_shards)):
         if run is not None:
             logger.info("%s is complete: nothing to do", config.output)
-            _conclude(config, run, topology)
         return 0
     frozen = broadcast_from_rank0(topology, frozen_costs(run.folder) if run is not None else None)
     num_halvings = broadcast_from_rank0(
@@ -167,7 +185,6 @@ def _run_planned(
         is_complete = follow_assignments(topology, replica, stop)
     else:
         is_complete = generate_rows(config, models, run, replica, topology, stop)
-        _conclude(config, run, topology)
     return 0 if is_complete else EXIT_STOPPED
 
 
@@ -219,7 +236,7 @@ def generate_rows(
         thinking=ThinkingColumns(markers, encoder.decode, stop_rules.strings) if markers else None,
         too_large={tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
     )
-    progress = Progress(run.prompts.num_rows * config.num_samples, 0)
+    progress = Progress(run.shards.num_rows * config.num_samples, 0)
     scalars = (
         Scalars(local_folder(config.output, config.spool), run.membership.replica)
         if config.tensorboard

@@ -1,0 +1,1 @@
+"""Drafts trained on what the target says: ``jobs/distill.py``."""

@@ -1,0 +1,140 @@
+"""The options of ``jobs/distill.py``: those of the run that the draft is for, and of the training.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specdist.config.arguments import option
+from specdist.config.generate import GenerateConfig
+from specdist.config.groups import SELF
+from specdist.config.speculation import MEMORY
+from specdist.utils.errors import UserError
+
+Teacher = Literal["target", "recorded", "tokens"]
+Loss = Literal["kl", "reverse_kl", "tvd"]
+# The rate of fine-tuning a model of this width; one of another width gets a rate in inverse proportion.
+USUAL_RATE, USUAL_WIDTH = 1e-4, 2048
+
+
+@dataclass(kw_only=True)
+class DistillConfig(GenerateConfig):
+    """Every option of ``jobs/distill.py``. Raises :class:`UserError` for a value out of its range."""
+
+    _argument_group_name = "Distillation"
+
+    new_draft: str = option(help="folder for the new draft, for --draft of the run")
+    kind: Literal["model"] = option("model", help="model = a causal language model, as any other draft")
+    first: float | None = option(
+        None,
+        help="generate this share of the run's rows first, in whole shards, and train on them (default: "
+        "train on the finished rows in --output)",
+    )
+    go_on: bool = option(False, help="afterwards generate the run's other rows, with the new draft")
+    layers: int | None = option(
+        None,
+        help="start from the target's embedding, its first N layers and its output head, instead of --draft",
+    )
+    teacher: Literal["auto", "target", "recorded", "tokens"] = option(
+        "auto",
+        help="what the draft learns from: target = the distributions of the target, which is loaded whole on "
+        "every rank; recorded = the top log-probabilities of a run with --logprobs; tokens = the tokens "
+        "alone; auto = recorded if there are any, else target",
+    )
+    loss: Loss | None = option(
+        None,
+        help="of the draft's distribution against the teacher's: kl = Kullback-Leibler divergence (default), "
+        "reverse_kl, or tvd = TVD++; no option with --teacher tokens, whose loss is the cross entropy",
+    )
+    learning_rate: float | None = option(
+        None, help="largest learning rate of AdamW (default: 1e-4 x 2048 / hidden size of the draft)"
+    )
+    epochs: int = option(20, help="most passes over the training rows")
+    patience: int = option(
+        3, help="training stops after so many evaluations without a higher predicted speed-up"
+    )
+    batch_size: int = option(16, help="sequences of a training step, over all ranks")
+    tokens_per_pass: int = option(4096, help="most tokens of a rank's forward pass, which bounds its memory")
+    max_sequences: int = option(20_000, help="most sequences to train on, spread over the finished rows")
+    validation_share: float = option(0.1, help="share of the rows kept for evaluations")
+    precision: Literal["auto", "float32", "bfloat16"] = option(
+        "auto",
+        help="of passes in training: auto = bfloat16 on a GPU that has it, else float32; weights and "
+        "optimizer are float32 in any case",
+    )
+    cost_ratio: float | None = option(
+        None,
+        help="time of a draft step over that of a target pass, for the predicted speed-up (default: what the "
+        "run has measured, else the ratio of the sizes)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_start()
+        for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences"):
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name in ("learning_rate", "cost_ratio", "layers"):
+            value = getattr(self, name)
+            self._require(name, value is None or value > 0, "must be positive")
+        self._require("validation_share", 0 < self.validation_share < 1, "must be between 0 and 1")
+        self._require("first", self.first is None or 0 < self.first < 1, "must be between 0 and 1")
+        if self.teacher == "tokens" and self.loss is not None:
+            raise UserError(
+                f"--loss {self.loss} has no effect with --teacher tokens, whose loss is the cross entropy: "
+                "leave it out"
+            )
+        if self.teacher == "recorded" and not self.logprobs:
+            raise UserError(
+                "--teacher recorded needs a run with the target's log-probabilities: generate with "
+                "--logprobs 20, or use --teacher target"
+            )
+        if Path(self.new_draft).resolve() in {
+            Path(name).resolve() for name in (self.target, self.draft or "-")
+        }:
+            raise UserError(
+                f"--new_draft {self.new_draft} is the folder of a model of this run: give another folder"
+            )
+
+    def _check_start(self) -> None:
+        if self.shares_drafts:
+            raise UserError(
+                "--num_targets and --num_drafts are of the run alone: leave them out for jobs/distill.py"
+            )
+        if self.layers is not None:
+            return
+        if self.draft is None or self.draft == MEMORY or self.draft.startswith(SELF):
+            raise UserError(
+                f"--draft {self.draft or 'none'} is no model that can be trained: name the folder of one, or "
+                "use --layers N to start from the target's first layers"
+            )
+
+    @property
+    def resolved_teacher(self) -> Teacher:
+        if self.teacher == "auto":
+            return "recorded" if self.logprobs else "target"
+        return self.teacher
+
+    @property
+    def resolved_loss(self) -> Loss | Literal["cross_entropy"]:
+        return "cross_entropy" if self.resolved_teacher == "tokens" else self.loss or "kl"
+
+    def rate(self, hidden_size: int) -> float:
+        """The learning rate for a draft of this hidden size."""
+        return self.learning_rate or USUAL_RATE * USUAL_WIDTH / hidden_size
+
+    def run_config(self, **changes: Any) -> GenerateConfig:
+        """The run's options alone."""
+        names = [item.name for item in dataclasses.fields(GenerateConfig)]
+        return GenerateConfig(**{name: getattr(self, name) for name in names} | changes)
+
+    def training_options(self) -> dict[str, Any]:
+        """The options that decide the weights, besides the data and the models."""
+        names = ["kind", "layers", "learning_rate", "epochs", "patience", "batch_size", "tokens_per_pass",
+                 "max_sequences", "validation_share", "precision", "seed"]  # fmt: skip
+        found = {name: getattr(self, name) for name in names}
+        return found | {"teacher": self.resolved_teacher, "loss": self.resolved_loss}

@@ -1,0 +1,315 @@
+"""``jobs/distill.py``: rows of a run, generated first if need be, become a new draft for the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdist.config.generate import GenerateConfig
+from specdist.data import RunFolder
+from specdist.data.files import write_json
+from specdist.data.storage import storage_path
+from specdist.distillation.config import DistillConfig
+from specdist.distillation.data import Examples, read_examples, split_examples
+from specdist.distillation.model_draft import ModelStudent
+from specdist.distillation.picture import draw_training
+from specdist.distillation.students import Student
+from specdist.distillation.training import CHECKPOINT_NAME, History, Task, train
+from specdist.job.activity import Activity
+from specdist.job.entry import on_rank0, rank0_first, run_rank
+from specdist.job.generate import generate_on_ranks, prompt_encoder
+from specdist.job.preflight import ModelPlan, open_run_prompts, plan_models, with_model_defaults
+from specdist.job.report import frozen_costs, total_stats
+from specdist.job.signals import EXIT_STOPPED, StopRequest
+from specdist.job.topology import Topology, broadcast_from_rank0
+from specdist.models.checkpoint import Checkpoint, open_checkpoint
+from specdist.models.sizes import model_size
+from specdist.sampling.distributions import SamplingSettings
+from specdist.utils.errors import UserError
+from specdist.utils.json_values import parse_object
+
+RECORD_NAME, PICTURE_NAME = "distillation.json", "distillation.png"
+NS_PER_S = 10**9
+
+logger = logging.getLogger(__name__)
+
+
+def run_distillation(config: DistillConfig, given: Collection[str] = ()) -> int:
+    """Run one rank of the job; rank 0's last line on stdout is a JSON document.
+
+    Returns the exit code: ``EXIT_STOPPED`` when it was stopped before its end, which the same command
+    continues.
+    """
+    _check_output(config)
+    generates = config.first is not None or config.go_on
+    frame = config.run_config() if generates else training_frame(config)
+    return run_rank(config, frame, partial(_run, given=given))
+
+
+def training_frame(config: DistillConfig) -> GenerateConfig:
+    """Options of a replica of any number of ranks, none of which has a role of its own."""
+    return GenerateConfig(
+        prompts=config.prompts,
+        output=config.output,
+        target=config.target,
+        tp_size=int(os.environ.get("WORLD_SIZE", "1")),
+        device=config.device,
+        cpu_affinity=config.cpu_affinity,
+        rank_timeout=config.rank_timeout,
+    )
+
+
+def _check_output(config: DistillConfig) -> None:
+    """A folder of this job, or none yet. Raises :class:`UserError`."""
+    folder = Path(config.new_draft)
+    if not folder.exists() or (folder / RECORD_NAME).is_file() or (folder / CHECKPOINT_NAME).is_file():
+        return
+    if any(folder.iterdir()):
+        raise UserError(
+            f"--new_draft {folder} is not empty, and not of an earlier distillation: give a new folder"
+        )
+
+
+def _run(
+    config: DistillConfig,
+    topology: Topology,
+    stop: StopRequest,
+    activity: Activity,
+    *,
+    given: Collection[str],
+) -> int:
+    run_config, folder = config.run_config(), Path(config.new_draft)
+    is_done = broadcast_from_rank0(topology, (folder / RECORD_NAME).is_file())
+    if config.first is not None and not is_done:
+        code = generate_on_ranks(run_config, topology, stop, activity, given=given, share=config.first)
+        if code:
+            return code
+        _free_memory()
+    document = None
+    if is_done:
+        logger.info("%s is complete: nothing to train", folder)
+        document = on_rank0(topology, lambda: parse_object((folder / RECORD_NAME).read_bytes()))
+    else:
+        distilled = _distil(config, topology, stop, activity, given)
+        if distilled is None:
+            return EXIT_STOPPED
+        document = distilled
+    if config.go_on:
+        _free_memory()
+        changed = config.run_config(draft=str(folder), draft_quantization=None)
+        code = generate_on_ranks(changed, topology, stop, activity, given={*given, "draft"})
+        if code:
+            return code
+    if topology.is_rank0:
+        print(json.dumps({**(document or {}), "new_draft": str(folder)}))  # noqa: T201 (the job's result)
+    return 0
+
+
+def _distil(
+    config: DistillConfig,
+    topology: Topology,
+    stop: StopRequest,
+    activity: Activity,
+    given: Collection[str],
+) -> dict[str, Any] | None:
+    """Train and write the draft; its record. None if it was stopped."""
+    models = rank0_first(topology, lambda: plan_models(config.run_config()))
+    run_config = rank0_first(topology, lambda: with_model_defaults(config.run_config(), models.target, given))
+    start = rank0_first(topology, lambda: _open_start(config, models))
+    activity.begin("reading the finished rows")
+    examples = broadcast_from_rank0(topology, on_rank0(topology, partial(_read, config, run_config, models)))
+    _log_beginning(config, run_config, examples, topology)
+    activity.begin("loading the models")
+    settings = SamplingSettings(
+        temperature=run_config.temperature,
+        top_k=run_config.top_k,
+        top_p=run_config.top_p,
+        is_coupled=run_config.acceptance == "gumbel",
+    )
+    student = open_student(config, models, start, settings, topology)
+    folder = Path(config.new_draft)
+    folder.mkdir(parents=True, exist_ok=True)
+    ratio = broadcast_from_rank0(topology, on_rank0(topology, partial(_cost_ratio, config, models, student)))
+    key = json.dumps(
+        [config.training_options(), start.fingerprint(), models.target.fingerprint(), examples.digest()]
+    )
+    task = Task(
+        config=config,
+        examples=examples,
+        topology=topology,
+        cost_ratio=ratio,
+        key=hashlib.sha256(key.encode()).hexdigest(),
+    )
+    activity.begin("training")
+    stop.defer_signals()
+    history = train(task, student, folder, lambda: stop.is_made)
+    if history is None:
+        if topology.is_rank0:
+            logger.info("stopped: start the same command again to go on after the last evaluation")
+        return None
+    return _finish(config, task, student, history) if topology.is_rank0 else {}
+
+
+def open_student(
+    config: DistillConfig,
+    models: ModelPlan,
+    start: Checkpoint,
+    settings: SamplingSettings,
+    topology: Topology,
+) -> Student:
+    """The draft to train, by ``--kind``. Raises :class:`UserError`."""
+    return ModelStudent(config, models, start, settings, topology.device)
+
+
+def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
+    """What the draft begins as."""
+    if config.layers is not None:
+        return models.target
+    assert config.draft is not None
+    return models.draft or open_checkpoint(
+        "--draft",
+        config.draft,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
+
+
+def _read(config: DistillConfig, run_config: GenerateConfig, models: ModelPlan) -> Examples:
+    output = storage_path(run_config.output, option="--output ", spool=run_config.spool)
+    folder = RunFolder(output)
+    _check_run(folder, models)
+    found = read_examples(
+        folder,
+        open_run_prompts(run_config),
+        prompt_encoder(run_config, models),
+        max_sequences=config.max_sequences,
+        reads_logprobs=config.resolved_teacher == "recorded",
+    )
+    return split_examples(found, config.validation_share, config.seed)
+
+
+def _check_run(folder: RunFolder, models: ModelPlan) -> None:
+    """Completions of another target would teach the wrong distribution. Raises :class:`UserError`."""
+    if not folder.manifest_path.is_file():
+        raise UserError(
+            f"--output {folder.path} holds no run: generate one with jobs/generate.py, or give --first 0.05 "
+            "to generate its first rows here"
+        )
+    if folder.manifest.fingerprint.get("target") != models.target.fingerprint():
+        raise UserError(
+            f"--target {models.target.name} is not the model that wrote --output {folder.path}: name that "
+            "run's target"
+        )
+
+
+def _log_beginning(
+    config: DistillConfig, run_config: GenerateConfig, examples: Examples, topology: Topology
+) -> None:
+    if not topology.is_rank0:
+        return
+    if run_config.processes_logits or run_config.row_options:
+        logger.warning(
+            "acceptance is measured with the run's temperature, top-k and top-p alone, without penalties, "
+            "min-p, constraints and options of rows"
+        )
+    num_tokens = sum(len(example.completion_ids) for example in examples.training)
+    logger.info(
+        "%d completions (%d tokens) to train on, %d to evaluate with; teacher %s, loss %s",
+        len(examples.training),
+        num_tokens,
+        len(examples.held_out),
+        config.resolved_teacher,
+        config.resolved_loss,
+    )
+
+
+def _cost_ratio(config: DistillConfig, models: ModelPlan, student: Student) -> float:
+    """Time of a draft step over that of a target pass of one token per sequence."""
+    if config.cost_ratio is not None:
+        return config.cost_ratio
+    costs = frozen_costs(RunFolder(storage_path(config.output, option="--output ", spool=config.spool)))
+    if costs is not None and models.draft is not None:
+        num_rows = config.max_num_seqs
+        found = float(costs.draft.look_up(num_rows)) / float(costs.target.look_up(num_rows))
+        return found * student.num_parameters / _num_parameters(models.draft)
+    return student.num_parameters / _num_parameters(models.target)
+
+
+def _num_parameters(checkpoint: Checkpoint) -> int:
+    size = model_size(checkpoint.name, checkpoint.config, 1, trusts_code=checkpoint.trusts_code)
+    return int(size.num_parameters)
+
+
+def _finish(config: DistillConfig, task: Task, student: Student, history: History) -> dict[str, Any]:
+    """Write the folder for ``--draft``; the record last."""
+    folder = Path(config.new_draft)
+    student.save(folder)
+    draw_training(history, config.resolved_loss, folder / PICTURE_NAME)
+    before, after = history.prospects[0], history.prospects[history.best]
+    record = {
+        "kind": config.kind,
+        "target": config.target,
+        "start": f"the first {config.layers} layers of the target" if config.layers else config.draft,
+        "run": config.output,
+        "options": config.training_options(),
+        "num_training_sequences": len(task.examples.training),
+        "num_training_tokens": sum(len(example.completion_ids) for example in task.examples.training),
+        "num_held_out_sequences": len(task.examples.held_out),
+        "num_held_out_tokens": sum(len(example.completion_ids) for example in task.examples.held_out),
+        "cost_ratio": task.cost_ratio,
+        "before": dataclasses.asdict(before),
+        "after": dataclasses.asdict(after),
+        "steps": history.steps[history.best],
+        "seconds": history.seconds[-1],
+        "rest": _rest(config, before.speed_up, after.speed_up),
+    }
+    write_json(folder / RECORD_NAME, record | {"history": history.to_json()})
+    (folder / CHECKPOINT_NAME).unlink(missing_ok=True)
+    _log_end(config, record, before.acceptance, after.acceptance)
+    return record
+
+
+def _rest(config: DistillConfig, before: float, after: float) -> dict[str, Any]:
+    """What the new draft saves on the rows that are left: predicted, from the time of those that are done."""
+    folder = RunFolder(storage_path(config.output, option="--output ", spool=config.spool))
+    plan, num_samples = folder.plan()
+    total = total_stats(folder)
+    num_left = plan.num_rows * num_samples - total.num_completions
+    found: dict[str, Any] = {"num_completions": num_left, "time_ratio": before / after}
+    if total.num_completions:
+        seconds = total.wall_ns / NS_PER_S / total.num_completions * num_left
+        found |= {"seconds_before": seconds, "seconds_after": seconds * before / after}
+    return found
+
+
+def _log_end(config: DistillConfig, record: dict[str, Any], before: float, after: float) -> None:
+    rest = record["rest"]
+    logger.info(
+        "acceptance on held-out rows %.3f -> %.3f, tokens per target pass %.2f -> %.2f, predicted speed-up "
+        "over plain decoding %.2f -> %.2f",
+        before, after, record["before"]["tokens_per_pass"], record["after"]["tokens_per_pass"],
+        record["before"]["speed_up"], record["after"]["speed_up"],
+    )  # fmt: skip
+    if rest["num_completions"]:
+        logger.info(
+            "the %d completions that are left take %.0f%% of the time that they would take with the draft "
+            "as it was: give the run --draft %s",
+            rest["num_completions"], 100 * rest["time_ratio"], config.new_draft,
+        )  # fmt: skip
+
+
+def _free_memory() -> None:
+    """Of models that are no longer used."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
