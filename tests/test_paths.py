@@ -27,7 +27,8 @@ from specdist.utils.errors import UserError
 from tests.ranks import REPOSITORY
 
 CONFIGS: list[Any] = [BenchmarkConfig, CollectConfig, DistillConfig, EmulationConfig, EvaluateConfig,
-                      GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig, TuneConfig]  # fmt: skip
+                      GenerateConfig, PairConfig, PlanConfig, SyntheticConfig, TrainConfig,
+                      TuneConfig]  # fmt: skip
 # Not paths themselves, though their help speaks of files.
 NOT_PATHS = {"emulate", "lm_eval_export"}
 RUN = ["--prompts", "p.jsonl", "--output", "out", "--target", "model"]
