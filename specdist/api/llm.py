@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from specdist.config.generate import GenerateConfig
 from specdist.config.groups import CompletionOptions
 from specdist.data import RowError
-from specdist.engine.request import Completion, FinishReason, Request, TokenLogprobs
+from specdist.engine.request import Completion, FinishReason, PromptLogprobs, Request, TokenLogprobs
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.job.preflight import plan_models
@@ -62,6 +62,7 @@ class GeneratedText:
         num_spec_steps: target passes with draft tokens of this sequence.
         num_draft_tokens, num_accepted_draft_tokens: drafted candidates, and the accepted ones.
         logprobs: of every token, with ``SamplingOptions(logprobs=N)``; otherwise None.
+        prompt_logprobs: of every token of the prompt, with ``SamplingOptions(prompt_logprobs=N)``.
     """
 
     prompt_index: int
@@ -76,6 +77,7 @@ class GeneratedText:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class SpeculativeLLM:
@@ -239,4 +241,5 @@ def _result(completion: Completion) -> GeneratedText:
         num_draft_tokens=completion.num_draft_tokens,
         num_accepted_draft_tokens=completion.num_accepted_draft_tokens,
         logprobs=completion.logprobs,
+        prompt_logprobs=completion.prompt_logprobs,
     )

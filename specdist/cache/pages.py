@@ -65,15 +65,16 @@ class PageTable:
     def num_pages_for(self, length: int) -> int:
         return -(-length // self.page_size)
 
-    def open(self, slot: int, context_ids: list[int]) -> int:
+    def open(self, slot: int, context_ids: list[int], *, is_shared: bool = True) -> int:
         """Give ``slot`` to a new sequence and return how many leading tokens of its context are in shared
         pages.
 
-        At least the last token of the context is never shared, so that it is computed.
+        At least the last token of the context is never shared, so that it is computed; none is where
+        sharing is not wanted (``is_shared``).
         """
         assert self._slots[slot] is None, f"slot {slot} is in use"
         own = self._slots[slot] = _SlotPages(keys=self._page_keys(context_ids))
-        for key in own.keys[: (len(context_ids) - 1) // self.page_size]:
+        for key in own.keys[: (len(context_ids) - 1) // self.page_size] if is_shared else ():
             page = self._page_of_key.get(key)
             if page is None:
                 break

@@ -112,8 +112,19 @@ class LogprobOptions:
         "those of so many likeliest tokens",
     )
 
+    prompt_logprobs: int | None = option(
+        None,
+        help="write the prompts' token ids, the target's log-probability of each after those before it, and "
+        "those of so many likeliest tokens in its place; prompts then share no pages of the cache",
+    )
+
     def check_logprobs(self, *, is_exact: bool) -> None:
         """Raises :class:`UserError`."""
+        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
+            raise UserError(
+                f"--prompt_logprobs {self.prompt_logprobs} must not be negative; 0 = of the prompts' tokens "
+                "alone"
+            )
         if self.logprobs is None:
             return
         if self.logprobs < 0:

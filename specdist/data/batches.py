@@ -40,9 +40,9 @@ IGNORED = frozenset(
 # Fields that are honoured elsewhere, and values that ask for nothing.
 READ = frozenset(
     ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "n", "logprobs",
-     "top_logprobs", "chat_template_kwargs"]
+     "top_logprobs", "prompt_logprobs", "echo", "chat_template_kwargs"]
 )  # fmt: skip
-NEUTRAL: Mapping[str, Any] = {"stream": False, "echo": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
+NEUTRAL: Mapping[str, Any] = {"stream": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
 REMEDIES = {"logit_bias": "the same for all rows is --logit_bias", "stream": "a batch has no streams"}
 
 
@@ -65,7 +65,8 @@ class Batch:
         table: the rows, with the columns ``options`` and ``constraint`` if any row has some.
         reasons: why rows cannot be used, by row number.
         num_samples: of every row (``n``).
-        num_logprobs: likeliest tokens to write, the most of any row; None if no row asks for any.
+        num_logprobs, num_prompt_logprobs: likeliest tokens to write, the most of any row; None if no row asks
+            for any.
     """
 
     table: pa.Table
@@ -73,6 +74,7 @@ class Batch:
     reasons: Mapping[int, str]
     num_samples: int
     num_logprobs: int | None
+    num_prompt_logprobs: int | None = None
 
 
 def is_batch(files: Sequence[Path]) -> bool:
@@ -97,6 +99,7 @@ def read_batch(files: Sequence[Path]) -> Batch:
     common: dict[str, tuple[Any, str]] = {}
     known: set[str] = set()
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     for path in files:
         for chunk in json_chunks(path):
             for line, row in zip(chunk.lines, chunk.rows, strict=True):
@@ -116,7 +119,9 @@ def read_batch(files: Sequence[Path]) -> Batch:
                     text = _body_text(body)
                     own, constraint, asked = _asked(row)
                     prompt_of_body(body, is_chat=row["url"] == CHAT_URL)
-                    num_logprobs = asked if num_logprobs is None else max(num_logprobs, asked or 0)
+                    num_logprobs = _most(num_logprobs, asked)
+                    of_prompt = num_prompt_logprobs_of(body, is_chat=row["url"] == CHAT_URL)
+                    num_prompt_logprobs = _most(num_prompt_logprobs, of_prompt)
                 except _Unusable as error:
                     reasons[len(options)] = str(error)
                 for name, value in {**row, BODY: text}.items():
@@ -130,7 +135,12 @@ def read_batch(files: Sequence[Path]) -> Batch:
         reasons=reasons,
         num_samples=common["n"][0],
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
+
+
+def _most(first: int | None, second: int | None) -> int | None:
+    return max((number for number in (first, second) if number is not None), default=None)
 
 
 def _check_request(place: str, row: Mapping[str, Any], known: set[str]) -> None:
@@ -241,6 +251,19 @@ def num_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
     if not is_number or (is_chat and asked is not True):
         raise _Unusable("body.logprobs and body.top_logprobs do not say how many log-probabilities to write")
     return int(number)
+
+
+def num_prompt_logprobs_of(body: Mapping[str, Any], *, is_chat: bool) -> int | None:
+    """The same of the prompt's tokens: by ``prompt_logprobs``, which is vLLM's, or by ``echo``."""
+    asked, echo = body.get("prompt_logprobs"), body.get("echo") or False
+    if not isinstance(echo, bool) or (echo and is_chat):
+        raise _Unusable("body.echo must be true or false, and is for /v1/completions alone")
+    of_echo = num_logprobs_of(body, is_chat=is_chat) if echo else None
+    if asked is None:
+        return of_echo
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 0 <= asked < MOST:
+        raise _Unusable("body.prompt_logprobs must be a whole number, 0 or more")
+    return _most(int(asked), of_echo)
 
 
 def prompt_of_body(body: Mapping[str, Any], *, is_chat: bool) -> str | Chat:

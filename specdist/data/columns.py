@@ -30,6 +30,12 @@ OPTIONAL_COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
         "top_logprob_ids": pa.list_(pa.list_(pa.int32())),
         "top_logprobs": pa.list_(pa.list_(pa.float32())),
     },
+    "prompt_logprobs": {
+        "prompt_ids": pa.list_(pa.int32()),
+        "prompt_logprobs": pa.list_(pa.float32()),
+        "top_prompt_logprob_ids": pa.list_(pa.list_(pa.int32())),
+        "top_prompt_logprobs": pa.list_(pa.list_(pa.float32())),
+    },
     "split_thinking": {"completion_thinking": pa.string(), "completion_answer": pa.string()},
 }
 

@@ -48,6 +48,10 @@ class RowResult:
     processed_logprobs: Sequence[float] | None = None
     top_logprob_ids: Sequence[Sequence[int]] | None = None
     top_logprobs: Sequence[Sequence[float]] | None = None
+    prompt_ids: Sequence[int] | None = None
+    prompt_logprobs: Sequence[float | None] | None = None
+    top_prompt_logprob_ids: Sequence[Sequence[int] | None] | None = None
+    top_prompt_logprobs: Sequence[Sequence[float] | None] | None = None
     completion_thinking: str | None = None
     completion_answer: str | None = None
 

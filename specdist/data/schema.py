@@ -41,6 +41,12 @@ COLUMNS = {
     "top_logprob_ids": "with `--logprobs N`: for every token, the ids of the N likeliest before processing, "
     "likeliest first",
     "top_logprobs": "with `--logprobs N`: their log-probabilities",
+    "prompt_ids": "with `--prompt_logprobs`: token ids of the prompt",
+    "prompt_logprobs": "with `--prompt_logprobs`: the target's log-probability of every token of "
+    "`prompt_ids` after those before it; null for the first",
+    "top_prompt_logprob_ids": "with `--prompt_logprobs N`: for every token but the first, the ids of the N "
+    "likeliest in its place, likeliest first",
+    "top_prompt_logprobs": "with `--prompt_logprobs N`: their log-probabilities",
     "completion_thinking": "with `--split_thinking` or `--max_thinking_tokens`: the text before the end of "
     "thinking, without the markers; null if the completion has no thinking",
     "completion_answer": "and the text after it; empty if a limit was reached before",

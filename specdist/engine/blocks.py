@@ -169,6 +169,22 @@ def _joined(batches: list[FlatBatch]) -> FlatBatch:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class PromptTokens:
+    """Tokens of prompts whose log-probabilities are wanted.
+
+    Attributes:
+        indices_P: of the tokens before them, among the batch's.
+        token_ids_P: what they are.
+    """
+
+    indices_P: np.ndarray
+    token_ids_P: np.ndarray
+
+
+NO_PROMPT_TOKENS = PromptTokens(*np.zeros((2, 0), np.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifyInput:
     """A pass: the batch, the tokens whose logits are wanted, and the candidates that these logits verify.
@@ -184,8 +200,16 @@ class VerifyInput:
     logits_indices_N: np.ndarray
     stream_keys_N: np.ndarray
     target_logits_indices_C: np.ndarray
-    # Sent by itself, where logits are processed.
+    # Sent by themselves, where logits are processed, and where prompts are scored.
     opened: OpenedSequences = not_sent(NOTHING_OPENED)
+    prompts: PromptTokens = not_sent(NO_PROMPT_TOKENS)
+
+    @property
+    def run_indices(self) -> np.ndarray:
+        """Of all tokens whose logits a pass computes, those of prompts last."""
+        if not len(self.prompts.indices_P):
+            return self.logits_indices_N
+        return np.concatenate([self.logits_indices_N, self.prompts.indices_P])
 
     @property
     def positions_N(self) -> np.ndarray:

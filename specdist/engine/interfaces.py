@@ -51,6 +51,10 @@ class VerifyOutput(Protocol):
         """Of tokens at these of the N positions, until the next pass: if log-probabilities are wanted."""
         ...
 
+    def prompt_logprobs(self) -> Logprobs:
+        """Of the tokens of prompts that were asked for, at least one."""
+        ...
+
 
 class Target(Protocol):
     """Runs passes of the target model."""

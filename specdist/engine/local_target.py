@@ -62,6 +62,10 @@ class FullDistributions:
         assert self.scores is not None
         return self.scores.logprobs(index_M, token_ids_M)
 
+    def prompt_logprobs(self) -> Logprobs:
+        assert self.scores is not None
+        return self.scores.prompt_logprobs()
+
     def candidate_probabilities(self) -> np.ndarray:
         given, asked = self.distributions_N, self.verify_input
         index_C, ids_C = asked.target_logits_indices_C, asked.candidate_ids_C
@@ -104,15 +108,19 @@ class LocalTarget:
         self._runner.update_pages(updates)
         # What is asked of the logits of a pass is computed before the next one.
         self._runner.reuses_logits = True
-        logits_NV = self._runner.forward(verify_input.batch, verify_input.logits_indices_N)
-        logits_NV = logits_NV[:, : self._vocab_size]
+        logits_RV = self._runner.forward(verify_input.batch, verify_input.run_indices)
+        num_logits = len(verify_input.logits_indices_N)
+        logits_NV, prompt_logits_PV = logits_RV[:, : self._vocab_size].tensor_split([num_logits])
         processed = Processed(logits_NV, None)
         if self._pipeline is not None:
             asked = self._pipeline.asked_of(verify_input)
             processed = self._pipeline.process(logits_NV, asked, self._pipeline.masks(asked))
         settings, scores = self._settings, None
-        if settings.num_logprobs is not None:
-            scores = WholeLogits(logits_NV, processed.scores_Nv, settings, processed.filters)
+        if settings.num_logprobs is not None or len(prompt_logits_PV):
+            ids_P = verify_input.prompts.token_ids_P
+            scores = WholeLogits(
+                logits_NV, processed.scores_Nv, settings, processed.filters, prompt_logits_PV, ids_P
+            )
         return FullDistributions.of(
             processed.scores_Nv, settings, verify_input, processed.filters, scores=scores
         )

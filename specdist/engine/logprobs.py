@@ -1,8 +1,11 @@
-"""Log-probabilities of emitted tokens: asked of the target after its pass, kept until a sequence ends.
+"""Log-probabilities of emitted tokens and of prompts: asked of the target after its pass, kept until a
+sequence ends.
 
 They are kept by position. A sequence that was preempted emits the same tokens again, in the same places.
+Pages of the cache have no logits, so a prompt that is to be scored is run as a whole, once: until then its
+sequence shares no pages.
 
-M tokens, N positions of a pass, V vocabulary.
+M tokens, N positions of a pass, P tokens of prompts, L of one, K likeliest, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,10 +17,18 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from specdist.engine.request import Completion, TokenLogprobs
+from specdist.engine.blocks import NO_PROMPT_TOKENS, PromptTokens
+from specdist.engine.request import Completion, PromptLogprobs, TokenLogprobs
+from specdist.engine.scheduler import Chunk
 from specdist.engine.sequence import Sequence
 from specdist.sampling.distributions import SamplingSettings
-from specdist.sampling.logprobs import Logprobs, merged_logprobs, partial_scores, processed_logprobs
+from specdist.sampling.logprobs import (
+    Logprobs,
+    merged_logprobs,
+    partial_prompt_scores,
+    partial_scores,
+    processed_logprobs,
+)
 from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
 
@@ -29,6 +40,10 @@ class ScoresTokens(Protocol):
         """Of tokens at these of the N positions. All ranks of the target may have to take part."""
         ...
 
+    def prompt_logprobs(self) -> Logprobs:
+        """Of the pass's tokens of prompts."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class WholeLogits:
@@ -38,6 +53,14 @@ class WholeLogits:
     scores_NV: Tensor
     settings: SamplingSettings
     filters: RowFilters | None
+    prompt_logits_PV: Tensor
+    prompt_ids_P: np.ndarray
+
+    def prompt_logprobs(self) -> Logprobs:
+        logits_PV, num_top = self.prompt_logits_PV, self.settings.num_prompt_logprobs or 0
+        (ids_P,) = upload(logits_PV.device, self.prompt_ids_P)
+        packed_PC = partial_prompt_scores(logits_PV, range(logits_PV.shape[1]), ids_P, num_top)
+        return merged_logprobs(packed_PC[None], num_top)
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
         places_M, ids_M = upload(self.logits_NV.device, index_M, token_ids_M)
@@ -49,10 +72,36 @@ class WholeLogits:
         return merged_logprobs(packed_MC[None], num_top, processed_MV.gather(1, ids_M[:, None])[:, 0])
 
 
-class LogprobBook:
-    """Of all tokens that the running sequences have emitted."""
+class _PromptScores:
+    """Of one prompt of L tokens, of which the first has no probability."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_tokens: int, num_top: int) -> None:
+        self.raw_L = np.full(num_tokens, np.nan, np.float32)
+        self.top_ids_LK = np.zeros((num_tokens, num_top), np.int32)
+        self.top_raw_LK = np.zeros((num_tokens, num_top), np.float32)
+
+    def note(self, places: slice, found: Logprobs, own: slice) -> None:
+        self.raw_L[places] = found.raw_M[own]
+        self.top_ids_LK[places], self.top_raw_LK[places] = found.top_ids_MK[own], found.top_raw_MK[own]
+
+    def completed(self) -> PromptLogprobs:
+        assert not np.isnan(self.raw_L[1:]).any()
+        return PromptLogprobs(
+            raw=[None, *self.raw_L[1:].tolist()],
+            top_ids=[None, *self.top_ids_LK[1:].tolist()],
+            top_raw=[None, *self.top_raw_LK[1:].tolist()],
+        )
+
+
+class LogprobBook:
+    """Of all tokens that the running sequences have emitted, and of their prompts."""
+
+    def __init__(self, settings: SamplingSettings) -> None:
+        self._notes_emitted = settings.num_logprobs is not None
+        self._num_prompt_top = settings.num_prompt_logprobs
+        # By the sequences' order of admission; of this pass, parts of prompts and the places of their tokens.
+        self._prompts: dict[int, _PromptScores] = {}
+        self._asked: list[tuple[Sequence, _PromptScores, slice]] = []
         # By the sequences' order of admission, and by position.
         self._of: dict[int, dict[int, tuple[float, float, list[int], list[float]]]] = defaultdict(dict)
 
@@ -65,7 +114,7 @@ class LogprobBook:
         token_ids_M: np.ndarray,
     ) -> None:
         """Tokens at these positions of their sequences, whose logits are at this index of the pass."""
-        if not len(orders_M):
+        if not len(orders_M) or not self._notes_emitted:
             return
         found = scores.logprobs(index_M, token_ids_M)
         columns = found.raw_M, found.processed_M, found.top_ids_MK, found.top_raw_MK
@@ -73,10 +122,50 @@ class LogprobBook:
         for order, position, line in zip(orders_M, positions_M, lines, strict=True):
             self._of[order][position] = line
 
+    def prompt_tokens(self, chunks: list[Chunk], first: int) -> PromptTokens:
+        """Those of a pass that are to be scored, of prompts that are not known; the chunks begin at index
+        ``first`` of its tokens."""
+        self._asked = []
+        indices, token_ids = [], []
+        for chunk in chunks if self._num_prompt_top is not None else ():
+            sequence, size = chunk.sequence, chunk.end - chunk.begin
+            if sequence.runs_whole_prompt:
+                # The logits of a token are those of the token after it.
+                end = min(chunk.end + 1, sequence.num_prompt_tokens)
+                scores = self._prompts.setdefault(
+                    sequence.order, _PromptScores(sequence.num_prompt_tokens, self._num_prompt_top or 0)
+                )
+                self._asked.append((sequence, scores, slice(chunk.begin + 1, end)))
+                indices.append(np.arange(first, first + end - chunk.begin - 1))
+                token_ids += sequence.token_ids[chunk.begin + 1 : end]
+            first += size
+        if not token_ids:
+            return NO_PROMPT_TOKENS
+        return PromptTokens(np.concatenate(indices), np.array(token_ids, np.int64))
+
+    def note_prompts(self, scores: ScoresTokens) -> None:
+        """Once the pass has run."""
+        found, begin = None, 0
+        for sequence, prompt, places in self._asked:
+            # Only now: of a pass that has failed, nothing is known.
+            sequence.runs_whole_prompt = places.stop < sequence.num_prompt_tokens
+            size = places.stop - places.start
+            if size:
+                found = found or scores.prompt_logprobs()
+                prompt.note(places, found, slice(begin, begin + size))
+            begin += size
+
     def completed(self, sequence: Sequence) -> Completion:
         """With the log-probabilities of all its tokens, unless it has an error."""
         completion, known = sequence.completion(), self._of.pop(sequence.order, {})
+        prompt = self._prompts.pop(sequence.order, None)
         if completion.error is not None:
+            return completion
+        if self._num_prompt_top is not None:
+            # Of one token there is nothing to run for.
+            prompt = prompt or _PromptScores(sequence.num_prompt_tokens, self._num_prompt_top)
+            completion = dataclasses.replace(completion, prompt_logprobs=prompt.completed())
+        if not self._notes_emitted:
             return completion
         first = sequence.num_prompt_tokens
         lines = [known[position] for position in range(first, first + len(completion.token_ids))]

@@ -48,6 +48,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptLogprobs:
+    """Of every token of a prompt, as far as the target's own distribution goes; None of the first."""
+
+    raw: list[float | None]
+    top_ids: list[list[int] | None]
+    top_raw: list[list[float] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Completion:
     """A finished request.
 
@@ -64,4 +73,5 @@ class Completion:
     num_accepted_draft_tokens: int
     trace: tuple[TracedToken, ...] = ()
     logprobs: TokenLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     error: str | None = None

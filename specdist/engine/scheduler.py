@@ -52,8 +52,16 @@ class RoundPlan:
 class Scheduler:
     """Holds the waiting and the running sequences, in admission order."""
 
-    def __init__(self, settings: SchedulerSettings, pages: PageTable, requests: Requests) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pages: PageTable,
+        requests: Requests,
+        *,
+        scores_prompts: bool = False,
+    ) -> None:
         self.settings = settings
+        self._scores_prompts = scores_prompts
         self._pages = pages
         self._requests = requests
         self.waiting: deque[Sequence] = deque()
@@ -155,7 +163,7 @@ class Scheduler:
         if not self.waiting:
             return None
         sequence, slot = self.waiting[0], self._free_slots[-1]
-        num_shared = self._pages.open(slot, sequence.token_ids)
+        num_shared = self._pages.open(slot, sequence.token_ids, is_shared=not sequence.runs_whole_prompt)
         reach = self.settings.max_draft_tokens + 1 + self.settings.num_ahead_tokens
         spare = (len(self.running) + 1) * (self._pages.num_pages_for(reach) + 1) if self.running else 0
         length = min(len(sequence.token_ids) + self.settings.num_ahead_tokens, sequence.max_length)
@@ -178,6 +186,7 @@ class Scheduler:
             stream_key=stream_key(seed, request.row_id, request.sample_index),
             max_length=min(len(request.prompt_ids) + limit, self.settings.max_seq_len),
             token_ids=list(request.prompt_ids),
+            runs_whole_prompt=self._scores_prompts and len(request.prompt_ids) > 1,
         )
 
     def _next_chunk(self, sequence: Sequence, budget: int) -> Chunk:

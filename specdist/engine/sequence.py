@@ -44,6 +44,7 @@ class Sequence:
         num_shared: leading tokens whose pages it shared when it was admitted.
         num_prefilled, context_length: how much of its context (the prompt, or everything committed before a
             preemption) has been run.
+        runs_whole_prompt: its prompt is to be scored, and is not yet: it shares no pages.
         num_reserved: tokens that its pages have room for.
         num_candidates, num_accepted: of the last pass, whose next token is still to be sampled.
         forced_next_token, num_redraft: of a preempted sequence, the next token, which was sampled already,
@@ -60,6 +61,7 @@ class Sequence:
     counters: Counters = NOTHING_COUNTED
     slot: int = -1
     num_shared: int = 0
+    runs_whole_prompt: bool = False
     num_prefilled: int = 0
     num_reserved: int = 0
     context_length: int = 0

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from specdist.cache.pages import PageUpdates
-from specdist.engine.blocks import Block, NewBlocks, VerifyInput, flat_batch
+from specdist.engine.blocks import NO_PROMPT_TOKENS, Block, NewBlocks, VerifyInput, flat_batch
 from specdist.engine.interfaces import Target, VerifyOutput
 from specdist.engine.logprobs import LogprobBook, ScoresTokens
 from specdist.engine.opened import OpenedSequences
@@ -103,6 +103,7 @@ class Verifier:
             # All logits of a block but the last verify the candidate after their token.
             target_logits_indices_C=np.repeat(starts_R, num_logits_R - 1) + arange_segments(num_logits_R - 1),
             opened=opened,
+            prompts=self._book.prompt_tokens(chunks, lengths_R.sum()) if self._book else NO_PROMPT_TOKENS,
         )
         verify_output = self._target.forward(page_updates, verify_input)
         self._next_index_of = {sequence.order: index for index, sequence in enumerate(sequences)}
@@ -116,6 +117,7 @@ class Verifier:
             if self._book is not None:
                 self._scores, self._next_index_W = verify_output, index_W
                 self._book.note(verify_output, *_accepted_tokens(verified, starts_R))
+                self._book.note_prompts(verify_output)
             return verified
 
         return verified_blocks

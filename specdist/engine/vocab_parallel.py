@@ -37,7 +37,13 @@ from specdist.sampling.distributions import (
     distributions_from_logits,
 )
 from specdist.sampling.filters import tempered
-from specdist.sampling.logprobs import Logprobs, merged_logprobs, partial_scores, processed_logprobs
+from specdist.sampling.logprobs import (
+    Logprobs,
+    merged_logprobs,
+    partial_prompt_scores,
+    partial_scores,
+    processed_logprobs,
+)
 from specdist.sampling.processors import MASK_BITS
 from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.uploads import upload
@@ -54,6 +60,8 @@ from specdist.sampling.vocab_parallel import (
 )
 
 NO_NEXT_TOKEN = -1
+# Asks for the log-probabilities of prompts' tokens, which all ranks know.
+PROMPTS = np.zeros(1, np.int64)
 
 
 class VocabParallelVerifier:
@@ -78,10 +86,11 @@ class VocabParallelVerifier:
         self._logits_Nv = torch.empty(0)
         self._filters: RowFilters | None = None
         # And where log-probabilities are wanted: the logits as the model gave them, what is drawn from, and
-        # with top-p, on rank 0, its whole logits. ``tell``: calls the others to :meth:`serve_logprobs`.
-        self._raw_Nv = self._scored_Nv = torch.empty(0)
+        # with top-p, on rank 0, its whole logits. ``tell``: calls the others to :meth:`serve_scores`.
+        self._raw_Nv = self._scored_Nv = self._prompt_Pv = torch.empty(0)
+        self._prompt_ids_P = np.zeros(0, np.int64)
         self._whole_NV: Tensor | None = None
-        self.tell: Callable[[np.ndarray, np.ndarray], object] = lambda index_M, token_ids_M: None
+        self.tell: Callable[[list[np.ndarray]], object] = lambda asked: None
         self._has_top_p = settings.top_p < 1 and not settings.is_greedy
 
     @property
@@ -90,17 +99,20 @@ class VocabParallelVerifier:
         probabilities."""
         return self._settings.is_random and not self._has_top_p
 
-    def verify(self, logits_Nv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
-        """Rank 0's verify output of a pass. None on the other ranks, which then call
+    def verify(self, logits_Rv: Tensor, verify_input: VerifyInput) -> VerifyOutput | None:
+        """Rank 0's verify output of a pass, given all its logits. None on the other ranks, which then call
         :meth:`serve_next_distributions`."""
-        settings = self._settings
+        settings, num_logits = self._settings, len(verify_input.logits_indices_N)
+        logits_Nv, self._prompt_Pv = logits_Rv.tensor_split([num_logits])
+        self._prompt_ids_P = verify_input.prompts.token_ids_P
         self._raw_Nv = logits_Nv
         if self._pipeline is not None:
             logits_Nv = self._processed(self._pipeline, logits_Nv, verify_input)
         self._logits_Nv = self._scored_Nv = logits_Nv
         if not len(logits_Nv):
             # No logits are wanted, and nothing is exchanged.
-            return FullDistributions.of(logits_Nv.new_empty(0, self._vocab_size), settings, verify_input)
+            nothing_NV = logits_Nv.new_empty(0, self._vocab_size)
+            return FullDistributions.of(nothing_NV, settings, verify_input, scores=self)
         if self._fetches_distributions:
             return self._verify_by_rejection(logits_Nv, verify_input)
         if self._has_top_p:
@@ -130,8 +142,8 @@ class VocabParallelVerifier:
         return processed.scores_Nv
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
-        """On rank 0, of tokens at these of the N positions; the others run :meth:`serve_logprobs`."""
-        self.tell(index_M, token_ids_M)
+        """On rank 0, of tokens at these of the N positions; the others run :meth:`serve_scores`."""
+        self.tell([index_M, token_ids_M])
         places_M, ids_M = upload(self._raw_Nv.device, index_M, token_ids_M)
         processed_M: Tensor | None = None
         if self._has_top_p:
@@ -143,9 +155,24 @@ class VocabParallelVerifier:
         assert packed_SMC is not None
         return merged_logprobs(packed_SMC, self._settings.num_logprobs or 0, processed_M)
 
-    def serve_logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> None:
-        """On the other ranks."""
-        self._collectives.gather(self._partial_scores(*upload(self._raw_Nv.device, index_M, token_ids_M)))
+    def prompt_logprobs(self) -> Logprobs:
+        """On rank 0, as :meth:`logprobs`."""
+        self.tell([PROMPTS])
+        packed_SPC = self._collectives.gather(self._prompt_scores())
+        assert packed_SPC is not None
+        return merged_logprobs(packed_SPC, self._settings.num_prompt_logprobs or 0)
+
+    def serve_scores(self, asked: list[np.ndarray]) -> None:
+        """On the other ranks: of emitted tokens, or of the prompts'."""
+        if len(asked) == 1:
+            self._collectives.gather(self._prompt_scores())
+        else:
+            self._collectives.gather(self._partial_scores(*upload(self._raw_Nv.device, *asked)))
+
+    def _prompt_scores(self) -> Tensor:
+        (ids_P,) = upload(self._prompt_Pv.device, self._prompt_ids_P)
+        num_top = self._settings.num_prompt_logprobs or 0
+        return partial_prompt_scores(self._prompt_Pv, self._ids, ids_P, num_top)
 
     def _partial_scores(self, places_M: Tensor, ids_M: Tensor) -> Tensor:
         raw_Mv, scored_Mv = self._raw_Nv[places_M], self._scored_Nv[places_M]
@@ -248,6 +275,9 @@ class _RejectionOutput:
 
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
         return self.vocabulary.logprobs(index_M, token_ids_M)
+
+    def prompt_logprobs(self) -> Logprobs:
+        return self.vocabulary.prompt_logprobs()
 
     def candidate_probabilities(self) -> np.ndarray:
         return np.asarray(self.probabilities_C.cpu().numpy())

@@ -126,11 +126,14 @@ def target_limits(
     """The largest target pass: chunks of prompts and verification blocks fill it up to
     ``max_num_batched_tokens``."""
     batch = limits.scheduling
+    num_logits = batch.num_slots * (batch.max_draft_tokens + 1)
+    if sampling.scores_prompts:
+        num_logits = batch.max_num_batched_tokens
     # The distributions of the next tokens are kept until the next round.
     num_kept = batch.num_slots if decides and sampling.next_distributions == "rejection" else 0
     return PassLimits(
         num_tokens=batch.max_num_batched_tokens,
-        num_logits=min(batch.max_num_batched_tokens, batch.num_slots * (batch.max_draft_tokens + 1)),
+        num_logits=min(batch.max_num_batched_tokens, num_logits),
         num_seqs=batch.num_slots,
         max_seq_len=batch.max_seq_len,
         num_kept=num_kept,
@@ -163,9 +166,11 @@ def draft_limits(limits: BatchLimits, sampling: Sampling, *, has_kernel: bool = 
 def sampling_of(config: GenerateConfig) -> Sampling:
     """The run's sampling, as far as memory depends on it."""
     if config.is_greedy:
-        return Sampling(next_distributions="greedy")
+        return Sampling(next_distributions="greedy", scores_prompts=config.prompt_logprobs is not None)
     return Sampling(
-        next_distributions=config.acceptance, has_top_p=config.top_p < 1 or config.processes_logits
+        next_distributions=config.acceptance,
+        has_top_p=config.top_p < 1 or config.processes_logits,
+        scores_prompts=config.prompt_logprobs is not None,
     )
 
 

@@ -71,7 +71,8 @@ def _processing_fingerprint(config: GenerateConfig) -> dict[str, Any]:
     values = {name: getattr(config, name) for name in neutral}
     found = {name: value for name, value in values.items() if value and value != neutral[name]}
     # Rows that were generated without them cannot get them later.
-    return found if config.logprobs is None else {**found, "logprobs": config.logprobs}
+    written = {name: getattr(config, name) for name in ("logprobs", "prompt_logprobs")}
+    return found | {name: value for name, value in written.items() if value is not None}
 
 
 def _head_fingerprint(config: GenerateConfig, head: DraftHead | None) -> dict[str, Any]:

@@ -29,7 +29,10 @@ REQUESTS_PER_PIECE = 256
 NEEDED = (
     "completion", "completion_ids", "finish_reason", "error", "num_prompt_tokens", "num_completion_tokens",
 )  # fmt: skip
-OPTIONAL = ("logprobs", "top_logprob_ids", "top_logprobs", "completion_thinking", "completion_answer")
+OPTIONAL = (
+    "logprobs", "top_logprob_ids", "top_logprobs", "prompt", "prompt_ids", "prompt_logprobs",
+    "top_prompt_logprob_ids", "top_prompt_logprobs", "completion_thinking", "completion_answer",
+)  # fmt: skip
 
 
 def write_results(folder: RunFolder, output: Path, *, overwrite: bool = False) -> int:
@@ -103,7 +106,11 @@ class _Results:
 
     def _answer(self, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
         is_chat = rows[0]["url"] == CHAT_URL
-        num_logprobs = num_logprobs_of(json.loads(rows[0]["body"]), is_chat=is_chat)
+        asked = json.loads(rows[0]["body"])
+        num_logprobs = num_logprobs_of(asked, is_chat=is_chat)
+        num_of_prompt = asked.get("prompt_logprobs")
+        if asked.get("echo"):
+            rows = [_echoed(row) for row in rows]
         num_prompt = rows[0]["num_prompt_tokens"]
         num_completion = sum(row["num_completion_tokens"] for row in rows)
         return {
@@ -117,6 +124,7 @@ class _Results:
                     **_text(row, is_chat=is_chat),
                     "finish_reason": row["finish_reason"],
                     "logprobs": None if num_logprobs is None else self._logprobs(row, num_logprobs, is_chat),
+                    **({} if num_of_prompt is None else self._of_prompt(row, num_of_prompt)),
                 }
                 for index, row in enumerate(rows)
             ],
@@ -133,13 +141,13 @@ class _Results:
         if row["finish_reason"] == "stop" and ids and self._is_special(ids[-1]):
             ids, values = ids[:-1], values[:-1]
         top = [
-            list(zip(top_ids[:num_top], found[:num_top], strict=True))
+            None if top_ids is None else list(zip(top_ids[:num_top], found[:num_top], strict=True))
             for top_ids, found in zip(row["top_logprob_ids"], row["top_logprobs"], strict=True)
         ][: len(ids)]
         if is_chat:
             return {
                 "content": [
-                    {**self._token(*item), "top_logprobs": [self._token(*other) for other in others]}
+                    {**self._token(*item), "top_logprobs": [self._token(*other) for other in others or ()]}
                     for item, others in zip(zip(ids, values, strict=True), top, strict=True)
                 ]
             }
@@ -148,9 +156,33 @@ class _Results:
             "tokens": [self._token_text(token_id) for token_id in ids],
             "token_logprobs": values,
             "top_logprobs": [
-                {self._token_text(token_id): value for token_id, value in others} for others in top
+                None if others is None else {self._token_text(token_id): value for token_id, value in others}
+                for others in top
             ],
         }
+
+    def _of_prompt(self, row: Mapping[str, Any], num_top: int) -> dict[str, Any]:
+        """As vLLM writes them: of every token but the first, its own and the likeliest, by token id."""
+        lines = zip(
+            row["prompt_ids"],
+            row["prompt_logprobs"],
+            row["top_prompt_logprob_ids"],
+            row["top_prompt_logprobs"],
+            strict=True,
+        )
+        found: list[dict[str, Any] | None] = []
+        for token_id, value, top_ids, top in lines:
+            if value is None:
+                found.append(None)
+                continue
+            known = {token_id: value} | dict(zip(top_ids[:num_top], top[:num_top], strict=True))
+            found.append(
+                {
+                    str(each): {"logprob": logprob, "decoded_token": self._token_text(each)}
+                    for each, logprob in known.items()
+                }
+            )
+        return {"prompt_logprobs": found}
 
     def _offsets(self, ids: list[int]) -> list[int]:
         """Where each token begins in the text that all make. A token that is a part of a character begins
@@ -196,6 +228,20 @@ class _Results:
         if token_id not in self._texts:
             self._texts[token_id] = str(self._load().decode([token_id], clean_up_tokenization_spaces=False))
         return self._texts[token_id]
+
+
+def _echoed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """With the prompt before the completion, in its text and its log-probabilities."""
+    found = {**row, "completion": row["prompt"] + row["completion"]}
+    if row.get("prompt_ids") is not None and row.get("logprobs") is not None:
+        pairs = {
+            "completion_ids": "prompt_ids",
+            "logprobs": "prompt_logprobs",
+            "top_logprob_ids": "top_prompt_logprob_ids",
+            "top_logprobs": "top_prompt_logprobs",
+        }
+        found |= {name: [*row[of_prompt], *row[name]] for name, of_prompt in pairs.items()}
+    return found
 
 
 def _text(row: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:

@@ -18,6 +18,7 @@ def column_options(config: GenerateConfig) -> list[str]:
     """The options of the run that have columns of their own."""
     is_on = {
         "logprobs": config.logprobs is not None,
+        "prompt_logprobs": config.prompt_logprobs is not None,
         "split_thinking": config.splits_thinking,
     }
     return [option for option in OPTIONAL_COLUMNS if is_on[option]]

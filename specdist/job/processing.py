@@ -13,8 +13,9 @@ from specdist.utils.errors import UserError
 
 def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: int) -> SamplingSettings:
     """How tokens are drawn. Raises :class:`UserError` for tokens that the target has not."""
-    if (config.logprobs or 0) > vocab_size:
-        raise UserError(f"--logprobs {config.logprobs} is more than the {vocab_size} tokens that there are")
+    for name, value in (("logprobs", config.logprobs), ("prompt_logprobs", config.prompt_logprobs)):
+        if (value or 0) > vocab_size:
+            raise UserError(f"--{name} {value} is more than the {vocab_size} tokens that there are")
     is_coupled = config.acceptance == "gumbel"
     if not config.processes_logits:
         return SamplingSettings(
@@ -23,6 +24,7 @@ def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: in
             top_p=config.top_p,
             is_coupled=is_coupled,
             num_logprobs=config.logprobs,
+            num_prompt_logprobs=config.prompt_logprobs,
         )
     options = TokenOptions(**{name: getattr(config, name) for name in DISTRIBUTION_OPTIONS})
     bad_words = _bad_words(config.bad_words or [], target)
@@ -36,6 +38,7 @@ def sampling_settings(config: GenerateConfig, target: Checkpoint, vocab_size: in
         temperature=0.0 if config.is_greedy else config.temperature or 1.0,
         is_coupled=is_coupled,
         num_logprobs=config.logprobs,
+        num_prompt_logprobs=config.prompt_logprobs,
         processing=Processing(
             defaults=options,
             logit_bias=tuple(biases.items()),

@@ -56,15 +56,22 @@ def result_of(completion: Completion, thinking: ThinkingColumns | None = None) -
 
 def _logprobs(completion: Completion) -> dict[str, Any]:
     """By column; nothing without them."""
-    found = completion.logprobs
-    if found is None:
-        return {}
-    return {
-        "logprobs": found.raw,
-        "processed_logprobs": found.processed,
-        "top_logprob_ids": found.top_ids,
-        "top_logprobs": found.top_raw,
-    }
+    columns: dict[str, Any] = {}
+    if (found := completion.logprobs) is not None:
+        columns |= {
+            "logprobs": found.raw,
+            "processed_logprobs": found.processed,
+            "top_logprob_ids": found.top_ids,
+            "top_logprobs": found.top_raw,
+        }
+    if (prompt := completion.prompt_logprobs) is not None:
+        columns |= {
+            "prompt_ids": completion.request.prompt_ids,
+            "prompt_logprobs": prompt.raw,
+            "top_prompt_logprob_ids": prompt.top_ids,
+            "top_prompt_logprobs": prompt.top_raw,
+        }
+    return columns
 
 
 def error_result(row_id: int, sample: int, prompt: str | None, reason: str) -> RowResult:

@@ -49,6 +49,8 @@ class Sampling:
 
     next_distributions: Decisions = "rejection"
     has_top_p: bool = False
+    # The logits of all tokens of prompts are wanted, of every pass.
+    scores_prompts: bool = False
 
     @property
     def bytes_per_logit(self) -> int:

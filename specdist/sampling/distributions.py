@@ -31,7 +31,8 @@ class SamplingSettings:
     ``is_coupled``: target and draft draw with the same noise (``--acceptance gumbel``). ``processing``: what
     else happens to logits; every position then has numbers of its own (:class:`RowFilters`), and the
     temperature here is the highest of all rows. ``num_logprobs``: the log-probabilities of all
-    emitted tokens are wanted, and of so many likeliest ones beside each; None: they are not.
+    emitted tokens are wanted, and of so many likeliest ones beside each; None: they are not;
+    ``num_prompt_logprobs``: the same of the prompts' tokens.
     """
 
     temperature: float = 1.0
@@ -40,6 +41,11 @@ class SamplingSettings:
     is_coupled: bool = False
     processing: Processing | None = None
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.num_logprobs is not None or self.num_prompt_logprobs is not None
 
     @property
     def is_greedy(self) -> bool:

@@ -18,6 +18,8 @@ from specdist.sampling.vocab_parallel import log_normalisers, own_scores
 # Columns of packed numbers: a token's log-normaliser and score before processing, then after it; the
 # likeliest tokens' scores before it, and their ids.
 NUM_OWN = 4
+# Tokens of prompts that are scored at a time.
+PROMPT_PIECE = 256
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,23 @@ def partial_scores(
         processed_Mv: scores whose softmax over all slices is the processed distribution.
     """
     lines_M = torch.arange(len(raw_Mv), device=raw_Mv.device)
-    own = [
-        column
-        for scores_Mv in (raw_Mv, processed_Mv)
-        for column in (log_normalisers(scores_Mv.float()), own_scores(scores_Mv, ids, lines_M, token_ids_M))
-    ]
+
+    def own_columns(scores_Mv: Tensor) -> list[Tensor]:
+        return [log_normalisers(scores_Mv.float()), own_scores(scores_Mv, ids, lines_M, token_ids_M)]
+
+    own = own_columns(raw_Mv)
+    own += own if processed_Mv is raw_Mv else own_columns(processed_Mv)
     top_MK = raw_Mv.topk(min(num_top, len(ids)), dim=1)
     missing = num_top - top_MK.values.shape[1]
     values_MK = torch.nn.functional.pad(top_MK.values.double(), (0, missing), value=-torch.inf)
     ids_MK = torch.nn.functional.pad((top_MK.indices + ids.start).double(), (0, missing))
     return torch.cat([torch.stack(own, dim=1), values_MK, ids_MK], dim=1)
+
+
+def partial_prompt_scores(logits_Pv: Tensor, ids: range, token_ids_P: Tensor, num_top: int) -> Tensor:
+    """As :func:`partial_scores`, of tokens that are not drawn. A few at a time: there may be thousands."""
+    pieces = zip(logits_Pv.split(PROMPT_PIECE), token_ids_P.split(PROMPT_PIECE), strict=True)
+    return torch.cat([partial_scores(piece_Mv, piece_Mv, ids, own_M, num_top) for piece_Mv, own_M in pieces])
 
 
 def merged_logprobs(packed_SMC: Tensor, num_top: int, processed_M: Tensor | None = None) -> Logprobs:

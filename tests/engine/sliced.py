@@ -66,6 +66,9 @@ class _LeadVerdicts:
     def logprobs(self, index_M: np.ndarray, token_ids_M: np.ndarray) -> Logprobs:
         return self.verify_output.logprobs(index_M, token_ids_M)
 
+    def prompt_logprobs(self) -> Logprobs:
+        return self.verify_output.prompt_logprobs()
+
     def candidate_probabilities(self) -> np.ndarray:
         return self.verify_output.candidate_probabilities()
 
@@ -92,10 +95,11 @@ class SlicedTarget:
         logits = []
         for runner in self._runners:
             runner.update_pages(updates)
-            logits.append(runner.forward(verify_input.batch, verify_input.logits_indices_N))
+            logits.append(runner.forward(verify_input.batch, verify_input.run_indices))
 
         def follow(vocabulary: VocabParallelVerifier, logits_Nv: Tensor) -> None:
-            assert vocabulary.verify(logits_Nv, verify_input) is None or not len(logits_Nv)
+            output = vocabulary.verify(logits_Nv, verify_input)
+            assert output is None or not len(verify_input.logits_indices_N)
             vocabulary.serve_next_distributions()
 
         followers = [
@@ -105,9 +109,8 @@ class SlicedTarget:
         verify_output = self._vocabularies[0].verify(logits[0], verify_input)
         assert verify_output is not None
         # Rank 0 asks for log-probabilities when the others have done all else.
-        self._vocabularies[0].tell = lambda index_M, token_ids_M: [
-            self._pool.submit(vocabulary.serve_logprobs, index_M, token_ids_M)
-            for vocabulary in self._vocabularies[1:]
+        self._vocabularies[0].tell = lambda asked: [
+            self._pool.submit(vocabulary.serve_scores, asked) for vocabulary in self._vocabularies[1:]
         ]
         return _LeadVerdicts(verify_output, followers)
 

@@ -68,7 +68,7 @@ def check_processing() -> None:
     processing = Processing(
         defaults=options, logit_bias=((3, 1.0),), bad_words=((4, 5), (6,)), min_new_tokens=4, end_ids=(7,)
     )
-    settings = SamplingSettings(temperature=0.8, processing=processing, num_logprobs=2)
+    settings = SamplingSettings(temperature=0.8, processing=processing, num_logprobs=2, num_prompt_logprobs=1)
     Pair(target, draft, dict(MODES["branches"])).check(settings, POLICIES["gammatune_plus"])
     greedy = dataclasses.replace(processing, defaults=dataclasses.replace(options, temperature=0.0))
     with_head = {"head": random_head(draft, uses_features=True)}

@@ -125,6 +125,12 @@ def test_a_70b_on_four_gpus_of_80_gb_has_room_for_all_its_rows(large: ModelSize)
     assert room.cache_bytes == 20 * GIB
 
 
+def test_scored_prompts_need_the_logits_of_a_whole_pass() -> None:
+    scored = dataclasses.replace(TOP_P, scores_prompts=True)
+    found = [target_limits(rows(max_num_batched_tokens=4096), each).num_logits for each in (TOP_P, scored)]
+    assert found[0] < found[1] == 4096
+
+
 def test_the_readmes_sum_is_that_of_its_configuration(large: ModelSize) -> None:
     """If it differs, put the line that this prints between the markers."""
     options = yaml.safe_load((REPOSITORY / "jobs/configs/llama-70b.yaml").read_text(encoding="utf-8"))

@@ -35,7 +35,9 @@ def test_processed_tokens_are_those_of_transformers(
     one, three = tmp_path / "one", tmp_path / "three"
     # "the" may stand with or without a space before it.
     words = {"bad_words": ["the", "river"]}
-    common = options | JOB | words | {"limit": NUM_ROWS, "max_new_tokens": 20, "logprobs": 2}
+    common = (
+        options | JOB | words | {"limit": NUM_ROWS, "max_new_tokens": 20, "logprobs": 2, "prompt_logprobs": 1}
+    )
     ended = run_here(**common, output=one), fork_ranks(3, **common, tp_size=2, output=three)
     assert all(each.totals["draft_acceptance_rate"] > 0.2 for each in ended)
     assert read_output(one)["completion_ids"] == read_output(three)["completion_ids"]
@@ -47,7 +49,14 @@ def test_processed_tokens_are_those_of_transformers(
                 prompt_ids, do_sample=False, max_new_tokens=20, bad_words_ids=bad_words, **TRANSFORMERS
             )
             text_ids = torch.cat([prompt_ids, torch.tensor([row["completion_ids"]])], dim=1)
-            plain = model(text_ids).logits[0, prompt_ids.shape[1] - 1 : -1].log_softmax(dim=1)
+            plain = model(text_ids).logits[0, :-1].log_softmax(dim=1)
+        prompt, plain = plain.tensor_split([prompt_ids.shape[1] - 1])
+        assert row["prompt_ids"] == prompt_ids[0].tolist()
+        expected = prompt.gather(1, prompt_ids[0, 1:, None])[:, 0].tolist()
+        assert row["prompt_logprobs"] == [None, *(pytest.approx(value, abs=1e-5) for value in expected)]
+        best = prompt.topk(1, dim=1)
+        assert row["top_prompt_logprob_ids"] == [None, *best.indices.tolist()]
+        np.testing.assert_allclose(row["top_prompt_logprobs"][1:], best.values.numpy(), atol=1e-5)
         assert row["completion_ids"] == found[0, prompt_ids.shape[1] :].tolist()
         expected = plain.gather(1, torch.tensor(row["completion_ids"])[:, None])[:, 0].tolist()
         assert row["logprobs"] == pytest.approx(expected, abs=1e-5)
@@ -56,10 +65,9 @@ def test_processed_tokens_are_those_of_transformers(
         np.testing.assert_allclose(row["top_logprobs"], best.values.numpy(), atol=1e-5)
         # Of the softmax after the penalty and the biases, which have removed tokens.
         assert len(row["processed_logprobs"]) == len(expected) and max(row["processed_logprobs"]) <= 0
-    others = read_output(three)["logprobs"].combine_chunks().flatten().to_numpy()
-    np.testing.assert_allclose(
-        others, read_output(one)["logprobs"].combine_chunks().flatten().to_numpy(), atol=1e-4
-    )
+    for name in ("logprobs", "prompt_logprobs"):
+        found = (read_output(run)[name].combine_chunks().flatten().drop_null() for run in (one, three))
+        np.testing.assert_allclose(*(values.to_numpy() for values in found), atol=1e-4)
 
 
 @pytest.mark.ranks
@@ -142,6 +150,8 @@ def test_a_stop_string_of_a_row_with_a_constraint_is_refused(
         ({"suppress_tokens": [100_000]}, "--suppress_tokens 100000 is not a token of --target"),
         ({"repetition_penalty": 0}, "--repetition_penalty 0.0 must be a number above 0"),
         ({"logprobs": -1}, "--logprobs -1 must not be negative"),
+        ({"prompt_logprobs": -1}, "--prompt_logprobs -1 must not be negative"),
+        ({"prompt_logprobs": 1000}, "--prompt_logprobs 1000 is more than the 320 tokens"),
         ({"logprobs": 1000}, "--logprobs 1000 is more than the 320 tokens"),
         ({"min_p": 1}, "--min_p 1.0 must be in [0, 1)"),
         ({"row_options": ["colour"]}, "--row_options colour is not an option that a row can have"),

@@ -11,6 +11,8 @@ SAME_DRAFT = ENGINE + "test_a_draft_that_is_the_target_is_processed_like_it[none
 ROWS = ENGINE + "test_rows_of_one_batch_have_options_of_their_own[none-whole]"
 SLICED = ENGINE + "test_a_vocabulary_parallel_target_emits_the_same[rejection-min-p]"
 
+SCORED_PLAIN = "tests/engine/test_prompt_logprobs.py::test_prompts_are_scored_as_by_a_plain_pass"
+PROMPTS_SCORED = "tests/engine/test_prompt_logprobs.py::test_a_prompt_in_the_cache_is_run_once_more"
 LOGPROBS = "tests/engine/test_logprobs.py::test_log_probabilities_are_those_of_a_plain_pass"
 
 PROCESSING_FAULTS = (
@@ -139,5 +141,54 @@ PROCESSING_FAULTS = (
         old="self.token_ids[draft_slot, :end] = self.token_ids[slot, :end]",
         new="pass",
         tests=(ENGINE + "test_branches_are_processed_like_what_they_branch_off",),
+    ),
+    Mutant(
+        name="scored-prompts-share-pages",
+        file="engine/scheduler.py",
+        old="is_shared=not sequence.runs_whole_prompt",
+        new="is_shared=True",
+        tests=(PROMPTS_SCORED,),
+    ),
+    Mutant(
+        name="prompts-scored-by-logits-after-their-tokens",
+        file="engine/logprobs.py",
+        old="np.arange(first, first + end - chunk.begin - 1)",
+        new="np.arange(first, first + end - chunk.begin - 1) + 1",
+        tests=(SCORED_PLAIN + "[plain-whole]",),
+    ),
+    Mutant(
+        name="chunks-of-prompts-scored-without-their-last-token",
+        file="engine/logprobs.py",
+        old="end = min(chunk.end + 1, sequence.num_prompt_tokens)",
+        new="end = min(chunk.end, sequence.num_prompt_tokens)",
+        tests=(SCORED_PLAIN + "[plain-whole]",),
+    ),
+    Mutant(
+        name="chunks-of-prompts-scored-where-another-begins",
+        file="engine/logprobs.py",
+        old="            first += size\n",
+        new="",
+        tests=(SCORED_PLAIN + "[plain-whole]",),
+    ),
+    Mutant(
+        name="prompts-scored-by-one-slice",
+        file="engine/vocab_parallel.py",
+        old="return partial_prompt_scores(self._prompt_Pv, self._ids, ids_P, num_top)",
+        new="return partial_prompt_scores(self._prompt_Pv, range(len(self._ids)), ids_P, num_top)",
+        tests=(SCORED_PLAIN + "[plain-sliced]",),
+    ),
+    Mutant(
+        name="ranks-do-not-know-which-prompts-are-scored",
+        file="engine/sharded_target.py",
+        old="prompts = PromptTokens(target_pass.prompt_indices_P, target_pass.prompt_ids_P)",
+        new="prompts = PromptTokens(target_pass.prompt_indices_P, 0 * target_pass.prompt_ids_P)",
+        tests=("tests/job/test_row_options.py::test_processed_tokens_are_those_of_transformers",),
+    ),
+    Mutant(
+        name="memory-without-the-logits-of-prompts",
+        file="job/allocation.py",
+        old="    if sampling.scores_prompts:\n",
+        new="    if False:\n",
+        tests=("tests/job/test_allocation.py::test_scored_prompts_need_the_logits_of_a_whole_pass",),
     ),
 )
