@@ -37,7 +37,7 @@ class KeyValueCache:
         for shape in sorted(set(shapes.values())):
             layers = [layer for layer, other in shapes.items() if other == shape]
             token_width = shape[0] * shape[1]
-            block = _zeros((2 * len(layers), num_pages, page_size * token_width), dtype, device)
+            block = untouched_zeros((2 * len(layers), num_pages, page_size * token_width), dtype, device)
             self._blocks.append((block, token_width))
             for index, layer in enumerate(layers):
                 self.keys[layer], self.values[layer] = block[2 * index], block[2 * index + 1]
@@ -57,7 +57,7 @@ class KeyValueCache:
         return 2 * page_size * dtype.itemsize * sum(heads * width for heads, width in shapes.values())
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that take memory on a host only once they are written: a cache is sized for the worst case.
 
     Not empty memory: a masked key of uninitialised memory could be NaN, and 0 × NaN is NaN.

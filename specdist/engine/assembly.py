@@ -15,6 +15,7 @@ from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.eagle_draft import EagleDraftWorker
 from specdist.engine.engine import Engine
 from specdist.engine.interfaces import Proposer, Target
 from specdist.engine.limits import SchedulerSettings
@@ -30,6 +31,7 @@ from specdist.engine.sharded_target import ShardedTarget, target_worker_loop
 from specdist.engine.stats_recorder import StatsRecorder
 from specdist.engine.stopping import StopRules
 from specdist.engine.timeline import Timeline
+from specdist.models.eagle_runner import EagleRunner
 from specdist.models.runner import ModelRunner
 from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import SamplingSettings
@@ -154,7 +156,8 @@ class Assembly:
     ) -> DraftWorker:
         """A draft without sequences. ``ahead``: the same in every round, instead of the assembly's.
         ``num_groups``: target groups that share it, each with the assembly's slots."""
-        return DraftWorker(
+        new_worker = EagleDraftWorker if isinstance(runner, EagleRunner) else DraftWorker
+        return new_worker(
             runner,
             policy,
             settings=self.settings,

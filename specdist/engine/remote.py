@@ -1,8 +1,9 @@
 """The draft on a rank of its own: the proposer that sends it requests, and the loop that serves them.
 
 Target → draft: counts, next tokens and context tokens as one message of integers, and one distribution for
-each sequence whose next token is to be sampled. Draft → target: token ids and the scalar probability of each
-candidate. Requests carry the number of the target group that they come from.
+each sequence whose next token is to be sampled; for an EAGLE-3 draft hidden states, too. Draft → target:
+token ids and the scalar probability of each candidate. Requests carry the number of the target group that
+they come from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from specdist.engine.links import Wait, wait_of
 from specdist.engine.packing import pack, unpack
 from specdist.engine.proposals import DRAW, ProposalReply, ProposalRequest
 from specdist.engine.reports import Traffic
+from specdist.engine.target_states import StatefulRequest
 from specdist.engine.timeline import Timeline
 from specdist.engine.wire import Wire, wire_from, wire_to
 from specdist.sampling.distributions import Dense
@@ -53,6 +55,9 @@ class RemoteDraft:
             assert isinstance(request.next_distributions_W, Dense)
             with clock.phase("transfer"):
                 self._requests.transfer(request.next_distributions_W.probabilities_NV.contiguous())
+        if isinstance(request, StatefulRequest):
+            with clock.phase("transfer"):
+                request.send_states(self._requests.transfer)
         arrays = self._replies.receive()
         if len(arrays) == 1:
             raise DraftOutOfMemory(arrays[0].astype(np.uint8).tobytes().decode())
@@ -107,13 +112,15 @@ def _serve_drafts(
             is_open.remove(group)
             continue
         draft = drafts[group]
-        request = unpack(ProposalRequest, arrays[1:])
+        request = unpack(draft.request_type, arrays[1:])
         has_replied = kind == NEWS
         num_drawn = int((request.next_token_ids_R == DRAW).sum())
         if num_drawn:
             rows_WV = torch.empty(num_drawn, vocab_size, dtype=torch.float32, device=draft.device)
             requests.transfer(rows_WV)
             request = dataclasses.replace(request, next_distributions_W=Dense(rows_WV))
+        if isinstance(request, StatefulRequest):
+            request = request.with_received(requests.transfer, draft.device)
         try:
             if group not in errors and kind == NEWS:
                 draft.follow(request)

@@ -1,0 +1,40 @@
+"""The draft's side of a round with an EAGLE-3 draft, which takes turns with its target.
+
+In a round's first step it runs again what the target has accepted, now with the target's states in the place
+of its own; in the other steps the state of each drafted token is what its own step has put out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from specdist.engine.draft_ahead import FirstAhead
+from specdist.engine.draft_worker import DraftWorker
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.target_states import StatefulRequest
+from specdist.models.eagle_runner import EagleRunner
+
+
+class EagleDraftWorker(DraftWorker):
+    """A draft whose requests bring the states of the tokens committed since the last one."""
+
+    request_type = StatefulRequest
+    _runner: EagleRunner
+
+    def _respond(self, request: ProposalRequest) -> Callable[..., ProposalReply]:
+        assert isinstance(request, StatefulRequest)
+        # Before the page table changes: they are of the last pass.
+        if request.states_CS is not None:
+            self._runner.receive(*request.state_places_C, request.states_CS)
+        self._runner.drop_waiting()
+        return super()._respond(request)
+
+    def _resolve(self, request: ProposalRequest) -> FirstAhead:
+        state, slots_R = self._draft_state, request.slots_R
+        begins_R = state.num_committed[slots_R]
+        first = super()._resolve(request)
+        # What was drafted has been run with the draft's own states.
+        state.num_computed[slots_R] = np.minimum(state.num_computed[slots_R], begins_R)
+        return first

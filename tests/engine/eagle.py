@@ -1,0 +1,187 @@
+"""Tiny EAGLE-3 pairs, an engine on one, and what the draft must say, computed anew from whole texts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel
+
+from specdist.engine.colocated import ColocatedDraft
+from specdist.engine.interfaces import Proposer
+from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.target_states import StatefulDraft
+from specdist.engine.timeline import Timeline
+from specdist.models.adapters import use_paged_attention
+from specdist.models.eagle import LlamaForCausalLMEagle3, state_layers
+from specdist.models.eagle_runner import EagleRunner
+from specdist.models.states import StatesRunner
+from tests.engine.harness import CPU, Harness
+from tests.models.families import tiny_model
+
+LAYERS = (0, 1, 2)
+
+
+def eagle_model(target: PreTrainedModel, ids: Sequence[int], *, scale: float = 1.0) -> LlamaForCausalLMEagle3:
+    """A random draft that knows these ids."""
+    text = target.config
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=1,
+        draft_vocab_size=len(ids),
+        # Whatever their order, the states are in that of the target's layers.
+        eagle_aux_hidden_state_layer_ids=[2, 0, 1],
+    )
+    model = LlamaForCausalLMEagle3(config).eval()
+    with torch.no_grad():
+        for norm in (model.norm, model.midlayer.hidden_norm, model.midlayer.input_layernorm):
+            norm.weight.add_(0.3 * torch.randn(norm.weight.shape))
+        model.lm_head.weight.mul_(scale)
+        model.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
+    model.know(torch.tensor(ids))
+    return model
+
+
+def eagle_target(vocab_size: int, family: str = "llama", **overrides: Any) -> PreTrainedModel:
+    return tiny_model(family, seed=3, vocab_size=vocab_size, **overrides)
+
+
+@dataclass
+class Drafted:
+    """A block: what stood before it, and its candidates with the draft's probabilities."""
+
+    committed: list[int]
+    candidates: list[int]
+    probabilities: list[float]
+
+
+class Watched:
+    """A proposer whose blocks are noted."""
+
+    def __init__(self, draft: Proposer, blocks: list[Drafted]) -> None:
+        self._draft, self._blocks = draft, blocks
+
+    def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
+        reply = self._draft.propose(request, clock)
+        ends = np.cumsum(reply.num_drafted_R)
+        for index, sequence in enumerate(request.sequences):
+            own = slice(ends[index] - reply.num_drafted_R[index], ends[index])
+            self._blocks.append(
+                Drafted(
+                    [*sequence.token_ids, int(reply.next_token_ids_R[index])],
+                    reply.candidate_ids_C[own].tolist(),
+                    reply.draft_probabilities_C[own].tolist(),
+                )
+            )
+        return reply
+
+    def close(self) -> None:
+        self._draft.close()
+
+
+class EagleHarness(Harness):
+    """An engine whose draft reads the target's states; ``blocks``: all that was drafted."""
+
+    def __init__(self, target: PreTrainedModel, draft: LlamaForCausalLMEagle3, **options: Any) -> None:
+        super().__init__(target, None, **{"num_draft_tokens": 3, **options})
+        most = self.policy.max_draft_tokens
+        self.scheduling = _with(self.scheduling, max_draft_tokens=most)
+        model = copy.deepcopy(target)
+        use_paged_attention(model)
+        layers = state_layers(draft.config, target.config.num_hidden_layers)
+        self.target_runner = StatesRunner(model, CPU, layers)
+        self.draft_runner = EagleRunner(copy.deepcopy(draft), CPU)
+        self.runners = [self.target_runner, self.draft_runner]
+        self.assembly.allocate(self.target_runner)
+        self.assembly.allocate_draft(self.draft_runner)
+        self.blocks: list[Drafted] = []
+
+    def proposer(self) -> Proposer:
+        worker = self.assembly.draft_worker(self.draft_runner, self.policy)
+        return StatefulDraft(Watched(ColocatedDraft(worker), self.blocks), self.target_runner)
+
+
+def _with(settings: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(settings, **changes)
+
+
+@torch.inference_mode()
+def expected_probabilities(
+    target: PreTrainedModel, draft: LlamaForCausalLMEagle3, block: Drafted, temperature: float = 1.0
+) -> list[float]:
+    """Of a block's candidates: every one from a pass over the whole text, without a cache, in formulas of the
+    paper and of Llama. The target has run all committed tokens but the last."""
+    weights = {name: weight.double() for name, weight in draft.state_dict().items()}
+    committed = torch.tensor(block.committed)
+    found = target(committed[None, :-1], output_hidden_states=True).hidden_states
+    fused = torch.cat([found[layer][0].double() for layer in LAYERS], dim=-1) @ weights["fc.weight"].T
+    states = list(fused)
+    tokens = block.committed[1:]
+    probabilities = []
+    ids = torch.arange(len(weights["d2t"])) + draft.d2t
+    for candidate in block.candidates:
+        outputs = _layer(weights, draft.config, torch.tensor(tokens), torch.stack(states))
+        logits = _norm(outputs[-1], weights["norm.weight"], draft.config) @ weights["lm_head.weight"].T
+        own = (logits / temperature).softmax(dim=-1)
+        place = (ids == candidate).nonzero()
+        probabilities.append(float(own[place[0, 0]]) if len(place) else 0.0)
+        states.append(outputs[-1])
+        tokens = [*tokens, candidate]
+    return probabilities
+
+
+def _layer(weights: dict[str, Tensor], config: LlamaConfig, tokens: Tensor, states: Tensor) -> Tensor:
+    """Every pair of a token and the state before it, through the layer."""
+    of = {name.removeprefix("midlayer."): weight for name, weight in weights.items()}
+    embedded = weights["embed_tokens.weight"][tokens]
+    joined = torch.cat(
+        [
+            _norm(embedded, of["input_layernorm.weight"], config),
+            _norm(states, of["hidden_norm.weight"], config),
+        ],
+        dim=-1,
+    )
+    width, num_tokens = config.head_dim, len(tokens)
+    angles = torch.arange(num_tokens)[:, None] * 10000.0 ** -(torch.arange(0, width, 2).double() / width)
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def heads(name: str, *, is_turned: bool) -> Tensor:
+        found = (joined @ of[f"self_attn.{name}.weight"].T).view(num_tokens, -1, width)
+        if is_turned:
+            pairs = torch.complex(found[..., : width // 2], found[..., width // 2 :]) * turns
+            found = torch.cat([pairs.real, pairs.imag], dim=-1)
+        return found
+
+    queries, keys, values = (
+        heads("q_proj", is_turned=True), heads("k_proj", is_turned=True), heads("v_proj", is_turned=False)
+    )  # fmt: skip
+    repeats = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(repeats, 1), values.repeat_interleave(repeats, 1)
+    scores = torch.einsum("qhd,khd->hqk", queries, keys) * width**-0.5
+    scores = scores.masked_fill(~torch.ones(num_tokens, num_tokens).tril().bool(), -torch.inf)
+    attended = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), values).flatten(1)
+    added = states + attended @ of["self_attn.o_proj.weight"].T
+    normed = _norm(added, of["post_attention_layernorm.weight"], config)
+    gates = torch.nn.functional.silu(normed @ of["mlp.gate_proj.weight"].T)
+    return added + (gates * (normed @ of["mlp.up_proj.weight"].T)) @ of["mlp.down_proj.weight"].T
+
+
+def _norm(values: Tensor, weight: Tensor, config: LlamaConfig) -> Tensor:
+    return values * torch.rsqrt(values.square().mean(-1, keepdim=True) + config.rms_norm_eps) * weight
