@@ -112,7 +112,7 @@ class SpeculativeLLM:
         self._options = {"target": target, "draft": draft, "policy": policy, **options}
         config = self._config(CompletionOptions())
         config.check_world(1)
-        models = plan_models(config)
+        models = plan_models(config, may_read_states=True)
         self.default_sampling = CompletionOptions()
         if config.generation_config == "model":
             self.default_sampling = CompletionOptions(**default_options(models.target))

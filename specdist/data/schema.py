@@ -103,6 +103,8 @@ STATISTICS = {
     "num_rounds": "rounds (draft, verify, commit)",
     "num_messages": "messages between the target's rank 0 and the draft",
     "num_message_bytes": "total bytes of these messages",
+    "num_state_bytes": "bytes of the target's hidden states that an EAGLE-3 draft was given: of every "
+    "committed token, those of three layers",
     "num_target_messages": "messages between the target's ranks",
     "num_target_message_bytes": "total bytes of these messages",
     "num_ahead_chains": "with `--overlap ahead`: chains of tokens drafted after the candidates, one per "

@@ -5,7 +5,7 @@ R sequences that decode, C candidates of all of them, one after the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated
 
 import numpy as np
@@ -85,16 +85,18 @@ class PassCounts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks."""
+    """Messages and bytes sent, between the target's rank 0 and the draft or among the target's ranks.
+    ``num_state_bytes``: of the target's hidden states that the draft was given, sent or not."""
 
     num_messages: int = 0
     num_bytes: int = 0
+    num_state_bytes: int = 0
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.num_messages + other.num_messages, self.num_bytes + other.num_bytes)
+        return Traffic(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(self.num_messages - earlier.num_messages, self.num_bytes - earlier.num_bytes)
+        return Traffic(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 Features = Annotated[np.ndarray, Packed(np.float64, num_rows=NUM_FEATURES)]

@@ -130,6 +130,7 @@ class StatsRecorder:
         first.num_rounds += 1
         first.num_messages += reply.traffic.num_messages
         first.num_message_bytes += reply.traffic.num_bytes
+        first.num_state_bytes += reply.traffic.num_state_bytes
         first.num_target_messages += target_traffic.num_messages
         first.num_target_message_bytes += target_traffic.num_bytes
         first.num_preemptions += len(plan.suspended_slots)

@@ -21,6 +21,7 @@ from torch import Tensor
 from specdist.engine.interfaces import Proposer
 from specdist.engine.packing import not_sent
 from specdist.engine.proposals import ProposalReply, ProposalRequest
+from specdist.engine.reports import Traffic
 from specdist.engine.timeline import Timeline
 from specdist.models.flat import FlatBatch, Segments
 from specdist.models.states import StatesRunner
@@ -75,11 +76,14 @@ class StatefulDraft:
         self._draft = draft
         self._target = target
         self._num_context = 0
+        target.last = None  # passes that measured times
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         stateful = self._with_states(request)
         self._num_context = request.num_prefill_tokens
-        return self._draft.propose(stateful, clock)
+        reply = self._draft.propose(stateful, clock)
+        num_bytes = 0 if stateful.states_CS is None else stateful.states_CS.nbytes
+        return dataclasses.replace(reply, traffic=reply.traffic + Traffic(num_state_bytes=num_bytes))
 
     def close(self) -> None:
         self._draft.close()

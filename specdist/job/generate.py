@@ -22,6 +22,7 @@ from specdist.job.card import write_card
 from specdist.job.closing import closing_lines, exactness, record_check
 from specdist.job.costs import typical_context
 from specdist.job.draft_part import DraftPart
+from specdist.job.eagle import settled
 from specdist.job.entry import log_to_file, on_rank0, rank0_first, run_rank
 from specdist.job.hub import push_to_hub
 from specdist.job.lengths import ExpectedLengths
@@ -95,7 +96,7 @@ def _run_draft(
     """Until the supervisor ends it, when no group needs it any more."""
     stop.defer_signals()
     asked = replace(asked, **batch_options(asked))
-    models = plan_models(asked)
+    models = plan_models(asked, may_read_states=True)
     config = with_model_defaults(asked, models.target, given)
     DraftPart(config, models, topology, activity=activity).serve_groups()
     return 0
@@ -125,8 +126,9 @@ def generate_on_ranks(
     do the first shards that hold as many rows, and report nothing."""
     own_options = broadcast_from_rank0(topology, on_rank0(topology, partial(batch_options, asked)))
     asked = replace(asked, **own_options)
-    models = rank0_first(topology, lambda: plan_models(asked))
+    models = rank0_first(topology, lambda: plan_models(asked, may_read_states=True))
     config = rank0_first(topology, lambda: with_model_defaults(asked, models.target, given))
+    config = settled(config, models.draft)
     plan = partial(plan_run, config, models, topology)
     run = on_rank0(topology, plan if topology.part is None else partial(plan_in_turn, config, topology, plan))
     if run is not None and share is not None:

@@ -25,6 +25,7 @@ from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
 from specdist.job.constraints import RunConstraints
+from specdist.job.eagle import check_eagle_run
 from specdist.job.fingerprint import run_fingerprint
 from specdist.job.hub import check_hub
 from specdist.job.memory_texts import MemoryTexts, read_memory
@@ -88,8 +89,9 @@ class RunPlan:
         return self.folder.unrecorded_shards(self.shards.num_shards)
 
 
-def plan_models(config: GenerateConfig) -> ModelPlan:
-    """Open and check both checkpoints. Raises :class:`UserError`."""
+def plan_models(config: GenerateConfig, *, may_read_states: bool = False) -> ModelPlan:
+    """Open and check both checkpoints. ``may_read_states``: the draft may be an EAGLE-3 draft. Raises
+    :class:`UserError`."""
     target = _open_model("--target", config.target, config, config.tp_size)
     draft = head = None
     if config.uses_draft_model:
@@ -102,13 +104,19 @@ def plan_models(config: GenerateConfig) -> ModelPlan:
             check_weights(draft, 1)
         else:
             draft = _open_model("--draft", config.draft, config)
-            check_same_tokenizer(target, draft)
+            if draft.is_eagle:
+                check_eagle_run(config, target, draft, may_read_states=may_read_states)
+            else:
+                check_same_tokenizer(target, draft)
         head = open_draft_head(config, draft)
     chat = config.messages_column and f"--messages_column {config.messages_column}"
     check_chat_template(target, chat)
     check_chat_variables(target, config.chat_format)
     check_split_special_tokens(target, config.split_special_tokens)
-    longest = min(model.max_positions for model in (target, draft) if model is not None)
+    # Positions of an EAGLE-3 draft need no table: its configuration's number is that of its training.
+    longest = min(
+        model.max_positions for model in (target, draft) if model is not None and not model.is_eagle
+    )
     if config.max_seq_len is not None and config.max_seq_len > longest:
         raise UserError(
             f"--max_seq_len {config.max_seq_len} is more than the {longest} positions that the models "
@@ -154,6 +162,8 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
         option, name, trust_remote_code=config.trust_remote_code, allow_pickle=config.allow_pickle
     )
     checkpoint = dataclasses.replace(checkpoint, quantization=quantization)
+    if checkpoint.is_eagle and option == "--draft":
+        return checkpoint
     check_family(checkpoint, tp_size)
     check_weights(checkpoint, tp_size)
     if adapter is not None:

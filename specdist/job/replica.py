@@ -34,10 +34,10 @@ from specdist.job.memory import memory_proposer, memory_settings
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
+from specdist.job.runners import load_draft_runner, target_runner, with_states
 from specdist.job.topology import Topology, broadcast_from_rank0, gathered, init_deepspeed
 from specdist.job.weights import staged_weights
 from specdist.models.checkpoint import Checkpoint
-from specdist.models.hidden import HiddenStateHead
 from specdist.models.loading import join_sharding, load_sharded, load_whole
 from specdist.models.loading_check import LoadingCheck, check_loading
 from specdist.models.runner import ModelRunner
@@ -272,7 +272,13 @@ class Replica:
         if topology.holds_target:
             self._activity.begin("loading the target")
             with staged_weights(self._config, self._models.target, self._activity.step) as target:
-                self._target = self._runner(self._load_target(target))
+                self._target = target_runner(
+                    self._config,
+                    self._models,
+                    self._load_target(target),
+                    topology.device,
+                    self._activity.step,
+                )
         elif topology.tp_size > 1 and topology.world_size > 1:
             self._activity.begin("waiting for the target to be sharded")
             join_sharding()
@@ -280,19 +286,9 @@ class Replica:
         if draft is not None and topology.holds_draft:
             self._activity.begin("loading the draft")
             with staged_weights(self._config, draft, self._activity.step) as files:
-                dtype = self._dtype(draft)
-                model = load_whole(files, dtype=dtype, device=topology.device, reading=self._reading)
-            head = self._models.head.network if self._models.head else None
-            self._draft = self._runner(model, head)
-
-    def _runner(self, model: torch.nn.Module, head: HiddenStateHead | None = None) -> ModelRunner:
-        return ModelRunner(
-            model,
-            self._topology.device,
-            model_impl=self._config.model_impl,
-            head=head,
-            on_pass=self._activity.step,
-        )
+                self._draft = load_draft_runner(
+                    self._config, self._models, files, topology.device, self._reading, self._activity.step
+                )
 
     def _check_loading(self) -> None:
         """Compare the target with its files. The draft needs no check: the target verifies its tokens."""
@@ -391,9 +387,9 @@ class Replica:
         if not self._topology.uses_draft:
             return NoDraft()
         if self._topology.is_colocated:
-            return ColocatedDraft(self._draft_worker())
+            return with_states(ColocatedDraft(self._draft_worker()), self._target)
         draft = RemoteDraft(self._topology.draft_rank, group=TARGET_GROUP, device=self._topology.device)
-        return self.assembly().asked_when_it_pays(draft)
+        return with_states(self.assembly().asked_when_it_pays(draft), self._target)
 
     def _draft_worker(self, clock: Timeline | None = None) -> DraftWorker:
         return self.assembly().draft_worker(self.draft_runner, self._policy, clock)

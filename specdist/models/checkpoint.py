@@ -17,6 +17,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from specdist.models.adapters import can_page_attention
 from specdist.models.damage import reading
+from specdist.models.eagle import is_eagle
 from specdist.models.lora import LoraAdapter
 from specdist.models.weight_files import PICKLE_SUFFIX, find_weight_files
 from specdist.utils.errors import UserError
@@ -51,6 +52,11 @@ class Checkpoint:
     quantization: str | None = None
     adapter: LoraAdapter | None = None
     is_self: bool = False
+
+    @property
+    def is_eagle(self) -> bool:
+        """Whether it is an EAGLE-3 draft, which no other part of transformers knows."""
+        return is_eagle(self.config)
 
     @property
     def is_pickled(self) -> bool:

@@ -152,5 +152,7 @@ class _WithoutFirst(AttentionGroup):
         if found is None:
             shape = (self.num_segments, 1, num_repeats * self.num_queries, self.num_keys)
             found = torch.zeros(shape, dtype=dtype, device=self.positions_RQ.device)
-        found[..., 0] = -torch.inf
+        # One at the first position has no other to see; nothing depends on it.
+        is_hidden_RQ = (self.positions_RQ > 0).repeat(1, num_repeats)
+        found[:, 0, :, 0].masked_fill_(is_hidden_RQ, -torch.inf)
         return found

@@ -8,6 +8,7 @@ and biases after an all-reduce are whole on every rank.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from specdist.models.checkpoint import UNSHARDABLE_FAMILIES
+from specdist.models.eagle import LlamaForCausalLMEagle3, is_eagle
 from specdist.models.quantized import Quantization, linear_layers
 from specdist.models.quantized_weights import ProductKind
 
@@ -56,6 +58,7 @@ class ModelSize:
         widest_product: largest output width of a sharded matrix other than the head.
         has_softcap: attention caps its scores, which no kernel here supports.
         is_shardable: whether DeepSpeed can shard the family.
+        num_state_numbers: of the state that an EAGLE-3 draft keeps of a token beside its keys and values.
         num_quantized: numbers of those that are cut in quantised layers, which take ``quantized_bytes`` with
             their scales; ``product``: the kind of kernel that multiplies most of them, None where they are
             dequantised.
@@ -77,6 +80,7 @@ class ModelSize:
     is_shardable: bool
     layers: tuple[LayerCache, ...]
     max_positions: int
+    num_state_numbers: int = 0
     num_quantized: int = 0
     quantized_bytes: int = 0
     product: ProductKind | None = None
@@ -106,8 +110,9 @@ class ModelSize:
         return 4 * self.num_query_heads / tp_size * read
 
     def cache_bytes_per_token(self, tp_size: int) -> int:
-        """Bytes of keys and values per token on one rank."""
+        """Bytes of keys and values, and of states, per token on one rank."""
         numbers = sum(2 * (layer.num_heads // tp_size) * layer.width for layer in self.layers)
+        numbers += self.num_state_numbers
         return numbers * self.bytes_per_number
 
     def cache_read_bytes(self, tp_size: int, context_tokens: float) -> float:
@@ -136,7 +141,11 @@ def model_size(
     """Count a model from its configuration. ``trusts_code``: custom code in its folder may be run to build
     it."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code)
+        model = (
+            LlamaForCausalLMEagle3(copy.deepcopy(config))
+            if is_eagle(config)
+            else AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code)
+        )
     text = config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embedding.weight
@@ -175,6 +184,7 @@ def model_size(
         is_shardable=text.model_type not in UNSHARDABLE_FAMILIES,
         layers=_layers(text),
         max_positions=text.max_position_embeddings,
+        num_state_numbers=text.hidden_size if is_eagle(config) else 0,
         num_quantized=sum(numbers.values()),
         quantized_bytes=num_bytes,
         product=max(numbers, key=numbers.__getitem__, default=None),

@@ -158,6 +158,7 @@ class Stats:
     num_rounds: int = 0
     num_messages: int = 0
     num_message_bytes: int = 0
+    num_state_bytes: int = 0
     num_target_messages: int = 0
     num_target_message_bytes: int = 0
     num_ahead_chains: int = 0
@@ -316,6 +317,7 @@ class Stats:
             "discard_rate": self.discard_rate,
             "messages_per_round": _ratio(self.num_messages, self.num_rounds),
             "message_bytes_per_round": _ratio(self.num_message_bytes, self.num_rounds),
+            "state_bytes_per_round": _ratio(self.num_state_bytes, self.num_rounds),
             "target_message_bytes_per_pass": _ratio(self.num_target_message_bytes, self.num_target_passes),
             "miss_catch_rate": _ratio(sum(self.num_branch_hits_per_rank), self.num_misses),
             "ready_rate": _ratio(self.num_drafts, self.num_row_steps),

@@ -1,0 +1,146 @@
+"""An EAGLE-3 draft in a job: the target's tokens wherever the draft runs, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specdist.data import RunFolder
+from specdist.job.preflight import plan_models
+from specdist.job.report import total_stats
+from specdist.utils.errors import UserError
+from tests.engine.eagle import eagle_model
+from tests.job.launching import parse, read_output, refused, run_here, shard_bytes
+from tests.job.pair import NUM_VOCAB_TOKENS, Pair, random_llama, save, train_tokenizer
+from tests.job.ranks import fork_ranks
+
+# Every token of the draft is one of the even ids.
+IDS = range(0, NUM_VOCAB_TOKENS, 2)
+SAMPLED = {"temperature": 2.5, "seed": 7, "num_draft_tokens": 3}
+# Three states of 64 numbers.
+STATE_BYTES = 3 * 64 * 4
+
+
+@pytest.fixture(scope="module")
+def eagle(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> dict[str, Any]:
+    """Options of a job with a target of three layers and a draft in the published form."""
+    folder = tmp_path_factory.mktemp("eagle")
+    target = random_llama(num_hidden_layers=3)
+    save(folder / "target", target, train_tokenizer())
+    eagle_model(target, IDS).save_pretrained(folder / "draft")
+    return {
+        "prompts": pair.prompts,
+        "target": folder / "target",
+        "draft": folder / "draft",
+        "device": "cpu",
+        "max_new_tokens": 16,
+        "rows_per_shard": 10,
+    }
+
+
+def test_files_are_in_the_published_form(eagle: dict[str, Any]) -> None:
+    """No tokenizer, no embeddings, and the names of the published checkpoints."""
+    assert sorted(path.name for path in Path(eagle["draft"]).iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    assert json.loads((eagle["draft"] / "config.json").read_text())["architectures"] == [
+        "LlamaForCausalLMEagle3"
+    ]
+    weights = load_file(eagle["draft"] / "model.safetensors")
+    layer = {f"midlayer.{name}.weight" for name in (
+        "hidden_norm", "input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+        "mlp.down_proj", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    )}  # fmt: skip
+    assert set(weights) == layer | {"d2t", "t2d", "fc.weight", "norm.weight", "lm_head.weight"}
+
+
+def test_greedy_tokens_are_the_target_s(eagle: dict[str, Any], tmp_path: Path) -> None:
+    """With the default policy, which measures, and drafts where it pays."""
+    options = eagle | {"temperature": 0}
+    run_here(**(options | {"draft": None}), output=tmp_path / "alone")
+    run_here(**(options | {"policy": None}), output=tmp_path / "run")
+    alone, drafted = (read_output(tmp_path / name)["completion_ids"] for name in ("alone", "run"))
+    assert alone == drafted
+
+
+@pytest.mark.ranks
+def test_ranks_write_the_files_of_one_process(eagle: dict[str, Any], tmp_path: Path) -> None:
+    """Sampled, with the draft beside the target, on a rank of its own, and beside a sharded target. What is
+    sent beside tokens are the states of every committed token, and no more."""
+    options = eagle | SAMPLED
+    ended = run_here(**options, output=tmp_path / "one")
+    assert 0.03 < ended.totals["draft_acceptance_rate"] < 0.9
+    for num_ranks, tp_size in ((2, 1), (3, 2), (2, 2)):
+        output = tmp_path / f"{num_ranks}-{tp_size}"
+        fork_ranks(num_ranks, **options, overlap=None, tp_size=tp_size, output=output)
+        assert shard_bytes(output) == shard_bytes(tmp_path / "one"), (num_ranks, tp_size)
+    one, own = (total_stats(RunFolder(tmp_path / name)) for name in ("one", "2-1"))
+    assert one.num_message_bytes == 0 < one.num_state_bytes == own.num_state_bytes < own.num_message_bytes
+    # Of a row's last tokens none are sent, nor of those whose pages it shares.
+    most = own.num_prompt_tokens - own.num_shared_prompt_tokens + own.num_completion_tokens
+    last = own.num_completions * (1 + SAMPLED["num_draft_tokens"])
+    assert most - last <= own.num_state_bytes / STATE_BYTES < most
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"overlap": "ahead"}, "--overlap ahead"),
+        ({"draft_window": 32}, "--draft_window"),
+        ({"memory": True}, "--memory"),
+        ({"model_impl": "specdist"}, "--model_impl specdist"),
+        ({"draft_quantization": "int8"}, "--draft_quantization"),
+        ({"num_targets": 2}, "--num_targets"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    eagle: dict[str, Any], changes: dict[str, Any], left_out: str
+) -> None:
+    config = parse(**(eagle | changes), output="unused")
+    with pytest.raises(UserError, match=f"{eagle['draft']} is an EAGLE-3 draft.* leave out {left_out}"):
+        plan_models(config, may_read_states=True)
+    with pytest.raises(UserError, match=r"jobs/generate\.py alone can use"):
+        plan_models(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({"target_hidden_size": 128}, ["hidden states of 128 numbers, and the target's have 64"]),
+        ({"vocab_size": 400}, ["a target of 400 ids, and this one has 320"]),
+        ({"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}, ["layers 0, 1, 3", "three of the target's 3"]),
+        ({"num_hidden_layers": 2}, ["2 layers"]),
+        ({"norm_before_residual": True}, ["norm_before_residual"]),
+        ({"intermediate_size": 50}, ["midlayer.mlp", "config.json asks for"]),
+    ],
+)
+def test_drafts_of_another_form_or_target_are_refused(
+    eagle: dict[str, Any], no_models: None, tmp_path: Path, changes: dict[str, Any], fragments: list[str]
+) -> None:
+    draft = copied(eagle["draft"], tmp_path / "draft")
+    config = json.loads((draft / "config.json").read_text()) | changes
+    (draft / "config.json").write_text(json.dumps(config))
+    refused(run_here(**(eagle | {"draft": draft}), output=tmp_path / "run"), f"--draft {draft}", *fragments)
+
+
+@pytest.mark.parametrize("name", ["d2t", "fc.weight"])
+def test_a_draft_without_a_tensor_is_refused(
+    eagle: dict[str, Any], no_models: None, tmp_path: Path, name: str
+) -> None:
+    draft = copied(eagle["draft"], tmp_path / "draft")
+    weights = load_file(draft / "model.safetensors")
+    del weights[name]
+    save_file(weights, draft / "model.safetensors")
+    refused(run_here(**(eagle | {"draft": draft}), output=tmp_path / "run"), f"its files hold no {name}")
+
+
+def copied(folder: Path, target: Path) -> Path:
+    target.mkdir()
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
