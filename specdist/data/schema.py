@@ -167,6 +167,7 @@ TOTALS = {
     "token (SpecDec++)",
     "messages_per_round": "messages between the target's rank 0 and the draft, per round",
     "message_bytes_per_round": "bytes of these messages, per round",
+    "state_bytes_per_round": "bytes of hidden states per round, of an EAGLE-3 draft",
     "target_message_bytes_per_pass": "bytes of messages between the target's ranks, per target pass",
     "miss_catch_rate": "share of the misses that were caught by a branch",
     "ready_rate": "share of a sequence's target passes that had draft tokens",
