@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from specdist.constraints.dates import with_real_dates
 from specdist.constraints.places import schema_place
 from specdist.utils.errors import UserError
 from specdist.utils.json_values import parse_object
@@ -83,7 +84,8 @@ class Constraint:
     def _json_schema(self) -> str:
         from llguidance import LLMatcher
 
-        return LLMatcher.grammar_from_json_schema(self._schema_text, defaults=JSON_FORM)
+        schema = json.dumps(with_real_dates(json.loads(self._schema_text)))
+        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
 
     @property
     def _schema_text(self) -> str:

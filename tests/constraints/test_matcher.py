@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import re
@@ -119,6 +120,24 @@ def test_whatever_the_masks_of_a_schema_allow_is_an_instance_of_it(name: str) ->
             assert len(token_ids) < 2000
         instance = json.loads(tokenizer.decode(token_ids))
         jsonschema.validate(instance, SCHEMAS[name], format_checker=jsonschema.FormatChecker())
+
+
+def test_dates_are_those_of_the_calendar() -> None:
+    """The library's own rule has a 29th of February in every year."""
+    grammars, tokenizer = byte_grammars(), byte_tokenizer()
+    schema = {"properties": {"format": {"type": "string", "format": "date"}}, "required": ["format"]}
+    of_day = grammars.matcher(Constraint("json_schema", schema).grammar)
+    also = {"type": "string", "format": "date-time", "allOf": [{"pattern": "^(0|19|20)"}]}
+    of_time = grammars.matcher(Constraint("json_schema", also).grammar)
+    for year in ("0000", "0001", "0400", "1900", "2000", "2023", "2024"):
+        for day in ("01-31", "02-28", "02-29", "02-30", "04-31", "12-31", "13-01"):
+            try:
+                exists = bool(datetime.date.fromisoformat(f"{year}-{day}"))
+            except ValueError:
+                exists = False
+            assert of_day.follow(tokenizer.encode(f'{{"format": "{year}-{day}"')) == exists
+            assert of_time.follow(tokenizer.encode(f'"{year}-{day}T01:02:03Z"')) == exists
+    assert not of_time.follow(tokenizer.encode('"2124-'))
 
 
 def test_choices_are_taken_literally() -> None:

@@ -35,6 +35,13 @@ CONSTRAINT_FAULTS = (
         tests=(f"{ENGINE}::test_completions_follow_the_masked_target_s_distribution[memory]",),
     ),
     Mutant(
+        name="dates-as-llguidance-has-them",
+        file="constraints/constraint.py",
+        old="json.dumps(with_real_dates(json.loads(self._schema_text)))",
+        new="self._schema_text",
+        tests=(f"{MATCHER}::test_dates_are_those_of_the_calendar",),
+    ),
+    Mutant(
         name="matcher-not-rolled-back",
         file="constraints/matcher.py",
         old="            self._go_back(num_same)\n",
