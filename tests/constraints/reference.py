@@ -25,9 +25,14 @@ def _tokenizer() -> Any:
 
 
 @cache
+def _matcher(grammar: str) -> Any:
+    return llguidance.LLMatcher(_tokenizer(), grammar)
+
+
+@cache
 def allowed_by_llguidance(grammar: str, token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Token ids of the letters that may come next."""
-    matcher = llguidance.LLMatcher(_tokenizer(), grammar)
+    matcher = _matcher(grammar).deep_copy()
     assert matcher.consume_tokens(list(token_ids)) if token_ids else True
     mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     return tuple(token_id for token_id in token_ids_of(mask) if token_id < len(TOKENS))

@@ -20,12 +20,16 @@ import numpy as np
 import pytest
 import torch
 
+from specdist.constraints.constraint import Constraint
 from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.options import Processing, TokenOptions
 from specdist.sampling.processors import LogitsProcessors
 from specdist.sampling.row_filters import RowFilters
 from specdist.sampling.row_table import AskedPositions, RowTable
+from tests.constraints.letters import END, letters_masker
+from tests.constraints.reference import allowed_by_llguidance
+from tests.engine.combinations import NUM_COMBINATIONS, combination
 from tests.engine.harness import CPU, Harness, requests_for
 from tests.engine.markov import VOCAB_SIZE, MarkovModel, markov_pair
 from tests.engine.sampled import ALARM, PROMPTS, markov_replica
@@ -67,9 +71,13 @@ def processed_replica(settings: SamplingSettings, **options: Any) -> Harness:
 
 
 def uniform_p_value(
-    completions: Sequence[Completion], processing: Processing, model: MarkovModel = TARGET
+    completions: Sequence[Completion],
+    processing: Processing,
+    model: MarkovModel = TARGET,
+    *,
+    grammar: str | None = None,
 ) -> float:
-    """Of the places of all tokens in their distributions."""
+    """Of the places of all tokens in their distributions, which ``grammar`` may mask."""
     lengths = [len(c.request.prompt_ids) + len(c.token_ids) for c in completions]
     token_ids = np.zeros((len(completions), max(lengths)), np.int64)
     table = RowTable(processing.defaults, len(completions), token_ids)
@@ -93,7 +101,13 @@ def uniform_p_value(
     states = [model.states_after(tokens[None]) for tokens in before]
     last, checksums = (np.concatenate(column) for column in zip(*states, strict=True))
     logits_NV = model.logits_VVV[last, checksums]
-    scores_NV = LogitsProcessors(processing, range(VOCAB_SIZE), CPU).process(logits_NV, asked)
+    masks_NW = None
+    if grammar is not None:
+        prompts = [len(completions[line].request.prompt_ids) for line in lines]
+        texts = [tuple(tokens[size:].tolist()) for tokens, size in zip(before, prompts, strict=True)]
+        allowed = [sum(1 << token_id for token_id in allowed_by_llguidance(grammar, text)) for text in texts]
+        masks_NW = np.array(allowed, np.int32)[:, None]
+    scores_NV = LogitsProcessors(processing, range(VOCAB_SIZE), CPU).process(logits_NV, asked, masks_NW)
     found_NV = RowFilters.of(asked, VOCAB_SIZE, CPU).probabilities(scores_NV).double().numpy()
     favoured_NV = np.argsort(logits_NV.softmax(dim=1).numpy() - found_NV, axis=1, kind="stable")
     emitted_N = token_ids[lines_N, positions_N]
@@ -118,6 +132,30 @@ def test_processed_tokens_follow_the_target(case: str, ahead: dict[str, int]) ->
     assert uniform_p_value(completions, CASES[case]) > ALARM
     stats = replica.stats_recorder.close_shard(0)
     assert 0.05 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.9
+
+
+@pytest.mark.parametrize(
+    ("ahead", "kind"),
+    [*((ahead, Harness) for ahead in AHEAD), (AHEAD[-1], SlicedMarkovReplica)],
+    ids=[*MODES, "branches, sliced"],
+)
+def test_twenty_combinations_of_options_follow_the_target(ahead: dict[str, int], kind: type[Harness]) -> None:
+    """Drawn by a seed, with grammars, and with rows that have options of their own. Per run 500 to 900
+    tokens."""
+    p_values = []
+    for seed in range(NUM_COMBINATIONS):
+        chosen = combination(seed)
+        options: dict[str, Any] = {} if chosen.grammar is None else {"masker": letters_masker}
+        replica = processed_replica(chosen.settings(), kind=kind, **options, eos=[END], **ahead)
+        completions = replica.generate(chosen.requests(requests_for(PROMPTS, 12)))
+        grammar = chosen.grammar and Constraint("regex", chosen.grammar).grammar
+        p_values.append(uniform_p_value(completions, chosen.processing, grammar=grammar))
+        stats = replica.stats_recorder.close_shard(0)
+        assert 0.05 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.98
+    assert min(p_values) > ALARM, p_values
+    # Fisher's sum is chi-squared with two degrees of freedom each: a small bias of all shows here.
+    fisher = float(-2 * np.log(p_values).sum())
+    assert torch.special.gammaincc(torch.tensor(float(NUM_COMBINATIONS)), torch.tensor(fisher / 2)) > ALARM
 
 
 @every_case
