@@ -86,6 +86,7 @@ def generated() -> dict[str, str]:
     from specdist.data.schema import SECTIONS, markdown_table
     from specdist.policies.registry import all_papers
     from specdist.policies.registry import markdown_table as policies
+    from tests import elsewhere
     from tests.drafters import tables as drafters_tables
     from tests.engine import window_acceptance
     from tests.gpu import counts_tables
@@ -105,6 +106,7 @@ def generated() -> dict[str, str]:
         "tails": tails.markdown(),
         "rounds": sweep.markdown(),
         "draft-window": window_acceptance.markdown(),
+        "elsewhere": elsewhere.markdown(),
         "quantized": quantized_formats.markdown(),
         "plan": f"```\n{plan()}\n```",
         "emulation": emulation(),
