@@ -22,6 +22,7 @@ from specdist.engine.draft_features import Places, TokenFeatures
 from specdist.engine.draft_loop import DraftBatch, DraftLoop
 from specdist.engine.draft_scores import NOWHERE
 from specdist.engine.draft_state import DraftState
+from specdist.engine.grouping import BurstCount
 from specdist.engine.proposals import DRAW, ProposalRequest
 from specdist.engine.reports import AheadReport, TracedDrafts
 from specdist.models.flat import FlatBatch
@@ -112,12 +113,13 @@ class AheadDrafter:
         self._is_traced = is_traced
         # Branches in the last round, and its misses with and without one that caught it.
         self._misses = 0, 0, 0
-        self._bursts_ago: dict[int, int] = {}
+        self._burst_count, self._num_bursts = BurstCount(), 1.0
         self._branches = BranchTable(len(draft_state.num_committed), ahead.num_branches)
 
     def begin_round(self, request: ProposalRequest) -> None:
         """What to do before the reply, as was chosen after the last one. To be called when the last round is
         resolved."""
+        self._num_bursts = self._burst_count.add(request.groups)
         if self._chooser is not None:
             slots_R = request.slots_R
             is_pending = self._draft_state.num_candidates[slots_R].any() or request.num_redraft_R.any()
@@ -138,7 +140,7 @@ class AheadDrafter:
         self._chooser.choose(
             *self._load(slots),
             num_targets=len(request.groups),
-            num_bursts=self._num_bursts(request.groups),
+            num_bursts=self._num_bursts,
         )
         self._shape = self._chooser.shape_ahead(
             self._shape, is_pending=bool(self._draft_state.num_candidates[slots_R].any())
@@ -148,12 +150,22 @@ class AheadDrafter:
         """Sequences, and the mean length of their contexts."""
         return max(1, len(slots)), float(self._draft_state.num_committed[slots].mean()) if len(slots) else 0.0
 
-    def _num_bursts(self, groups: tuple[int, ...]) -> float:
-        """Of a round of all target groups that have asked lately, if each is like this one."""
-        self._bursts_ago = {group: ago + 1 for group, ago in self._bursts_ago.items()}
-        self._bursts_ago |= dict.fromkeys(groups, 0)
-        num_at_work = sum(ago <= len(self._bursts_ago) for ago in self._bursts_ago.values())
-        return num_at_work / len(groups)
+    def round_now(self, request: ProposalRequest) -> RoundContext:
+        """For what is drafted before the reply."""
+        return self._round(request, request.slots_R, len(request.slots_R), is_ahead=False)
+
+    def _round(
+        self, request: ProposalRequest, slots_S: np.ndarray, num_tokens: int, *, is_ahead: bool
+    ) -> RoundContext:
+        """``num_tokens``: of the target's pass, without prompts."""
+        return RoundContext(
+            num_rows=len(slots_S),
+            num_pass_tokens=num_tokens + request.num_prefill_tokens,
+            num_context_tokens=self._load(slots_S)[1],
+            is_ahead=is_ahead,
+            num_targets=len(request.groups),
+            num_bursts=self._num_bursts,
+        )
 
     def wanted_now(self, request: ProposalRequest) -> list[tuple[np.ndarray, bool]]:
         """The most candidates [R] to draft before the reply, and whether the policy has a say; in one or
@@ -307,12 +319,7 @@ class AheadDrafter:
         complete = contexts[state.num_committed[contexts] == state.context_lengths[contexts]]
         slots_S = np.r_[request.slots_R, complete].astype(np.int64)
         num_block_tokens = len(request.slots_R) + int(state.num_candidates[request.slots_R].sum())
-        round = RoundContext(
-            num_rows=len(slots_S),
-            num_pass_tokens=num_block_tokens + request.num_prefill_tokens,
-            num_context_tokens=float(state.num_committed[slots_S].mean()) if len(slots_S) else 0.0,
-            is_ahead=True,
-        )
+        round = self._round(request, slots_S, num_block_tokens, is_ahead=True)
         num_left_S = state.num_ahead[slots_S]
         tails_S = state.num_committed[slots_S] + state.num_candidates[slots_S] + num_left_S
         room_S = state.max_lengths[slots_S] - tails_S - 1

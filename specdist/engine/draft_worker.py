@@ -37,7 +37,7 @@ from specdist.engine.reports import RoleTimes
 from specdist.engine.timeline import Timeline
 from specdist.models.memory import peak_memory_bytes
 from specdist.models.runner import ModelRunner
-from specdist.policies import LengthPolicy, RoundContext
+from specdist.policies import LengthPolicy
 from specdist.sampling.distributions import Dense, SamplingSettings
 from specdist.sampling.processors import TokenMasker
 from specdist.sampling.rejection_sampler import sample_next_tokens
@@ -146,12 +146,7 @@ class DraftWorker:
             self._forget_scores(request)
         # A draft that takes turns does all its drafting here; one that works ahead, only that of resumed
         # sequences: as many candidates as before their preemption, whatever the policy would say today.
-        round = RoundContext(
-            num_rows=len(slots_R),
-            num_pass_tokens=len(slots_R) + request.num_prefill_tokens,
-            num_context_tokens=float(first_R.mean()) if len(first_R) else 0.0,
-            is_ahead=False,
-        )
+        round = self._ahead.round_now(request)
         for num_wanted_R, uses_policy in wanted_now:
             state.num_candidates[slots_R] += self._draft_loop.extend(
                 DraftBatch(

@@ -61,6 +61,20 @@ class GroupSizes:
         )
 
 
+class BurstCount:
+    """How many bursts the draft has in a round of all target groups that have asked lately."""
+
+    def __init__(self) -> None:
+        self._bursts_ago: dict[int, int] = {}
+
+    def add(self, groups: tuple[int, ...]) -> float:
+        """A burst for these; the bursts of a round, if each is for as many."""
+        self._bursts_ago = {group: ago + 1 for group, ago in self._bursts_ago.items()}
+        self._bursts_ago |= dict.fromkeys(groups, 0)
+        num_at_work = sum(ago <= len(self._bursts_ago) for ago in self._bursts_ago.values())
+        return num_at_work / len(groups)
+
+
 def merged(requests: Sequence[ProposalRequest]) -> ProposalRequest:
     """One request of requests that are shifted already."""
     if len(requests) == 1:

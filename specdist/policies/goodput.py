@@ -9,6 +9,8 @@ is not linear in tokens: the first token of a block may cost as much as five.
 - In turns, a round takes the time of its draft steps and of the target's pass; g is that of a round of equal
   blocks without prompts, since prompts cost the same in any case. Whether to stop is decided before a token
   is drawn, by the tokens before it; no drawn token is ever left out.
+- A draft that several targets share has a burst for one or several of them at a time: each has a pass of its
+  own, at the same time, and a round is no shorter than all its bursts.
 - A draft that works ahead has the time of the target's pass for free; only time beyond it counts. Tokens that
   are ready need not be verified at once: one that is held back stays in the chain as a token drafted ahead,
   and is verified by the same rule a round later, so holding it back may depend on its value without any bias.
@@ -154,7 +156,7 @@ class Goodput(RegisteredPolicy):
         order_C = np.argsort(-survival_C, kind="stable")
         num_tokens = len(lengths_R) + np.r_[0.0, np.cumsum(survival_C[order_C])]
         pass_ns = self._target_ns(round.num_pass_tokens + np.arange(len(lines_C) + 1), round)
-        rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, self._drafting_ns))
+        rates = num_tokens / np.maximum(1.0, np.maximum(pass_ns, round.num_bursts * self._drafting_ns))
         best = int(np.argmax(rates))
         self._goodput = float(rates[best])
         return np.bincount(lines_C[order_C[:best]], minlength=len(lengths_R))
@@ -191,8 +193,9 @@ class Goodput(RegisteredPolicy):
             return
         num_rows, round = len(rows.draft_slots_R), rows.round
         num_tokens_D = round.num_rows + num_rows * (self._forecast**self._steps_D).cumsum()
-        ns_D = self._steps_D * self._draft_ns(num_rows, round)
-        ns_D = ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round)
+        burst_ns_D = self._steps_D * self._draft_ns(num_rows, round)
+        ns_D = burst_ns_D + self._target_ns(round.num_rows + num_rows * self._steps_D, round)
+        ns_D = np.maximum(ns_D, round.num_bursts * burst_ns_D)
         undrafted = round.num_rows / max(1.0, float(self._target_ns(round.num_rows, round)))
         self._goodput = max(undrafted, float((num_tokens_D / np.maximum(1.0, ns_D)).max()))
 
@@ -237,16 +240,26 @@ class Goodput(RegisteredPolicy):
             self._drafting_context = context
         drafting_RD = self._drafting_RD[:num_rows, :num_steps]
         if round.is_ahead:
-            free_ns = float(self._target_ns(round.num_pass_tokens, round))
+            # With several bursts a round, each has a part of the target's time.
+            free_ns = float(self._target_ns(round.num_pass_tokens, round)) / round.num_bursts
             over_ns = max(0.0, self._drafting_ns - free_ns)
-            return np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
+            added_RD = np.maximum(0.0, drafting_RD + (self._drafting_ns - free_ns)) - over_ns
+            return round.num_bursts * added_RD
         num_tokens = round.num_pass_tokens + self._num_tokens
         verifying_RD = self._target_ns(num_tokens + self._tokens_RD[:num_rows, :num_steps], round)
-        return drafting_RD + verifying_RD - self._target_ns(num_tokens, round)
+        verified_ns = float(self._target_ns(num_tokens, round))
+        added_RD = drafting_RD + verifying_RD - verified_ns
+        if round.num_bursts <= 1:
+            return added_RD
+        # The other bursts of a round take place during this target's pass, or make the round longer.
+        burst_RD = drafting_RD + self._drafting_ns
+        longest_RD = np.maximum(burst_RD + verifying_RD, round.num_bursts * burst_RD)
+        return longest_RD - max(self._drafting_ns + verified_ns, round.num_bursts * self._drafting_ns)
 
     def _target_ns(self, num_tokens: Sizes, round: RoundContext) -> np.ndarray:
-        """A target pass of so many tokens in this round."""
-        return self._costs.target_ns(num_tokens, round.num_rows, round.num_context_tokens)
+        """A target pass in this round, of so many tokens of all targets that this burst serves."""
+        own_tokens, own_rows = (-(-number // round.num_targets) for number in (num_tokens, round.num_rows))
+        return self._costs.target_ns(own_tokens, own_rows, round.num_context_tokens)
 
     def _draft_ns(self, num_rows: Sizes, round: RoundContext) -> np.ndarray:
         """A draft step of so many sequences and branches in this round."""

@@ -16,7 +16,8 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.no_draft import NoDraft
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.timeline import Timeline
-from specdist.policies import GammaTune
+from specdist.policies import DraftSequences, GammaTune, Goodput, RoundContext
+from specdist.policies.costs import CostModel, Curve
 from specdist.sampling.distributions import SamplingSettings
 from specdist.theory.rounds import RoundShape
 from tests.engine.groups import SharedReplicas
@@ -36,6 +37,19 @@ CASE_NAMES = ["none-greedy", "none-rejection", "ahead-gumbel", "branches-gumbel"
 SMALL: dict[str, Any] = {"max_num_seqs": 12, "num_pages": 36}
 ENDING: dict[str, Any] = {"max_num_seqs": 12, "num_pages": 70, "eos": [5]}
 REQUESTS = requests_for(PROMPTS, 16)
+
+
+class Listening(Goodput):
+    """Costs under which blocks of all lengths occur."""
+
+    def __init__(self, settings: SamplingSettings) -> None:
+        costs = CostModel(Curve([1, 401], [2000, 2400]), Curve([1, 101], [20, 60]))
+        super().__init__(max_draft_tokens=4, costs=costs, is_coupled=not settings.is_random)
+        self.rounds: list[RoundContext] = []
+
+    def wants_more(self, rows: DraftSequences) -> np.ndarray:
+        self.rounds.append(rows.round)
+        return super().wants_more(rows)
 
 
 class ThreeGroups(SharedReplicas):
@@ -142,9 +156,14 @@ def test_sampled_tokens_are_the_same_where_a_group_waits_for_its_draft(ahead: di
 
 
 def test_links_that_break_do_not_bias_the_output() -> None:
-    replica = markov_replica(PLAIN, kind=BreakingLinks, max_num_seqs=150, eos=[5], **AHEAD[2])
-    found = p_values(replica, TARGET, eos=[5])
+    """With goodput, whose blocks depend on all groups of a burst."""
+    pair, policy = markov_pair(uses_features=True), Listening(PLAIN)
+    replica = markov_replica(
+        PLAIN, kind=BreakingLinks, pair=pair, policy=policy, max_num_seqs=150, eos=[5], **AHEAD[2]
+    )
+    found = p_values(replica, pair[0], eos=[5])
     assert min(found) > ALARM, found
+    assert {round.num_targets for round in policy.rounds} == {1, 2}
 
 
 @both_modes
@@ -165,3 +184,15 @@ def test_rounds_alone_are_told_to_a_shared_draft_too() -> None:
     options: dict[str, Any] = {"num_ahead_tokens": 1, "shapes": shapes} | SMALL
     expected = tokens(markov_replica(COUPLED, **options))
     assert tokens(markov_replica(COUPLED, kind=SharedReplicas, **options)) == expected
+
+
+@both_modes
+def test_policies_are_told_whose_sequences_they_are(ahead: dict[str, int]) -> None:
+    """Of goodput the blocks depend on the whole burst, and no greedy token does."""
+    policy = Listening(GREEDY)
+    expected = tokens(markov_replica(GREEDY, **SMALL, **ahead))
+    options: dict[str, Any] = {"pair": markov_pair(uses_features=True), "policy": policy} | SMALL | ahead
+    assert tokens(markov_replica(GREEDY, kind=ThreeGroups, **options)) == expected
+    # The groups meet in every burst.
+    bursts = {(round.num_targets, round.num_bursts) for round in policy.rounds}
+    assert (3, 1.0) in bursts and {count for targets, count in bursts if targets == 3} == {1.0}

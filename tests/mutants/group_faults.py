@@ -116,4 +116,32 @@ GROUP_FAULTS = (
         new="missed_by_W = (1 - _spread(int(is_wrong_V.sum()), generator)) ** -2 - 1",
         tests=("tests/emulation/test_markov.py",),
     ),
+    Mutant(
+        name="goodput-runs-the-tokens-of-all-targets-in-one-pass",
+        file="policies/goodput.py",
+        old="(-(-number // round.num_targets) for number in (num_tokens, round.num_rows))",
+        new="(number for number in (num_tokens, round.num_rows))",
+        tests=("tests/policies/test_goodput.py",),
+    ),
+    Mutant(
+        name="goodput-has-the-targets-pass-for-every-burst",
+        file="policies/goodput.py",
+        old="free_ns = float(self._target_ns(round.num_pass_tokens, round)) / round.num_bursts",
+        new="free_ns = float(self._target_ns(round.num_pass_tokens, round))",
+        tests=("tests/policies/test_goodput.py",),
+    ),
+    Mutant(
+        name="goodput-in-turns-forgets-the-other-bursts",
+        file="policies/goodput.py",
+        old="        if round.num_bursts <= 1:\n            return added_RD",
+        new="        if True:\n            return added_RD",
+        tests=("tests/policies/test_goodput.py",),
+    ),
+    Mutant(
+        name="policy-is-not-told-of-the-other-targets",
+        file="engine/draft_ahead.py",
+        old="            num_targets=len(request.groups),\n            num_bursts=self._num_bursts,\n        )\n\n    def wanted_now",
+        new="        )\n\n    def wanted_now",
+        tests=(SHARED + "test_policies_are_told_whose_sequences_they_are",),
+    ),
 )

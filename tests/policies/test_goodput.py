@@ -37,6 +37,8 @@ def question(
     num_prompt_tokens: int = 0,
     histories_RH: np.ndarray | None = None,
     earlier: list[float] | None = None,
+    num_targets: int = 1,
+    num_bursts: float = 1.0,
 ) -> DraftSequences:
     draft_slots_R = np.arange(num_rows)
     return DraftSequences(
@@ -48,7 +50,11 @@ def question(
         earlier_estimates_R=None if earlier is None else np.array(earlier),
         reach_R=np.ones(num_rows),
         round=RoundContext(
-            num_rows=num_rows, num_pass_tokens=num_rows + num_prompt_tokens, is_ahead=is_ahead
+            num_rows=num_rows,
+            num_pass_tokens=num_rows + num_prompt_tokens,
+            is_ahead=is_ahead,
+            num_targets=num_targets,
+            num_bursts=num_bursts,
         ),
     )
 
@@ -61,11 +67,19 @@ def goodput(costs: CostModel, *, reads_head: bool = False) -> Goodput:
     return Goodput(max_draft_tokens=CAP, costs=costs, is_coupled=True, reads_head=reads_head)
 
 
-def drafted_length(policy: Goodput, top: float, *, is_ahead: bool = False) -> int:
-    """How long a block of one row gets whose tokens all look alike."""
+def drafted_length(
+    policy: Goodput, top: float, *, num_rows: int = 1, is_ahead: bool = False, **sharing: float
+) -> int:
+    """How long a block of every row gets whose tokens all look alike."""
     length = 0
     while policy.wants_more(
-        question(1, length, features_of([top]) if length else None, is_ahead=is_ahead)
+        question(
+            num_rows,
+            length,
+            features_of([top] * num_rows) if length else None,
+            is_ahead=is_ahead,
+            **sharing,  # type: ignore[arg-type]
+        )
     ).all():
         length += 1
     return length
@@ -128,6 +142,38 @@ def test_what_is_ready_is_verified_while_it_is_worth_the_time() -> None:
     cheap = goodput(flat_costs(target=100, draft=1))
     assert cheap.num_to_verify(ready, np.array([4, 0, 2]), a_pass(3)).tolist() == [4, 0, 2]
     assert cheap.num_to_verify(features_of([]), np.array([0, 0]), a_pass(2)).tolist() == [0, 0]
+
+
+def test_targets_of_one_burst_have_a_pass_each() -> None:
+    """Three targets of two rows draft as far as one of them would where the draft's time does not grow."""
+    costs = CostModel(Curve([1, 2, 100], [100, 101, 1100]), Curve([1], [20]))
+    alone = drafted_length(goodput(costs), 0.8, num_rows=2)
+    assert alone == drafted_length(goodput(costs), 0.8, num_rows=6, num_targets=3) > 0
+    assert drafted_length(goodput(costs), 0.8, num_rows=6) < alone
+    costs = CostModel(Curve([1, 8, 100], [100, 107, 107 + 92 * 40]), Curve([1], [20]))
+    ready, lengths_R = [0.95, 0.9, 0.4, 0.7, 0.3], np.array([3, 2])
+    one = goodput(costs).num_to_verify(features_of(ready), lengths_R, a_pass(2))
+    three_passes = dataclasses.replace(a_pass(6), num_targets=3)
+    three = goodput(costs).num_to_verify(features_of(ready * 3), np.tile(lengths_R, 3), three_passes)
+    assert three.tolist() == np.tile(one, 3).tolist() and one.sum() > 0
+    as_one = goodput(costs).num_to_verify(features_of(ready * 3), np.tile(lengths_R, 3), a_pass(6))
+    assert as_one.sum() < three.sum()
+
+
+def test_bursts_of_a_round_share_its_time() -> None:
+    """Ahead each has a part of the target's pass; in turns those of others make the round longer once they
+    take longer than it."""
+    ahead = []
+    for num_bursts in (1, 2, 3):
+        policy = goodput(flat_costs(target=130, draft=20))
+        several = dataclasses.replace(a_pass(1), num_bursts=num_bursts)
+        policy.num_to_verify(features_of([0.5]), np.array([1]), several)
+        ahead.append(drafted_length(policy, 0.3, is_ahead=True, num_bursts=num_bursts))
+    # After the step of the next tokens: 5, 2 and 1 more.
+    assert ahead == [5, 2, 1]
+    costs = flat_costs(target=100, draft=20)
+    in_turns = [drafted_length(goodput(costs), 0.95, num_bursts=count) for count in (1, 2, 8)]
+    assert in_turns[0] == in_turns[1] > in_turns[2]
 
 
 def test_a_draft_that_is_never_right_is_given_up() -> None:
