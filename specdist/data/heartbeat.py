@@ -88,7 +88,8 @@ class Beat:
     """The content of a replica's file.
 
     ``silent_after_s``: how long it may stay unchanged; ``elapsed_s``: time since the models were loaded, in
-    which the rows and tokens were finished."""
+    which the rows and tokens were finished; ``draft``: number of the one that serves it, of those that target
+    groups share."""
 
     replica: str
     process: Process
@@ -98,6 +99,7 @@ class Beat:
     num_rows: int = 0
     num_tokens: int = 0
     count: int = 0
+    draft: int | None = None
 
     def to_bytes(self) -> bytes:
         return json.dumps(sealed(asdict(self))).encode().ljust(BEAT_BYTES - 1) + b"\n"
@@ -141,6 +143,10 @@ class Heartbeat:
         """Count a finished row and its tokens; the next beat tells the others."""
         self._beat.num_rows += 1
         self._beat.num_tokens += num_tokens
+
+    def tell_draft(self, draft: int | None) -> None:
+        """Which one serves this target group from now on; the next beat tells the others."""
+        self._beat.draft = draft
 
     def beat(self) -> None:
         """Write the next number. Raises OSError."""

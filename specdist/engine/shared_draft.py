@@ -137,10 +137,12 @@ class SharedDraft:
         repeats_blocks: bool,
         first_wait_s: float,
         longest_wait_s: float,
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             new_draft: the proposer over a new link.
+            on_loss: called when a link breaks.
             decodes_alone: whether the group goes on without a draft; if not, it waits for one.
             repeats_blocks: whether a preempted sequence's tokens depend on the draft repeating its block.
             first_wait_s: how long a group that may go on alone waits for its draft at the beginning.
@@ -151,6 +153,7 @@ class SharedDraft:
         self._decodes_alone = decodes_alone
         self._repeats_blocks = repeats_blocks
         self._longest_wait_s = longest_wait_s
+        self._on_loss = on_loss
         self._wait_s = first_wait_s if decodes_alone else longest_wait_s
         self._draft: Proposer | None = None
         # Whether sequences run that the next draft knows nothing of.
@@ -178,6 +181,7 @@ class SharedDraft:
         except LinkError as error:
             self._draft.close()
             self._draft = None
+            self._on_loss()
             self._dialer.start()
             self._wait_s = 0.0 if self._decodes_alone else self._wait_s
             goes_on = "decoding alone" if self._decodes_alone else "its sequences begin again"

@@ -266,6 +266,8 @@ def generate_rows(
         return stop.is_made
 
     run.membership.heartbeat.begin()
+    if isinstance(replica, TargetGroup):
+        replica.tell(run.membership.heartbeat.tell_draft)
     stop.defer_signals()
     try:
         for assignment in assign_from_rank0(topology, recorder, stop):

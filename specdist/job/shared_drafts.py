@@ -128,6 +128,8 @@ class DraftDirectory:
         self._group = topology.part.index
         self._num_drafts = topology.num_drafts
         self._timeout_s = timeout_s
+        # Number of the draft that was dialled last.
+        self.reached: int | None = None
         self._machine = Process.current().machine
         self._store = launch_store()
 
@@ -148,6 +150,7 @@ class DraftDirectory:
         for address in self._addresses():
             found, reason = self._try(address, greeting)
             if found is not None:
+                self.reached = int(address["draft"])
                 return found
         raise LinkError(reason)
 
@@ -188,9 +191,10 @@ class DraftDirectory:
         found = []
         try:
             for offset in range(self._num_drafts):
-                key = _address_key((self._group + offset) % self._num_drafts)
+                draft = (self._group + offset) % self._num_drafts
+                key = _address_key(draft)
                 if self._store.check([key]):
-                    found.append(json.loads(self._store.get(key)))
+                    found.append(json.loads(self._store.get(key)) | {"draft": draft})
         except (RuntimeError, dist.DistError) as error:
             raise LinkError(f"the launch's store does not answer: {error}") from error
         return found

@@ -40,11 +40,17 @@ class HeldShard:
 
 @dataclass(frozen=True)
 class Group:
-    """A target group at work; ``draft``: of its launch, the one that it turns to first."""
+    """A target group at work. Of the drafts of its launch, ``draft`` is the one that it turns to first, and
+    ``served_by`` the one that serves it at present, if one does."""
 
     replica: str
     draft: int
     tokens_per_s: float
+    served_by: int | None
+
+    def __str__(self) -> str:
+        begins = "" if self.served_by == self.draft else f", begins with draft {self.draft}"
+        return f"{self.replica} ({self.tokens_per_s:,.1f} tokens/s{begins})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +95,7 @@ class RunStatus:
             lines.append(f"speed     {rate} tokens/s by {replicas}")
             end = "unknown" if self.left_s is None else f"about {time.ctime(time.time() + self.left_s)}"
             lines.append(f"end       {end}")
-        for draft in sorted({group.draft for group in self.groups}):
-            named = [
-                f"{group.replica} ({group.tokens_per_s:,.1f} tokens/s)"
-                for group in self.groups
-                if group.draft == draft
-            ]
-            more = f" and {len(named) - MAX_SHOWN} more" if len(named) > MAX_SHOWN else ""
-            lines.append(f"draft {draft:<3} is asked first by {', '.join(named[:MAX_SHOWN])}{more}")
+        lines += self._draft_lines()
         for label, shards in (("running", self.running), ("failed", self.failed)):
             lines += [
                 f"{label:<9} shard {held.shard}: {held.num_rows} rows, by {held.replica} since {held.since}"
@@ -105,6 +104,21 @@ class RunStatus:
             if len(shards) > MAX_SHOWN:
                 lines.append(f"{label:<9} and {len(shards) - MAX_SHOWN} more")
         lines += [f"errors    {count:,} rows: {kind}" for kind, count in self.errors.items()]
+        return lines
+
+    def _draft_lines(self) -> list[str]:
+        """Whom each draft serves, and who has none."""
+        lines: list[str] = []
+        drafts = sorted({draft for group in self.groups for draft in (group.draft, group.served_by)
+                         if draft is not None})  # fmt: skip
+        for draft in (*drafts, None):
+            served = [str(group) for group in self.groups if group.served_by == draft]
+            more = f" and {len(served) - MAX_SHOWN} more" if len(served) > MAX_SHOWN else ""
+            names = f"{', '.join(served[:MAX_SHOWN])}{more}"
+            if draft is not None:
+                lines.append(f"draft {draft:<3} serves {names or 'nobody: it is not up, or not needed yet'}")
+            elif served:
+                lines.append(f"no draft  for {names}")
         return lines
 
 
@@ -203,7 +217,7 @@ class StatusReader:
             return []
         return sorted(
             (
-                Group(beat.replica, int(match[1]) % num_drafts, beat.num_tokens / beat.elapsed_s)
+                Group(beat.replica, int(match[1]) % num_drafts, beat.num_tokens / beat.elapsed_s, beat.draft)
                 for beat, match in found
             ),
             key=lambda group: group.replica,

@@ -53,7 +53,12 @@ class TargetGroup(Replica):
     ) -> None:
         """As a :class:`Replica`."""
         self._drafts = DraftDirectory(topology, timeout_s=config.draft_timeout) if topology.is_rank0 else None
+        self._tell_draft: Callable[[int | None], None] = lambda draft: None
         super().__init__(config, models, topology, *arguments, **options)
+
+    def tell(self, tell_draft: Callable[[int | None], None]) -> None:
+        """``tell_draft``: gets the number of the draft that serves the group, whenever that changes."""
+        self._tell_draft = tell_draft
 
     def _agree_on_pages(self) -> int:
         """Not more than the draft has for each group."""
@@ -116,11 +121,16 @@ class TargetGroup(Replica):
         def dial() -> Link:
             return drafts.dial(greeting)[0]
 
+        def begin(link: Link) -> Proposer:
+            self._tell_draft(drafts.reached)
+            return self.assembly().asked_when_it_pays(LinkedDraft(link))
+
         return SharedDraft(
             Dialer(dial),
-            lambda link: self.assembly().asked_when_it_pays(LinkedDraft(link)),
+            begin,
             decodes_alone=decodes_alone(self._config, self._topology),
             repeats_blocks=not self._config.is_coupled,
             first_wait_s=self._config.draft_timeout,
             longest_wait_s=self._config.rank_timeout,
+            on_loss=lambda: self._tell_draft(None),
         )

@@ -62,7 +62,7 @@ class FlakyLink(Link):
 
 class SharedReplicas(Harness):
     """The harness with ``num_groups`` target groups, to which the requests are dealt in turn, and one draft.
-    ``total``: the statistics of all of them."""
+    ``total``: the statistics of all of them; ``lost``: the groups that have lost it, in order."""
 
     num_groups = 2
     # Share of replies before which a link breaks, and of calls to the draft that are not answered.
@@ -85,6 +85,7 @@ class SharedReplicas(Harness):
         found: list[Completion] = []
         failures: list[BaseException] = []
         self.total = Stats()
+        self.lost: list[int] = []
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("")  # an abstract name that the system chooses
             listener.listen(64)
@@ -147,6 +148,7 @@ class SharedReplicas(Harness):
             repeats_blocks=self.settings.is_random,
             first_wait_s=TIMEOUT_S,
             longest_wait_s=TIMEOUT_S,
+            on_loss=lambda: self.lost.append(group),
         )
         runner = MarkovRunner(self.runners[0].model)  # type: ignore[arg-type]
         self.assembly.allocate(cast(ModelRunner, runner))

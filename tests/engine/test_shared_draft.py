@@ -144,7 +144,9 @@ def test_a_group_that_is_late_keeps_the_scores_of_its_candidates() -> None:
 def test_greedy_and_coupled_tokens_are_the_same_where_links_break(ahead: dict[str, int]) -> None:
     for settings in (GREEDY, COUPLED):
         expected = tokens(markov_replica(settings, **ENDING, **ahead))
-        assert tokens(markov_replica(settings, kind=BreakingLinks, **ENDING, **ahead)) == expected
+        replica = markov_replica(settings, kind=BreakingLinks, **ENDING, **ahead)
+        assert tokens(replica) == expected
+        assert isinstance(replica, SharedReplicas) and {*replica.lost} == {0, 1}
 
 
 @both_modes

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from specdist.config.generate import GenerateConfig
 from specdist.job.parts import Part, place_of
 from specdist.job.shared_drafts import check_greeting
+from specdist.job.status import StatusReader
 from specdist.utils.errors import UserError
 from tests.job.group_storm import LAUNCH_ONLY, RULES, SHARED, Storm, check_same, storm_through
 from tests.job.killing import wait_until
@@ -70,6 +71,11 @@ def test_kills_and_stops_of_groups_and_their_draft_change_no_row(
         assert "starting it again (1 of at most 1000 times)" in words
 
 
+def drafts_of(output: Path) -> set[tuple[int, int | None]]:
+    """Of every group at work: the draft that it begins with, and the one that serves it."""
+    return {(group.draft, group.served_by) for group in StatusReader(output).read().groups}
+
+
 def test_a_draft_that_dies_for_good_hands_its_groups_to_the_other(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -79,6 +85,8 @@ def test_a_draft_that_dies_for_good_hands_its_groups_to_the_other(
     launch = LAUNCH_ONLY | {"max_restarts": 0, "num_targets": 2, "num_drafts": 2}
     with started_ranks(4, **chosen, **launch, output=tmp_path / "run") as world:
         wait_until(lambda: len(shard_files(tmp_path / "run")) > 0, world.is_running)
+        # Each begins with its own.
+        wait_until(lambda: (0, 0) in drafts_of(tmp_path / "run"), world.is_running)
         (draft,) = psutil.Process(world.processes[2].pid).children()
         draft.kill()
         code = world.end(TIMEOUT_S)

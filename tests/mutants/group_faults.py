@@ -144,4 +144,20 @@ GROUP_FAULTS = (
         new="        )\n\n    def wanted_now",
         tests=(SHARED + "test_policies_are_told_whose_sequences_they_are",),
     ),
+    Mutant(
+        name="status-is-not-told-of-a-draft-that-is-lost",
+        file="engine/shared_draft.py",
+        old="            self._on_loss()\n",
+        new="",
+        tests=(SHARED + "test_greedy_and_coupled_tokens_are_the_same_where_links_break",),
+    ),
+    Mutant(
+        name="status-is-not-told-of-a-draft-that-answers",
+        file="job/target_group.py",
+        old="            self._tell_draft(drafts.reached)\n",
+        new="",
+        tests=(
+            "tests/job/test_target_groups.py::test_a_draft_that_dies_for_good_hands_its_groups_to_the_other",
+        ),
+    ),
 )
