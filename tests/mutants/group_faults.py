@@ -149,7 +149,7 @@ GROUP_FAULTS = (
         file="engine/shared_draft.py",
         old="            self._on_loss()\n",
         new="",
-        tests=(SHARED + "test_greedy_and_coupled_tokens_are_the_same_where_links_break",),
+        tests=(WAITED_FOR,),
     ),
     Mutant(
         name="status-is-not-told-of-a-draft-that-answers",
