@@ -64,7 +64,7 @@ def shard_stats(shard: int) -> Stats:
 def write_run(path: Path, shards: tuple[int, ...] = (0, 1, 2), manifest: Manifest = MANIFEST) -> RunFolder:
     """A run with an input column of its own; these of its shards are finished."""
     folder = RunFolder.open(path, manifest, "seed: 0\n", False)
-    plan, _ = folder.plan()
+    plan = folder.plan()
     for shard in shards:
         first, end = plan.bounds(shard)
         inputs = pa.table({"reference": [f"reference {row}" for row in range(first, end)]})

@@ -68,7 +68,7 @@ def load_run(path: str | Path, *, verify: bool = False, include_parts: bool = Fa
             f"{path} is not the folder of a run of jobs/generate.py (of jobs/collect.py, the run is "
             "responses/ in it): its manifest.json says nothing of completions"
         )
-    plan, _ = folder.plan()
+    plan = folder.plan()
     # Read before the shards are listed: a shard that is finished meanwhile counts as finished.
     parts = _read_parts(folder, plan.num_shards) if include_parts else {}
     finished = tuple(shard for shard in range(plan.num_shards) if _is_finished(folder, shard))

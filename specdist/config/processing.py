@@ -21,16 +21,17 @@ RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "frequency_penalty": (math.isfinite, "must be a finite number; 0 penalises none"),
     "seed": (lambda value: 0 <= value < 2**63, "must be in [0, 2**63)"),
     "max_new_tokens": (lambda value: value >= 1, "must be at least 1"),
+    "num_samples": (lambda value: value >= 1, "must be at least 1"),
     "min_new_tokens": (lambda value: value >= 0, "must not be negative; 0 sets no least length"),
 }
-WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_new_tokens", "min_new_tokens"})
+WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_new_tokens", "min_new_tokens", "num_samples"})
 # Of these every position of a pass has numbers of its own.
 DISTRIBUTION_OPTIONS = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 # A struct column of any of the others.
 STRUCT = "options"
-ROW_OPTIONS = (*DISTRIBUTION_OPTIONS, "seed", "max_new_tokens", "stop")
+ROW_OPTIONS = (*DISTRIBUTION_OPTIONS, "seed", "max_new_tokens", "stop", "num_samples")
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,7 @@ OPTIONS = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
     "repetition_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty", "seed": "seed", "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens", "n": "num_samples",
 }  # fmt: skip
 # Fields that change no token of a batch: the model is the run's target.
 IGNORED = frozenset(
@@ -39,7 +39,7 @@ IGNORED = frozenset(
 )  # fmt: skip
 # Fields that are honoured elsewhere, and values that ask for nothing.
 READ = frozenset(
-    ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "n", "logprobs",
+    ["messages", "prompt", "tools", "tool_choice", "response_format", "stop", "logprobs",
      "top_logprobs", "prompt_logprobs", "echo", "chat_template_kwargs"]
 )  # fmt: skip
 NEUTRAL: Mapping[str, Any] = {"stream": False, "best_of": 1, "logit_bias": {}, "suffix": ""}
@@ -64,7 +64,6 @@ class Batch:
     Attributes:
         table: the rows, with the columns ``options`` and ``constraint`` if any row has some.
         reasons: why rows cannot be used, by row number.
-        num_samples: of every row (``n``).
         num_logprobs, num_prompt_logprobs: likeliest tokens to write, the most of any row; None if no row asks
             for any.
     """
@@ -72,7 +71,6 @@ class Batch:
     table: pa.Table
     is_chat: bool
     reasons: Mapping[int, str]
-    num_samples: int
     num_logprobs: int | None
     num_prompt_logprobs: int | None = None
 
@@ -91,12 +89,12 @@ def _is_request(row: Mapping[str, Any]) -> bool:
 
 def read_batch(files: Sequence[Path]) -> Batch:
     """All requests. Raises :class:`UserError`, with the file and the line, for a line that is not one, for a
-    ``custom_id`` that occurs twice, and for what must be the same in all rows and is not."""
+    ``custom_id`` that occurs twice, and and for a url that differs from those before."""
     columns: dict[str, list[Any]] = {name: [] for name in REQUEST_KEYS}
     options: list[dict[str, Any] | None] = []
     constraints: list[str | None] = []
     reasons: dict[int, str] = {}
-    common: dict[str, tuple[Any, str]] = {}
+    common: tuple[str, str] = ("", "")
     known: set[str] = set()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
@@ -106,13 +104,13 @@ def read_batch(files: Sequence[Path]) -> Batch:
                 place = f"--prompts {path}, line {line}"
                 _check_request(place, row, known)
                 body = row[BODY]
-                for name, value in (("url", row["url"]), ("n", body.get("n") or 1)):
-                    first, where = common.setdefault(name, (value, place))
-                    if value != first:
-                        raise UserError(
-                            f"{place} has {name} {value!r}, but {where} has {first!r}: it must be the same "
-                            "in all rows; split the file"
-                        )
+                common = common if common[1] else (row["url"], place)
+                first, where = common
+                if row["url"] != first:
+                    raise UserError(
+                        f"{place} has url {row['url']!r}, but {where} has {first!r}: it must be the same in "
+                        "all rows; split the file"
+                    )
                 own: dict[str, Any] | None = None
                 constraint = text = None
                 try:
@@ -131,9 +129,8 @@ def read_batch(files: Sequence[Path]) -> Batch:
                 constraints.append(constraint)
     return Batch(
         table=_table(columns, options, constraints),
-        is_chat=common["url"][0] == CHAT_URL,
+        is_chat=common[0] == CHAT_URL,
         reasons=reasons,
-        num_samples=common["n"][0],
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,22 @@ FORMAT_VERSION = 1
 # The numbers of folders have five digits, so that their order is that of the shards.
 MAX_SHARDS = 10**7
 ABSENT = "(absent)"
+# In the manifest's info, where rows have a number of completions of their own: their sums by shard.
+COMPLETIONS_PER_SHARD = "completions_per_shard"
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Shard i begins with row i·rows_per_shard; the last shard may be shorter."""
+    """Shard i begins with row i·rows_per_shard; the last shard may be shorter.
+
+    ``num_samples``: completions of every row, unless rows have their own numbers: then
+    ``completions_per_shard`` are their sums.
+    """
 
     num_rows: int
     rows_per_shard: int
+    num_samples: int = 1
+    completions_per_shard: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.num_shards > MAX_SHARDS:
@@ -42,6 +50,19 @@ class ShardPlan:
         """The first shards that together hold at least this share of the rows."""
         num_shards = max(1, math.ceil(share * self.num_rows / self.rows_per_shard))
         return replace(self, num_rows=min(self.num_rows, num_shards * self.rows_per_shard))
+
+    def num_completions_of(self, shard: int) -> int:
+        """Errors among them."""
+        if self.completions_per_shard is not None:
+            return self.completions_per_shard[shard]
+        first, end = self.bounds(shard)
+        return (end - first) * self.num_samples
+
+    @property
+    def num_completions(self) -> int:
+        if self.completions_per_shard is not None:
+            return sum(self.completions_per_shard)
+        return self.num_rows * self.num_samples
 
     def bounds(self, shard: int) -> tuple[int, int]:
         """A shard's first row, and the row after its last. Raises IndexError for a shard not in the plan."""

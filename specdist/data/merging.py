@@ -70,18 +70,18 @@ def check_output(output: Path, suffixes: Sequence[str], *, overwrite: bool) -> N
 def verified_tables(folder: RunFolder) -> Iterator[pa.Table]:
     """The rows of each shard of a complete run, in order, compared with their records. Raises
     :class:`UserError` if the run is not complete, and where a shard is damaged."""
-    plan, num_samples = folder.plan()
+    plan = folder.plan()
     missing = folder.missing_shards()
     if missing:
         raise UserError(folder.missing_message(missing))
-    return _tables(folder, plan, num_samples)
+    return _tables(folder, plan)
 
 
-def _tables(folder: RunFolder, plan: ShardPlan, num_samples: int) -> Iterator[pa.Table]:
+def _tables(folder: RunFolder, plan: ShardPlan) -> Iterator[pa.Table]:
     """The rows of each shard, in order. Raises :class:`UserError` for damage, and for other columns."""
     first = None
     for shard in range(plan.num_shards):
-        table = _verified(folder, plan, num_samples, shard)
+        table = _verified(folder, plan, shard)
         first = first or table.schema
         if not table.schema.equals(first):
             raise UserError(f"{folder.data_path(shard)} does not have the columns of {folder.data_path(0)}")
@@ -106,21 +106,25 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) or any(map(_has_dictionary, children))
 
 
-def _verified(folder: RunFolder, plan: ShardPlan, num_samples: int, shard: int) -> pa.Table:
+def _verified(folder: RunFolder, plan: ShardPlan, shard: int) -> pa.Table:
     """The rows of a shard, memory-mapped."""
     table = open_shard(folder.paths(shard), verify=True)
     first, end = plan.bounds(shard)
-    num_rows = (end - first) * num_samples
-    row_ids = np.repeat(np.arange(first, end), num_samples)
-    samples = np.tile(np.arange(num_samples), end - first)
+    num_rows, num_samples = plan.num_completions_of(shard), plan.num_samples
+    row_ids = table["row_id"].to_numpy()
+    begins = np.flatnonzero(np.diff(row_ids, prepend=-1))
+    counts = np.diff(begins, append=len(row_ids))
+    samples = np.arange(len(row_ids)) - np.repeat(begins, counts)
     if (
         table.num_rows != num_rows
-        or not np.array_equal(table["row_id"].to_numpy(), row_ids)
+        or not np.array_equal(row_ids[begins], np.arange(first, end))
         or not np.array_equal(table["sample_index"].to_numpy(), samples)
+        or (plan.completions_per_shard is None and (counts != num_samples).any())
     ):
+        of_each = f"{num_samples} of each" if plan.completions_per_shard is None else "of each"
         raise UserError(
             f"{folder.data_path(shard)} has {table.num_rows} rows; the manifest says {num_rows}: "
-            f"{num_samples} of each input row from {first} to {end - 1}, in order"
+            f"{of_each} input row from {first} to {end - 1}, in order"
         )
     return table
 

@@ -95,28 +95,31 @@ def shard_table(
     results: Sequence[RowResult],
     *,
     first_row: int,
-    num_samples: int,
+    num_samples: int | Sequence[int],
     is_exact: bool = True,
     options: Sequence[str] = (),
 ) -> pa.Table:
-    """The output of a shard: its input rows in order, each with ``num_samples`` completions.
+    """The output of a shard: its input rows in order, each with ``num_samples`` completions, or with its own
+    of these numbers.
 
     ``inputs`` are the shard's rows from row_id ``first_row`` on; ``results`` come in any order. In invalid
     UTF-8, which readers refuse, U+FFFD replaces the bad bytes. Raises ValueError unless there is exactly one
     result for each sample of each row.
     """
     ordered = sorted(results, key=lambda result: (result.row_id, result.sample_index))
-    row_ids = np.repeat(np.arange(first_row, first_row + inputs.num_rows), num_samples)
+    counts = np.broadcast_to(np.asarray(num_samples), inputs.num_rows)
+    row_ids = np.repeat(np.arange(first_row, first_row + inputs.num_rows), counts)
+    samples = np.arange(len(row_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     found = [(result.row_id, result.sample_index) for result in ordered]
-    expected = [(int(row_id), index % num_samples) for index, row_id in enumerate(row_ids)]
+    expected = list(zip(row_ids.tolist(), samples.tolist(), strict=True))
     if found != expected:
         missing, unexpected = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
         raise ValueError(
-            f"{inputs.num_rows} rows from {first_row} on need {num_samples} results each; of the "
+            f"{inputs.num_rows} rows from {first_row} on need {len(expected)} results; of the "
             f"{len(found)} given {len(unexpected)} are unexpected {unexpected[:5]}, and {len(missing)} are "
             f"missing {missing[:5]}, as (row_id, sample_index)"
         )
-    repeated = inputs if num_samples == 1 else inputs.take(pa.array(row_ids - first_row))
+    repeated = inputs if (counts == 1).all() else inputs.take(pa.array(row_ids - first_row))
     schema = output_schema(inputs.schema, is_exact=is_exact, options=options)
     columns = [
         readable(repeated.column(field.name))

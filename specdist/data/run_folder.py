@@ -25,7 +25,7 @@ from specdist.data.files import (
     writing,
 )
 from specdist.data.layout import SHARD_FOLDERS, RunLayout
-from specdist.data.manifest import Manifest, ShardPlan, check_same
+from specdist.data.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan, check_same
 from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
 from specdist.data.parts import PartLog, read_rows, read_stats
 from specdist.data.publishing import Attempt
@@ -76,11 +76,13 @@ class RunFolder(RunLayout):
             raise UserError(f"--output {path} cannot be written: {error}") from error
         return folder
 
-    def plan(self) -> tuple[ShardPlan, int]:
-        """The run's shards, and completions per row. Raises :class:`UserError` as :attr:`manifest` does."""
-        found = self.manifest.fingerprint
+    def plan(self) -> ShardPlan:
+        """The run's shards. Raises :class:`UserError` as :attr:`manifest` does."""
+        manifest = self.manifest
+        found, sums = manifest.fingerprint, manifest.info.get(COMPLETIONS_PER_SHARD)
         try:
-            return ShardPlan(int(found["num_rows"]), int(found["rows_per_shard"])), int(found["num_samples"])
+            num_rows, rows_per_shard = int(found["num_rows"]), int(found["rows_per_shard"])
+            return ShardPlan(num_rows, rows_per_shard, int(found["num_samples"]), sums)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.manifest_path} does not say how many rows the run has: {error!r}"
@@ -140,7 +142,7 @@ class RunFolder(RunLayout):
         have a total are not listed, nor, with ``among``, those that have none of these shards."""
         groups = self.groups() if among is None else sorted({self.group_of(shard) for shard in among})
         totalled = self.totalled_groups()
-        num_shards = self.plan()[0].num_shards if totalled else 0
+        num_shards = self.plan().num_shards if totalled else 0
         found = set[int]()
         for group in groups:
             if group in totalled:
@@ -239,13 +241,13 @@ class RunFolder(RunLayout):
 
     def missing_shards(self) -> list[int]:
         """The shards that are not complete. Raises :class:`UserError` as :attr:`manifest` does."""
-        plan, _ = self.plan()
+        plan = self.plan()
         complete = set(self.complete_among(range(plan.num_shards)))
         return [shard for shard in range(plan.num_shards) if shard not in complete]
 
     def missing_message(self, missing: Sequence[int]) -> str:
         """What to tell people about missing shards."""
-        plan, _ = self.plan()
+        plan = self.plan()
         shown = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
         return (
             f"{self.path} is not complete: {len(missing)} of {plan.num_shards} shards are missing "
@@ -366,7 +368,7 @@ class RunFolder(RunLayout):
 
     def _is_whole(self, group: str, files: Sequence[tuple[Path, int]]) -> bool:
         """Whether each shard of a group has data, statistics and a record, and nothing else."""
-        shards = self.shards_of(group, self.plan()[0].num_shards)
+        shards = self.shards_of(group, self.plan().num_shards)
         needed = {path for shard in shards for path in self.paths(shard).needed}
         found = {path for path, _ in files}
         return needed <= found and found <= needed | {self.trace_path(shard) for shard in shards}

@@ -282,9 +282,9 @@ def _finish(config: DistillConfig, task: Task, student: Student, history: Histor
 def _rest(config: DistillConfig, before: float, after: float) -> dict[str, Any]:
     """What the new draft saves on the rows that are left: predicted, from the time of those that are done."""
     folder = RunFolder(storage_path(config.output, option="--output ", spool=config.spool))
-    plan, num_samples = folder.plan()
+    plan = folder.plan()
     total = total_stats(folder)
-    num_left = plan.num_rows * num_samples - total.num_completions
+    num_left = plan.num_completions - total.num_completions
     found: dict[str, Any] = {"num_completions": num_left, "time_ratio": before / after}
     if total.num_completions:
         seconds = total.wall_ns / NS_PER_S / total.num_completions * num_left

@@ -27,11 +27,6 @@ def batch_options(config: GenerateConfig) -> dict[str, Any]:
         # Told where the prompts are opened.
         return {}
     batch = read_batch(files)
-    if batch.num_samples != config.num_samples:
-        raise UserError(
-            f"--num_samples {config.num_samples}, but the requests of --prompts {config.prompts} have n "
-            f"{batch.num_samples}: give --num_samples {batch.num_samples}"
-        )
     found: dict[str, Any] = {"prompt_column": BODY}
     if STRUCT in batch.table.column_names:
         found["row_options"] = [*(config.row_options or []), STRUCT]

@@ -17,6 +17,7 @@ import yaml
 from specdist.data import Manifest, RunFolder
 from specdist.data.files import write_atomically
 from specdist.data.layout import data_pattern, trace_pattern
+from specdist.data.manifest import COMPLETIONS_PER_SHARD
 from specdist.data.reading import open_shard
 from specdist.data.run_folder import CARD_MARK
 from specdist.data.schema import column_fields, fields_table
@@ -69,7 +70,8 @@ def card_text(manifest: Manifest, schema: pa.Schema, total: Stats) -> str:
     """The whole file; ``schema`` is that of the shards, ``total`` the sum of their statistics."""
     run, info = manifest.fingerprint, manifest.info
     title = _title(info)
-    num_rows = int(run["num_rows"]) * int(run["num_samples"])
+    sums = info.get(COMPLETIONS_PER_SHARD)
+    num_rows = int(run["num_rows"]) * int(run["num_samples"]) if sums is None else sum(sums)
     sections = [
         f"---\n{_front_matter(title, num_rows, manifest.info, is_traced=bool(run.get('trace')))}---",
         f"# {plain(title)}",

@@ -60,11 +60,10 @@ def exactness(config: GenerateConfig, info: Mapping[str, Any]) -> str:
 
 def closing_lines(folder: RunFolder, total: Stats, *, num_devices: float, exactness: str) -> list[str]:
     """Five lines for people on what the finished shards add up to, and what to do next."""
-    plan, num_samples = folder.plan()
+    plan = folder.plan()
     missing = folder.missing_shards()
-    num_expected = plan.num_rows * num_samples
-    bounds = [plan.bounds(shard) for shard in missing]
-    num_finished = num_expected - num_samples * sum(end - first for first, end in bounds)
+    num_expected = plan.num_completions
+    num_finished = num_expected - sum(map(plan.num_completions_of, missing))
     path = shlex.quote(str(folder.path))
     if missing:
         num_kept = sum(len(folder.part_rows(shard)) for shard in {*missing} & {*folder.begun_shards()})

@@ -49,7 +49,6 @@ from specdist.job.report import (
     total_stats,
     totals_document,
 )
-from specdist.job.row_options import RowOptionReader
 from specdist.job.row_requests import RowRequests
 from specdist.job.signals import EXIT_STOPPED, StopRequest
 from specdist.job.supervisor import supervise
@@ -234,11 +233,11 @@ def generate_rows(
         encoder,
         num_samples=config.num_samples,
         constraints=models.constraints,
-        row_options=RowOptionReader(config, run.prompts) if config.row_options else None,
+        row_options=run.row_options,
         thinking=ThinkingColumns(markers, encoder.decode, stop_rules.strings) if markers else None,
         too_large={tuple(row) for row in run.folder.manifest.info.get(ROWS_TOO_LARGE, [])},
     )
-    progress = Progress(run.shards.num_rows * config.num_samples, 0)
+    progress = Progress(run.shards.num_completions, 0)
     scalars = (
         Scalars(local_folder(config.output, config.spool), run.membership.replica)
         if config.tensorboard

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from specdist.utils.errors import UserError
 
 # The end of a text whose last character lacks tokens.
 UNFINISHED = "\ufffd"
-# Requests whose rows are Python objects at a time.
-REQUESTS_PER_PIECE = 256
+# Rows that are Python objects at a time.
+ROWS_PER_PIECE = 256
 NEEDED = (
     "completion", "completion_ids", "finish_reason", "error", "num_prompt_tokens", "num_completion_tokens",
 )  # fmt: skip
@@ -62,7 +63,6 @@ class _Results:
 
     def __init__(self, folder: RunFolder) -> None:
         manifest = folder.manifest
-        self._num_samples = folder.plan()[1]
         self._model = str(manifest.info.get("target"))
         self._trusts_code = bool(manifest.fingerprint.get("trust_remote_code"))
         # The same run gives the same file.
@@ -80,11 +80,14 @@ class _Results:
                 f"column {', '.join(missing)}: leave it out, or generate from such a file"
             )
         names = [*REQUEST_KEYS, *NEEDED, "row_id", *(name for name in OPTIONAL if name in table.column_names)]
-        table, step = table.select(names), REQUESTS_PER_PIECE * self._num_samples
-        for start in range(0, table.num_rows, step):
-            rows = table.slice(start, step).to_pylist()
-            for first in range(0, len(rows), self._num_samples):
-                yield self._result(rows[first : first + self._num_samples])
+        table = table.select(names)
+        rows = (
+            row
+            for start in range(0, table.num_rows, ROWS_PER_PIECE)
+            for row in table.slice(start, ROWS_PER_PIECE).to_pylist()
+        )
+        for _, samples in groupby(rows, key=lambda row: row["row_id"]):
+            yield self._result(list(samples))
 
     def _result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         request, name = rows[0], f"{self._tag}_{rows[0]['row_id']}"

@@ -20,6 +20,7 @@ from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, o
 from specdist.data.access import check_output
 from specdist.data.files import FileStamp, unique_tag
 from specdist.data.layout import RUN_TAG, layout_info
+from specdist.data.manifest import COMPLETIONS_PER_SHARD
 from specdist.data.storage import is_url, storage_path
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
@@ -82,6 +83,7 @@ class RunPlan:
     folder: RunFolder
     manifest: Manifest
     membership: Membership
+    row_options: RowOptionReader | None = None
 
     @property
     def pending_shards(self) -> list[int]:
@@ -180,11 +182,12 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)
     check_chat_template(models.target, f"--prompts {config.prompts}" if prompts.is_chat else None)
-    RowOptionReader(config, prompts).check()
+    row_options = RowOptionReader(config, prompts)
+    row_options.check()
     models.constraints.check_column(prompts)
     check_column_names(config, prompts)
-    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
-    manifest = run_manifest(config, models, prompts, topology)
+    shards = row_options.shards(config.rows_per_shard)
+    manifest = run_manifest(config, models, prompts, topology, shards)
     _check_overwrite(config)
     part = topology.part
     membership = Membership(
@@ -203,7 +206,14 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
     if num_restarts():
         with membership.setup():
             _make_smaller(config, models, folder)
-    return RunPlan(prompts=prompts, shards=shards, folder=folder, manifest=manifest, membership=membership)
+    return RunPlan(
+        prompts=prompts,
+        shards=shards,
+        folder=folder,
+        manifest=manifest,
+        membership=membership,
+        row_options=row_options,
+    )
 
 
 def batch_limits(config: GenerateConfig, models: ModelPlan, num_halvings: int = 0) -> SchedulerSettings:
@@ -275,10 +285,18 @@ def _known_files(output: Path) -> list[FileStamp]:
         return []
 
 
-def run_manifest(config: GenerateConfig, models: ModelPlan, prompts: Prompts, topology: Topology) -> Manifest:
+def run_manifest(
+    config: GenerateConfig,
+    models: ModelPlan,
+    prompts: Prompts,
+    topology: Topology,
+    shards: ShardPlan | None = None,
+) -> Manifest:
     """The fingerprint, which decides a run's rows, and further information on the run."""
-    shards = ShardPlan(prompts.num_rows, config.rows_per_shard)
+    shards = shards or ShardPlan(prompts.num_rows, config.rows_per_shard)
+    sums = shards.completions_per_shard
     info = {
+        **({} if sums is None else {COMPLETIONS_PER_SHARD: sums}),
         **_info(config, models, topology),
         **layout_info(shards.num_shards),
         **({RUN_TAG: unique_tag()} if is_url(config.output) else {}),

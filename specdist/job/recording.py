@@ -65,7 +65,6 @@ class Recorder:
         self._plan = plan
         self._rows = rows
         self._stats_recorder = stats_recorder
-        self._num_samples = rows.num_samples
         self._progress = progress
         self._scalars = scalars
         self._is_traced = is_traced
@@ -127,7 +126,9 @@ class Recorder:
                 continue
             row_id = work.pending.popleft()
             results = work.log.results
-            samples = [sample for sample in range(self._num_samples) if (row_id, sample) not in results]
+            samples = [
+                sample for sample in range(self._rows.num_samples(row_id)) if (row_id, sample) not in results
+            ]
             work.begun.add(row_id)
             for found in self._rows.begin(row_id, samples, work.key):
                 if isinstance(found, Request):
@@ -179,7 +180,7 @@ class Recorder:
             self._lengths.begin(pending)
             pending = self._lengths.longest_first(pending)
         work = self._open[key] = Work(
-            key, claimed, log, rows, len(rows) * self._num_samples, deque(pending), splits
+            key, claimed, log, rows, self._rows.num_completions(rows), deque(pending), splits
         )
         stats = self._stats_recorder.shard(key)
         if log.stats is not None:
@@ -212,7 +213,7 @@ class Recorder:
             self._queue.give_back()
 
     def _is_finished(self, log: PartLog, row: int) -> bool:
-        return all((row, sample) in log.results for sample in range(self._num_samples))
+        return all((row, sample) in log.results for sample in range(self._rows.num_samples(row)))
 
     def _count(self, shard: int, num_more: int) -> None:
         """Completions of a shard that this replica has not generated now."""
@@ -222,7 +223,7 @@ class Recorder:
     def _count_rest(self, shard: int) -> None:
         """The shard is complete."""
         first, end = self._plan.shards.bounds(shard)
-        self._count(shard, (end - first) * self._num_samples - self._num_counted[shard])
+        self._count(shard, self._rows.num_completions(range(first, end)) - self._num_counted[shard])
 
     def _record(self, work: Work, result: RowResult) -> None:
         if self._open.get(work.key) is not work:
@@ -336,7 +337,7 @@ class Recorder:
             inputs,
             results,
             first_row=first,
-            num_samples=self._num_samples,
+            num_samples=[self._rows.num_samples(row) for row in range(first, end)],
             is_exact=self._is_exact,
             options=self._column_options,
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specdist.config.generate import GenerateConfig
 from specdist.config.processing import DISTRIBUTION_OPTIONS, ROW_OPTIONS, RULES, STRUCT, WHOLE_NUMBERS
-from specdist.data import Prompts
+from specdist.data import Prompts, ShardPlan
 from specdist.sampling.options import TokenOptions
 from specdist.utils.errors import UserError
 
@@ -22,6 +24,9 @@ class RowOptionReader:
         self._defaults = {name: getattr(config, name) for name in DISTRIBUTION_OPTIONS}
         self._changes_distribution = config.may_vary(*DISTRIBUTION_OPTIONS)
         self._prompts = prompts
+        self._num_samples, self._may_sample = config.num_samples, config.may_vary("num_samples")
+        # By row, where not all have the run's.
+        self.num_samples: Sequence[int] | None = None
         rule = config.constraint_of_all_rows
         self._rule = None if rule is None else f"--{rule[0]}"
         self._rule_column = config.constraint_column
@@ -29,12 +34,26 @@ class RowOptionReader:
             prompts.check_column("--row_options", name)
 
     def check(self) -> None:
-        """All rows. Raises :class:`UserError` with the row and the column."""
+        """All rows. Raises :class:`UserError` with the row and the column. Afterwards :attr:`num_samples` is
+        known."""
+        own_samples = array("l")
         columns = [self._prompts.rows.values(name) for name in self._columns]
         for row, values in enumerate(zip(*columns, strict=True)):
             own = self._checked(row, dict(zip(self._columns, values, strict=True)))
             if own.get("stop"):
                 self._check_stops(row, own["stop"])
+            own_samples.append(own.get("num_samples", self._num_samples))
+        if self._may_sample and any(number != self._num_samples for number in own_samples):
+            self.num_samples = own_samples
+
+    def shards(self, rows_per_shard: int) -> ShardPlan:
+        """With the numbers of completions."""
+        shards = ShardPlan(self._prompts.num_rows, rows_per_shard, self._num_samples)
+        if self.num_samples is None:
+            return shards
+        bounds = map(shards.bounds, range(shards.num_shards))
+        sums = [sum(self.num_samples[first:end]) for first, end in bounds]
+        return replace(shards, completions_per_shard=sums)
 
     def _check_stops(self, row: int, stops: list[str]) -> None:
         """Raises :class:`UserError` for stop strings of a row that has a constraint."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from specdist.data import Prompts, RowError, RowResult
 from specdist.engine.faults import too_large
@@ -33,13 +33,21 @@ class RowRequests:
             thinking: of a run that writes the thinking and the answer in columns of their own.
             too_large: rows and samples for which memory was not enough.
         """
-        self.num_samples = num_samples
+        self._num_samples = num_samples
         self._prompts = prompts
         self._encoder = encoder
         self._constraints = constraints
         self._row_options = row_options
         self._thinking = thinking
         self._too_large = too_large
+
+    def num_samples(self, row: int) -> int:
+        """Completions of a row."""
+        own = None if self._row_options is None else self._row_options.num_samples
+        return self._num_samples if own is None else own[row]
+
+    def num_completions(self, rows: Iterable[int]) -> int:
+        return sum(map(self.num_samples, rows))
 
     def begin(self, row_id: int, samples: Sequence[int], shard: int) -> Iterator[Request | RowResult]:
         """A request for each of a row's samples, or the row with its error. ``shard``: see

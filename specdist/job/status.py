@@ -143,7 +143,7 @@ class StatusReader:
         """Raises :class:`UserError` if there is no run."""
         if not self._folder.manifest_path.is_file():
             raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
-        plan, num_samples = self._folder.plan()
+        plan = self._folder.plan()
         latest = self._claims.latest() if self._claims_folder.is_dir() else {}
         claimed = claims_of_shards(latest)
         running: list[HeldShard] = []
@@ -168,7 +168,7 @@ class StatusReader:
             (failed if self._is_gone(holding.replica) else running).append(held)
         beats = list(self._beats())
         num_rows += self._total.num_rows
-        num_expected = plan.num_rows * num_samples
+        num_expected = plan.num_completions
         rows_per_s = sum(beat.num_rows / beat.elapsed_s for beat in beats)
         return RunStatus(
             num_shards=plan.num_shards,

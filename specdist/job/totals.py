@@ -57,7 +57,7 @@ def total_of(folder: RunFolder, shards: Iterable[int]) -> Total:
     :class:`UserError` for damaged statistics."""
     left = set(shards)
     total = Total()
-    num_shards = folder.plan()[0].num_shards if left else 0
+    num_shards = folder.plan().num_shards if left else 0
     for group in sorted(folder.totalled_groups()):
         members = folder.shards_of(group, num_shards)
         if left.issuperset(members) and (found := _read(folder, group)) is not None:

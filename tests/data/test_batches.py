@@ -35,22 +35,22 @@ def test_options_and_constraints_become_columns(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     bodies = [
         chat(temperature=0, max_tokens=5, seed=3, stop="x", presence_penalty=None, logit_bias={}),
-        chat(top_p=0.5, max_completion_tokens=7, stop=["a", "b"], n=1, frequency_penalty=1),
+        chat(top_p=0.5, max_completion_tokens=7, stop=["a", "b"], n=3, frequency_penalty=1),
         chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}),
         chat(response_format={"type": "json_object"}, logprobs=True, top_logprobs=3),
-        chat(response_format={"type": "text"}, logprobs=True),
+        chat(response_format={"type": "text"}, logprobs=True, prompt_logprobs=2),
     ]
     path = write(tmp_path / "a.jsonl", bodies)
     batch = read_batch([path])
     assert is_batch([path]) and batch.is_chat and not batch.reasons
-    assert (batch.num_samples, batch.num_logprobs) == (1, 3)
+    assert (batch.num_logprobs, batch.num_prompt_logprobs) == (3, 2)
     rows = batch.table.to_pylist()
     assert [row["custom_id"] for row in rows] == ["r0", "r1", "r2", "r3", "r4"]
     assert [json.loads(row["body"]) for row in rows] == bodies
     own = [{k: v for k, v in (row["options"] or {}).items() if v is not None} for row in rows]
     assert own == [
         {"temperature": 0, "max_new_tokens": 5, "seed": 3, "stop": ["x"]},
-        {"top_p": 0.5, "max_new_tokens": 7, "stop": ["a", "b"], "frequency_penalty": 1},
+        {"top_p": 0.5, "max_new_tokens": 7, "stop": ["a", "b"], "frequency_penalty": 1, "num_samples": 3},
         {}, {}, {},
     ]  # fmt: skip
     constraints = [row["constraint"] and json.loads(row["constraint"])["json_schema"] for row in rows]
@@ -89,6 +89,9 @@ def test_messages_as_chat_templates_take_them(tmp_path: Path) -> None:
         (chat(stream=True), "body.stream"),
         (chat(reasoning_effort="low"), "body.reasoning_effort cannot be a row's own"),
         (chat(temperature=-1), "body.temperature is -1, but it must be a number, and must be 0"),
+        (chat(n=0), "body.n is 0, but it must be a whole number, and must be at least 1"),
+        (chat(echo=True), "body.echo must be true or false, and is for /v1/completions alone"),
+        (chat(prompt_logprobs=-1), "body.prompt_logprobs must be a whole number"),
         (chat(seed=1.5), "body.seed is 1.5, but it must be a whole number"),
         (chat(max_tokens=10**30), "body.max_tokens is 1000"),
         (chat(stop=[""]), "body.stop"),
@@ -135,8 +138,10 @@ def test_what_holds_for_the_file_is_told_with_the_line(tmp_path: Path) -> None:
         write(path, [chat(), chat()], **changes)
         with pytest.raises(UserError, match=told):
             read_batch([path])
-    write(path, [chat(), chat(n=2)])
-    with pytest.raises(UserError, match=r"line 2 has n 2, but .* line 1 has 1: it must be the same"):
+    requests = [json.loads(line) for line in write(path, [chat(), chat()]).read_text().splitlines()]
+    requests[1]["url"] = "/v1/completions"
+    path.write_text("\n".join(map(json.dumps, requests)))
+    with pytest.raises(UserError, match=r"line 2 has url '/v1/completions', but .* line 1 has '/v1/chat"):
         read_batch([path])
     with pytest.raises(UserError, match=r"b\.jsonl, line 1 is not a request of a batch, as the first line"):
         read_batch([write(path, [chat(), chat()]), _plain(tmp_path / "b.jsonl")])

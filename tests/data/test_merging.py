@@ -23,7 +23,7 @@ TEXTS = ["", 'a "quoted", text', "two\nlines", "naïve ☃", None, " ", "7"]
 def run_with(path: Path, **columns: pa.Array) -> RunFolder:
     """A complete run with these input columns, and with lists of token ids."""
     folder = write_run(path, ())
-    plan, _ = folder.plan()
+    plan = folder.plan()
     for shard in range(plan.num_shards):
         first, end = plan.bounds(shard)
         inputs = pa.table({name: column[first:end] for name, column in columns.items()})

@@ -140,8 +140,8 @@ def test_completions_have_results_of_several_samples(
     """Those of the legacy endpoint; a run over other prompts is refused."""
     bodies = [
         {"prompt": "the river", "n": 2, "logprobs": 1},
-        {"prompt": "the sea", "n": 2, "seed": 4},
-        {"prompt": "the sky", "n": 2, "logprobs": 2, "echo": True, "prompt_logprobs": 1},
+        {"prompt": "the sea", "n": 1, "seed": 4},
+        {"prompt": "the sky", "logprobs": 2, "echo": True, "prompt_logprobs": 1},
     ]
     run = options | {
         "prompts": write(tmp_path / "a.jsonl", bodies, url="/v1/completions"), "num_samples": 2,
@@ -153,10 +153,10 @@ def test_completions_have_results_of_several_samples(
     rows = read_output(tmp_path / "run").to_pylist()
     results = [json.loads(line)["response"]["body"] for line in path.read_text(encoding="utf-8").splitlines()]
     assert [[choice["text"] for choice in body["choices"]] for body in results] == [
-        [row["completion"] for row in rows[:2]], [row["completion"] for row in rows[2:4]],
-        [row["prompt"] + row["completion"] for row in rows[4:]],
+        [row["completion"] for row in rows[:2]], [row["completion"] for row in rows[2:3]],
+        [row["prompt"] + row["completion"] for row in rows[3:]],
     ]  # fmt: skip
-    assert [choice["index"] for choice in results[1]["choices"]] == [0, 1]
+    assert [choice["index"] for choice in results[0]["choices"]] == [0, 1]
     assert results[0]["usage"]["completion_tokens"] == sum(row["num_completion_tokens"] for row in rows[:2])
     first = results[0]["choices"][0]["logprobs"]
     assert len(first["tokens"]) == len(first["token_logprobs"]) == len(first["top_logprobs"])
@@ -165,7 +165,7 @@ def test_completions_have_results_of_several_samples(
         assert "\ufffd" in token or rows[0]["completion"][begin:].startswith(token)
     assert results[1]["choices"][0]["logprobs"] is None
     # Of an echo, those of the prompt come first.
-    echo, row = results[2]["choices"][1]["logprobs"], rows[5]
+    echo, row = results[2]["choices"][1]["logprobs"], rows[4]
     assert echo["token_logprobs"] == [*row["prompt_logprobs"], *row["logprobs"]]
     assert len(echo["tokens"]) == len(echo["text_offset"]) == len(echo["top_logprobs"])
     assert echo["top_logprobs"][0] is None and "".join(echo["tokens"]).startswith("the sky")
@@ -232,13 +232,9 @@ def test_what_holds_for_all_rows_is_refused_before_a_model_is_loaded(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     run = options | {
-        "prompts": write(tmp_path / "a.jsonl", [chat(n=2), chat(n=2)]),
+        "prompts": write(tmp_path / "a.jsonl", [chat(response_format={"type": "json_object"})]),
         "output": tmp_path / "run",
     }
-    refused(run_here(**run), "--num_samples 1", "have n 2: give --num_samples 2")
-    write(tmp_path / "a.jsonl", [chat(), chat(n=2)])
-    refused(run_here(**run), "line 2 has n 2")
-    write(tmp_path / "a.jsonl", [chat(response_format={"type": "json_object"})])
     refused(run_here(**run, constraint_column="rule"), "--constraint_column rule is not a column of requests")
     write(tmp_path / "a.jsonl", [{"prompt": "x"}], url="/v1/completions")
     refused(run_here(**run, system_prompt="sing"), "--system_prompt has no effect on plain prompts")

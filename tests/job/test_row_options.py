@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specdist.data import RunFolder
+from specdist.data.merging import merge_run
 from tests.job.launching import read_output, refused, run_here
 from tests.job.pair import Pair, write_arrow
 from tests.job.ranks import fork_ranks
@@ -80,10 +82,10 @@ def test_rows_have_options_of_their_own(options: dict[str, Any], pair: Pair, tmp
         "max_new_tokens": [4, None, 9, None, None, 12, None, None],
     }
     struct = [
-        {"top_k": 3, "stop": None},
+        {"top_k": 3, "stop": None, "repetition_penalty": 1.4},
         None,
-        {"top_k": None, "stop": ["e"]},
-        {"top_k": 9, "stop": ["a", "o"]},
+        {"top_k": None, "stop": ["e"], "presence_penalty": 0.8},
+        {"top_k": 9, "stop": ["a", "o"], "frequency_penalty": 0.6},
     ] * 2
     write_arrow(prompts, {"prompt": texts_of(pair.prompts), **own, "options": struct})
     common = options | {"prompts": prompts, "temperature": 0.5, "model_impl": "transformers"}
@@ -104,11 +106,39 @@ def test_rows_have_options_of_their_own(options: dict[str, Any], pair: Pair, tmp
         assert read_output(alone)["completion_ids"].to_pylist()[row] == found[row]["completion_ids"], row
 
 
+@pytest.mark.ranks
+def test_rows_have_numbers_of_samples_of_their_own(
+    options: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    """Each sample is what it is in a run that has it of every row; a restart completes what is missing, and
+    whoever reads the run knows how many there are."""
+    numbers, column = [3, None, 1, 2, None, 1, 3, 2], [3, 1, 1, 2, 1, 1, 3, 2]
+    prompts = write_arrow(tmp_path / "rows.arrow", {"prompt": texts_of(pair.prompts), "num_samples": numbers})
+    common = options | {"prompts": prompts, "temperature": 0.7, "max_new_tokens": 5, "rows_per_shard": 3}
+    common |= {"model_impl": "transformers", "output": tmp_path / "own"}
+    assert run_here(**common, row_options=["num_samples"]).totals["num_completions"] == sum(column)
+    (tmp_path / "own/shards/shard-00001.arrow").unlink()
+    again = run_here(**common, row_options=["num_samples"])
+    assert (
+        again.totals["num_completions"] == sum(column) and f"{sum(column)} of {sum(column)}" in again.stderr
+    )
+    assert run_here(**(common | {"output": tmp_path / "all"}), num_samples=3).code == 0
+    every = {(r["row_id"], r["sample_index"]): r for r in read_output(tmp_path / "all").to_pylist()}
+    merge_run(RunFolder(tmp_path / "own"), tmp_path / "own.arrow")
+    rows = pa.ipc.open_file(pa.OSFile(str(tmp_path / "own.arrow"))).read_all().to_pylist()
+    keys = [(row["row_id"], row["sample_index"]) for row in rows]
+    assert keys == [(row, sample) for row, number in enumerate(column) for sample in range(number)]
+    for key, row in zip(keys, rows, strict=True):
+        assert row["completion_ids"] == every[key]["completion_ids"]
+        assert row["num_samples"] == numbers[key[0]]
+
+
 @pytest.mark.parametrize(
     ("column", "values", "fragment"),
     [
         ("temperature", [0.5, -1.0], "row 1 has -1.0, which must be a number and must be 0 (greedy)"),
         ("top_k", [1.5, 2.0], "row 0 has 1.5, which must be a whole number"),
+        ("num_samples", [1, 0], "row 1 has 0, which must be a whole number and must be at least 1"),
         ("stop", ["a", ""], "row 1 has '', but it must be a text"),
         ("options", [None, {"top_q": 0.5}], "options.top_q: top_q is not an option"),
         ("options", [None, {"top_p": 1.5}], "options.top_p: row 1 has 1.5"),

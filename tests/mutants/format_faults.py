@@ -60,10 +60,10 @@ FORMAT_FAULTS = (
         tests=(BATCHES,),
     ),
     Mutant(
-        name="batch-compares-n-of-no-rows",
+        name="batch-takes-chats-and-texts-together",
         file="data/batches.py",
-        old="if value != first:",
-        new='if value != first and name == "url":',
+        old='if row["url"] != first:',
+        new="if False:",
         tests=(BATCHES,),
     ),
     Mutant(
@@ -83,8 +83,8 @@ FORMAT_FAULTS = (
     Mutant(
         name="batch-results-mix-samples-of-requests",
         file="job/openai_results.py",
-        old="yield self._result(rows[first : first + self._num_samples])",
-        new="yield self._result(rows[first // self._num_samples :][: self._num_samples])",
+        old='key=lambda row: row["row_id"]):',
+        new='key=lambda row: row["row_id"] // 2):',
         tests=(BATCH_INPUT,),
     ),
     Mutant(

@@ -13,6 +13,7 @@ SLICED = ENGINE + "test_a_vocabulary_parallel_target_emits_the_same[rejection-mi
 
 SCORED_PLAIN = "tests/engine/test_prompt_logprobs.py::test_prompts_are_scored_as_by_a_plain_pass"
 PROMPTS_SCORED = "tests/engine/test_prompt_logprobs.py::test_a_prompt_in_the_cache_is_run_once_more"
+SAMPLES = "tests/job/test_row_options.py::test_rows_have_numbers_of_samples_of_their_own"
 LOGPROBS = "tests/engine/test_logprobs.py::test_log_probabilities_are_those_of_a_plain_pass"
 
 PROCESSING_FAULTS = (
@@ -190,5 +191,26 @@ PROCESSING_FAULTS = (
         old="    if sampling.scores_prompts:\n",
         new="    if False:\n",
         tests=("tests/job/test_allocation.py::test_scored_prompts_need_the_logits_of_a_whole_pass",),
+    ),
+    Mutant(
+        name="rows-have-the-samples-of-the-run",
+        file="job/row_requests.py",
+        old="return self._num_samples if own is None else own[row]",
+        new="return self._num_samples",
+        tests=(SAMPLES,),
+    ),
+    Mutant(
+        name="sums-of-samples-not-in-the-manifest",
+        file="job/preflight.py",
+        old="**({} if sums is None else {COMPLETIONS_PER_SHARD: sums}),",
+        new="",
+        tests=(SAMPLES,),
+    ),
+    Mutant(
+        name="rows-have-penalties-of-the-run",
+        file="job/row_options.py",
+        old="given = {name: own[name] for name in DISTRIBUTION_OPTIONS if name in own}",
+        new='given = {name: own[name] for name in DISTRIBUTION_OPTIONS if name in own and "penalty" not in name}',
+        tests=("tests/job/test_row_options.py::test_rows_have_options_of_their_own",),
     ),
 )
