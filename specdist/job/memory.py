@@ -9,7 +9,8 @@ from specdist.drafters.text_store import TextSettings
 from specdist.engine.assembly import Assembly
 from specdist.engine.memory_draft import MemoryDraft
 from specdist.job.memory_texts import MemoryTexts
-from specdist.job.preflight import ModelPlan, reproducibility
+from specdist.job.preflight import ModelPlan
+from specdist.job.reproducibility import reproducibility
 from specdist.job.topology import Topology
 from specdist.policies.costs import CostModel
 

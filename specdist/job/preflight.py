@@ -33,6 +33,7 @@ from specdist.job.memory_texts import MemoryTexts, read_memory
 from specdist.job.output_columns import check_column_names
 from specdist.job.processing import sampling_settings
 from specdist.job.report import check_results, frozen_costs
+from specdist.job.reproducibility import reproducibility
 from specdist.job.restart import former_lone_row, former_replica, num_restarts
 from specdist.job.row_options import RowOptionReader
 from specdist.job.tokens import (
@@ -358,23 +359,6 @@ def freeze_costs(run: RunPlan, costs: CostModel) -> CostModel:
             return frozen
         run.folder.freeze("costs", costs.to_json())
         return costs
-
-
-def reproducibility(config: GenerateConfig, topology: Topology) -> str:
-    """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``distribution``: the
-    same distribution.
-
-    Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
-    decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to
-    be verified, unless every round chooses anew whether it does.
-    """
-    depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
-    # What a draft that works ahead has ready, beside memory, depends on what it has time for.
-    depends_on_batch |= config.adds_memory and config.drafts_ahead
-    # Which rows have finished depends on who ran beside them.
-    depends_on_batch |= config.memory_rows and config.uses_draft
-    depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
-    return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
 
 
 def _flops_per_token(models: ModelPlan) -> dict[str, float] | None:

@@ -12,8 +12,9 @@ from specdist.engine.interfaces import Proposer
 from specdist.engine.shared_draft import Dialer, LinkedDraft, SharedDraft
 from specdist.engine.sockets import Link
 from specdist.job.measuring import PassTimes, combined_costs, context_of, measure_target, message_curve
-from specdist.job.preflight import ModelPlan, reproducibility
+from specdist.job.preflight import ModelPlan
 from specdist.job.replica import Replica
+from specdist.job.reproducibility import reproducibility
 from specdist.job.shared_drafts import DraftDirectory, terms_of
 from specdist.job.topology import LONGEST_TIMEOUT_S, Topology, broadcast_from_rank0, launch_store
 from specdist.policies.costs import CostModel, Curve

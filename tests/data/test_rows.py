@@ -65,7 +65,7 @@ def test_samples_follow_their_row_in_order_whatever_order_they_finished_in():
 )
 def test_there_must_be_exactly_one_result_for_each_sample(keys):
     inputs = pa.table({"id": [1, 2]})
-    with pytest.raises(ValueError, match="2 rows from 0 on need 1 results each"):
+    with pytest.raises(ValueError, match="2 rows from 0 on need 2 results"):
         shard_table(inputs, [row_result(*key) for key in keys], first_row=0, num_samples=1)
 
 

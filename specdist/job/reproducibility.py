@@ -1,0 +1,23 @@
+"""How far a run can be reproduced, as its manifest says."""
+
+from __future__ import annotations
+
+from specdist.config.generate import GenerateConfig
+from specdist.job.topology import Topology
+
+
+def reproducibility(config: GenerateConfig, topology: Topology) -> str:
+    """``tokens``: the same seed gives the same tokens, whatever the batch or a restart; ``distribution``: the
+    same distribution.
+
+    Block lengths that depend on the rest of the batch change tokens only under rejection, where a block's end
+    decides whether a token is the bonus or a verified draft; a draft that works ahead always has a token to
+    be verified, unless every round chooses anew whether it does.
+    """
+    depends_on_batch = config.policy == "goodput" and not config.drafts_ahead
+    # What a draft that works ahead has ready, beside memory, depends on what it has time for.
+    depends_on_batch |= config.adds_memory and config.drafts_ahead
+    # Which rows have finished depends on who ran beside them.
+    depends_on_batch |= config.memory_rows and config.uses_draft
+    depends_on_batch |= config.chooses_rounds and topology.has_draft_rank
+    return "distribution" if depends_on_batch and not config.is_coupled else "tokens"
