@@ -29,7 +29,19 @@ class DistillConfig(GenerateConfig):
     _argument_group_name = "Distillation"
 
     new_draft: str = option(help="folder for the new draft, for --draft of the run")
-    kind: Literal["model"] = option("model", help="model = a causal language model, as any other draft")
+    kind: Literal["model", "eagle3"] = option(
+        "model",
+        help="model = a causal language model, as any other draft; eagle3 = an EAGLE-3 draft, which reads "
+        "the target's hidden states: a new one, or --draft if that is one",
+    )
+    draft_vocab_size: int | None = option(
+        None,
+        help="with --kind eagle3: tokens that a new draft knows, the most frequent of the training rows "
+        "(default: all, at most 32,000)",
+    )
+    unrolled_steps: int = option(
+        5, help="with --kind eagle3: steps that the draft is trained to go on from its own states"
+    )
     first: float | None = option(
         None,
         help="generate this share of the run's rows first, in whole shards, and train on them (default: "
@@ -76,9 +88,11 @@ class DistillConfig(GenerateConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_start()
-        for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences"):
+        self._check_kind()
+        for name in ("epochs", "patience", "batch_size", "tokens_per_pass", "max_sequences",
+                     "unrolled_steps"):  # fmt: skip
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
-        for name in ("learning_rate", "cost_ratio", "layers"):
+        for name in ("learning_rate", "cost_ratio", "layers", "draft_vocab_size"):
             value = getattr(self, name)
             self._require(name, value is None or value > 0, "must be positive")
         self._require("validation_share", 0 < self.validation_share < 1, "must be between 0 and 1")
@@ -105,7 +119,7 @@ class DistillConfig(GenerateConfig):
             raise UserError(
                 "--num_targets and --num_drafts are of the run alone: leave them out for jobs/distill.py"
             )
-        if self.layers is not None:
+        if self.layers is not None or self.kind == "eagle3":
             return
         if self.draft is None or self.draft == MEMORY or self.draft.startswith(SELF):
             raise UserError(
@@ -113,8 +127,29 @@ class DistillConfig(GenerateConfig):
                 "use --layers N to start from the target's first layers"
             )
 
+    def _check_kind(self) -> None:
+        if self.kind != "eagle3":
+            if self.draft_vocab_size is not None:
+                raise UserError(
+                    f"--draft_vocab_size {self.draft_vocab_size} is for --kind eagle3: leave it out, or add "
+                    "--kind eagle3"
+                )
+            return
+        if self.layers is not None:
+            raise UserError(
+                f"--layers {self.layers} is for --kind model: an EAGLE-3 draft has one layer of its own; "
+                "leave it out"
+            )
+        if self.teacher == "recorded":
+            raise UserError(
+                "--teacher recorded with --kind eagle3, which needs the target itself for its states: use "
+                "--teacher target, or leave it out"
+            )
+
     @property
     def resolved_teacher(self) -> Teacher:
+        if self.teacher == "auto" and self.kind == "eagle3":
+            return "target"
         if self.teacher == "auto":
             return "recorded" if self.logprobs else "target"
         return self.teacher
@@ -134,7 +169,8 @@ class DistillConfig(GenerateConfig):
 
     def training_options(self) -> dict[str, Any]:
         """The options that decide the weights, besides the data and the models."""
-        names = ["kind", "layers", "learning_rate", "epochs", "patience", "batch_size", "tokens_per_pass",
+        names = ["kind", "draft_vocab_size", "unrolled_steps", "layers", "learning_rate", "epochs",
+                 "patience", "batch_size", "tokens_per_pass",
                  "max_sequences", "validation_share", "precision", "seed"]  # fmt: skip
         found = {name: getattr(self, name) for name in names}
         return found | {"teacher": self.resolved_teacher, "loss": self.resolved_loss}

@@ -21,6 +21,7 @@ from specdist.data.files import write_json
 from specdist.data.storage import storage_path
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Examples, read_examples, split_examples
+from specdist.distillation.eagle_draft import EagleStudent
 from specdist.distillation.model_draft import ModelStudent
 from specdist.distillation.picture import draw_training
 from specdist.distillation.students import Student
@@ -123,7 +124,8 @@ def _distil(
     given: Collection[str],
 ) -> dict[str, Any] | None:
     """Train and write the draft; its record. None if it was stopped."""
-    models = rank0_first(topology, lambda: plan_models(config.run_config()))
+    reads_states = config.kind == "eagle3"
+    models = rank0_first(topology, lambda: plan_models(config.run_config(), may_read_states=reads_states))
     run_config = rank0_first(topology, lambda: with_model_defaults(config.run_config(), models.target, given))
     start = rank0_first(topology, lambda: _open_start(config, models))
     activity.begin("reading the finished rows")
@@ -136,7 +138,7 @@ def _distil(
         top_p=run_config.top_p,
         is_coupled=run_config.acceptance == "gumbel",
     )
-    student = open_student(config, models, start, settings, topology)
+    student = open_student(config, models, start, examples, settings, topology)
     folder = Path(config.new_draft)
     folder.mkdir(parents=True, exist_ok=True)
     ratio = broadcast_from_rank0(topology, on_rank0(topology, partial(_cost_ratio, config, models, student)))
@@ -164,15 +166,20 @@ def open_student(
     config: DistillConfig,
     models: ModelPlan,
     start: Checkpoint,
+    examples: Examples,
     settings: SamplingSettings,
     topology: Topology,
 ) -> Student:
     """The draft to train, by ``--kind``. Raises :class:`UserError`."""
+    if config.kind == "eagle3":
+        return EagleStudent(config, models, examples.training, settings, topology.device)
     return ModelStudent(config, models, start, settings, topology.device)
 
 
 def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
     """What the draft begins as."""
+    if config.kind == "eagle3":
+        return models.draft if models.draft is not None and models.draft.is_eagle else models.target
     if config.layers is not None:
         return models.target
     assert config.draft is not None
