@@ -185,10 +185,7 @@ def _attend(queries_BLHD: Tensor, of_steps: Sequence[tuple[Tensor, Tensor]]) -> 
 def new_draft(
     config: DistillConfig, target: Checkpoint, model: PreTrainedModel, examples: Sequence[Example]
 ) -> LlamaForCausalLMEagle3:
-    """A draft of the target's own width, which begins with the target's last norm and output head.
-
-    Raises :class:`UserError` for a target that has no three layers to read from.
-    """
+    """A draft of the target's own width, which begins with the target's output head."""
     text = target.config.get_text_config()
     num_ids = config.draft_vocab_size or min(USUAL_VOCABULARY, text.vocab_size)
     num_heads = text.num_attention_heads
@@ -208,10 +205,7 @@ def new_draft(
         tie_word_embeddings=False,
         draft_vocab_size=min(num_ids, text.vocab_size),
     )
-    try:
-        own.eagle_aux_hidden_state_layer_ids = list(state_layers(own, text.num_hidden_layers))
-    except ValueError as error:
-        raise UserError(f"--kind eagle3 with --target {target.name}: {error}") from error
+    own.eagle_aux_hidden_state_layer_ids = new_state_layers(target)
     torch.manual_seed(config.seed)
     draft = LlamaForCausalLMEagle3(own).float()
     draft.know(frequent_ids(examples, own.draft_vocab_size, text.vocab_size))
@@ -222,6 +216,24 @@ def new_draft(
         draft.fc.weight.zero_()
         draft.fc.weight[:, (NUM_STATES - 1) * text.hidden_size :] = torch.eye(text.hidden_size)
     return draft
+
+
+def new_state_layers(target: Checkpoint) -> list[int]:
+    """Before which of the target's layers a new draft reads its states: the published ones, or the last three
+    of a target with few.
+
+    Raises :class:`UserError` for a target with fewer than three.
+    """
+    num_layers = target.config.get_text_config().num_hidden_layers
+    if num_layers < NUM_STATES:
+        raise UserError(
+            f"--kind eagle3 with --target {target.name}: such a draft reads the states of three layers, and "
+            f"this target has {num_layers}: use --kind model"
+        )
+    try:
+        return list(state_layers(None, num_layers))
+    except ValueError:
+        return list(range(num_layers - NUM_STATES, num_layers))
 
 
 def frequent_ids(examples: Sequence[Example], num_ids: int, vocab_size: int) -> Tensor:

@@ -21,7 +21,7 @@ from specdist.data.files import write_json
 from specdist.data.storage import storage_path
 from specdist.distillation.config import DistillConfig
 from specdist.distillation.data import Examples, read_examples, split_examples
-from specdist.distillation.eagle_draft import EagleStudent
+from specdist.distillation.eagle_draft import EagleStudent, new_state_layers
 from specdist.distillation.model_draft import ModelStudent
 from specdist.distillation.picture import draw_training
 from specdist.distillation.students import Student
@@ -179,7 +179,10 @@ def open_student(
 def _open_start(config: DistillConfig, models: ModelPlan) -> Checkpoint:
     """What the draft begins as."""
     if config.kind == "eagle3":
-        return models.draft if models.draft is not None and models.draft.is_eagle else models.target
+        if models.draft is not None and models.draft.is_eagle:
+            return models.draft
+        new_state_layers(models.target)
+        return models.target
     if config.layers is not None:
         return models.target
     assert config.draft is not None

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 EAGLE = "tests/engine/test_eagle.py"
 FORMULAS = f"{EAGLE}::test_every_block_is_what_the_published_formulas_say"
 WHOLE = f"{FORMULAS}[whole-llama]"
+TRAINING = "tests/distillation/test_eagle_draft.py::test_a_step_of_training_is_a_step_of_a_block"
 DISTRIBUTION = f"{EAGLE}::test_tokens_follow_the_target_s_distribution"
 
 EAGLE_FAULTS = (
@@ -63,5 +64,19 @@ EAGLE_FAULTS = (
         old="draft_probabilities_C=state.probabilities[places_C],",
         new="draft_probabilities_C=state.probabilities[places_C] / 2,",
         tests=(f"{DISTRIBUTION}[plain]",),
+    ),
+    Mutant(
+        name="every-step-of-training-reads-the-first-step-s-keys",
+        file="distillation/eagle_draft.py",
+        old="(places[None] <= places[:, None] - last) &",
+        new="(places[None] <= places[:, None]) &",
+        tests=(TRAINING,),
+    ),
+    Mutant(
+        name="states-of-training-are-not-moved-on",
+        file="distillation/eagle_draft.py",
+        old="        states_BLE = states_BLE.roll(1, dims=1)\n",
+        new="        states_BLE = states_BLE.roll(1 if not of_steps else 0, dims=1)\n",
+        tests=(TRAINING,),
     ),
 )
