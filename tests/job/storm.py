@@ -3,26 +3,37 @@
     python -m tests.job.storm --kills 200
 
 keeps three replicas at work and SIGKILLs one of them after the other, each replaced by a new one, until so
-many have died; a complete run is compared with an undisturbed one, byte by byte, and the next one begins. The
-suite runs a short version.
+many have died; a complete run is compared with an undisturbed one, byte by byte, and the next one begins.
+Others are paused for longer than a claim lasts without a heartbeat. With ``--machines`` a replica may be on
+a machine of its own, which vanishes with it and with its files: the others see but silence. ``--shards 2``
+has fewer shards than replicas, so that these share rows of a shard. With ``--store`` the runs are in a bucket
+of an S3 server, and every so many of its answers are errors. The suite runs a short version.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shlex
+import shutil
 import signal
+import sys
 import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from specdist.data.mirror import mirrored
+from specdist.data.storage import StorePath, storage_path
+from tests.data.s3 import BUCKET, Failure, s3_server
 from tests.job.launching import (
     TIMEOUT_S,
     logged_rows,
@@ -46,18 +57,61 @@ SHARED = {
     "top_p": 0.9,
     "claim_timeout": 1,
 }
-MAX_LIFE_S = 1.0
-PAUSED_SHARE = 0.2
+MAX_LIFE_S, LOOK_S = 1.0, 0.1
+PAUSED_SHARE, MACHINE_SHARE, FAULT_SHARE = 0.2, 0.4, 0.03
+# On a store, where a heartbeat is a request.
+STORE_TIMEOUT_S = 4.0
 
 
-def start_replica(**options: Any) -> BaseProcess:
+@dataclass
+class Tally:
+    """What has been done to replicas. ``splits``: names of those of shards that were seen claimed."""
+
+    num_killed: int = 0
+    num_paused: int = 0
+    num_vanished: int = 0
+    splits: set[str] = field(default_factory=set)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_killed} killed, {self.num_vanished} of them with their machine, {self.num_paused} "
+            f"paused, {len(self.splits)} splits seen at work"
+        )
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where replicas run: on this machine, or with ``share`` of them, each on one of its own."""
+
+    rng: random.Random
+    share: float = 0.0
+
+    def start(self, options: dict[str, Any]) -> tuple[BaseProcess, str]:
+        """A replica, and its machine: empty for this one."""
+        machine = uuid.uuid4().hex[:8] if self.rng.random() < self.share else ""
+        chosen = dict(options)
+        if "spool" in options:
+            chosen["spool"] = options["spool"] / (machine or "this")
+        return start_replica(machine=machine, **chosen), machine
+
+    @staticmethod
+    def vanish(options: dict[str, Any], machine: str) -> bool:
+        """Remove the files of a machine; False for this one."""
+        if machine and "spool" in options:
+            shutil.rmtree(options["spool"] / machine, ignore_errors=True)
+        return bool(machine)
+
+
+def start_replica(*, machine: str = "", **options: Any) -> BaseProcess:
     """Start a replica; its output goes to a file beside the run's folder."""
     words = words_folder(options["output"])
-    words.mkdir(exist_ok=True)
-    return fork_telling(words / uuid.uuid4().hex, **options)
+    words.mkdir(parents=True, exist_ok=True)
+    return fork_telling(words / uuid.uuid4().hex, machine=machine, **options)
 
 
 def words_folder(output: Path) -> Path:
+    if isinstance(output, StorePath):
+        return output.spool / "words"
     return output.with_name(f"{output.name}-words")
 
 
@@ -90,15 +144,31 @@ def num_safe_rows(output: Path) -> int:
 
 
 def storm(
-    output: Path, options: dict[str, Any], *, num_kills: int, num_replicas: int, rng: random.Random
-) -> int:
-    """One run, in which replicas are killed, replaced and paused until it is complete, or so many have been
-    killed and the others have completed it. Returns how many were killed."""
-    finished: dict[Path, int] = {}
-    num_killed = 0
-    with replicas(num_replicas, **options, output=output) as processes:
-        while num_killed < num_kills and all(process.exitcode is None for process in processes):
-            time.sleep(rng.random() * MAX_LIFE_S)
+    output: Path,
+    options: dict[str, Any],
+    tally: Tally,
+    *,
+    num_kills: int,
+    num_replicas: int,
+    rng: random.Random,
+    machine_share: float = 0.0,
+    life_s: float = MAX_LIFE_S,
+) -> None:
+    """One run, in which replicas are killed, replaced and paused until it is complete, or ``num_kills`` in
+    all have been killed and the others have completed it."""
+    finished: dict[str, object] = {}
+    machines = Machines(rng, machine_share)
+    options = options | {"output": output}
+    places: dict[BaseProcess, str] = {}
+    with replicas(0) as processes:
+        for _ in range(num_replicas):
+            process, places[process] = machines.start(options)
+            processes.append(process)
+        while tally.num_killed < num_kills and all(process.exitcode is None for process in processes):
+            until = time.monotonic() + rng.random() * life_s
+            while (left := until - time.monotonic()) > 0:
+                tally.splits |= claimed_splits(output)
+                time.sleep(min(left, LOOK_S))
             index = rng.randrange(len(processes))
             victim = processes[index]
             if victim.exitcode is None and rng.random() < PAUSED_SHARE:
@@ -106,44 +176,62 @@ def storm(
                     os.kill(victim.pid or 0, signal.SIGSTOP)
                     time.sleep(rng.random() * 2 * options["claim_timeout"])
                     os.kill(victim.pid or 0, signal.SIGCONT)
+                    tally.num_paused += 1
                 continue
             victim.kill()
             victim.join()
             if victim.exitcode != -signal.SIGKILL:
                 break
-            num_killed += 1
-            processes[index] = start_replica(**options, output=output)
-            now = {path: path.stat().st_mtime_ns for path in shard_files(output)}
+            tally.num_killed += 1
+            tally.num_vanished += machines.vanish(options, places.pop(victim))
+            processes[index], machine = machines.start(options)
+            places[processes[index]] = machine
+            now = stamps(output)
             assert finished.items() <= now.items(), "a finished shard was written again"
             finished = now
         codes = join_all(processes)
         words = "\n---\n".join(path.read_text() for path in words_folder(output).iterdir())
         assert codes == [0] * num_replicas, f"exit codes {codes}\n{words}"
-    return num_killed
 
 
-def storms(
-    folder: Path, options: dict[str, Any], *, num_kills: int, num_replicas: int, rng: random.Random
-) -> Iterator[int]:
-    """Run after run until so many replicas have been killed; yields the number so far after
+def stamps(output: Path) -> dict[str, object]:
+    """Of every finished shard's data, what changes if it is written again."""
+    if not isinstance(output, StorePath):
+        return {path.name: path.stat().st_mtime_ns for path in shard_files(output)}
+    found = output.store.listing((output / "shards").key)
+    return {name: (info.st_mtime, info.version) for name, info in found.items()
+            if info is not None and name.endswith(".arrow")}  # fmt: skip
+
+
+def claimed_splits(output: Path) -> set[str]:
+    """The names of splits that a replica has claimed."""
+    with suppress(FileNotFoundError):
+        claims = [path.name.partition(".") for path in (output / "claims").iterdir()]
+        return {f"{output} {name}" for name, _, number in claims
+                if name.startswith("split-") and number.isdigit() and int(number) > 1}  # fmt: skip
+    return set()
+
+
+def storms(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Path | None = None,
+           **chosen: Any) -> Iterator[Tally]:  # fmt: skip
+    """Run after run in ``outputs`` until so many replicas have been killed; yields what was done so far after
     each run. ``folder`` has an undisturbed run in ``undisturbed``."""
-    num_killed = num_runs = 0
-    while num_killed < num_kills:
-        output = folder / f"run-{num_runs}"
-        num_killed += storm(
-            output, options, num_kills=num_kills - num_killed, num_replicas=num_replicas, rng=rng
-        )
+    tally, num_runs = Tally(), 0
+    while tally.num_killed < num_kills:
+        output = (outputs or folder) / f"run-{num_runs}"
+        storm(output, options, tally, num_kills=num_kills, **chosen)
         check_whole(output, folder / "undisturbed")
         num_runs += 1
-        yield num_killed
+        yield tally
 
 
 def check_whole(output: Path, undisturbed: Path) -> None:
     """Every row once, no byte different, and nothing left over."""
-    assert shard_bytes(output) == shard_bytes(undisturbed)
-    rows = Counter(read_output(output)["row_id"].to_pylist())
+    found = mirrored(output)
+    assert shard_bytes(found) == shard_bytes(undisturbed)
+    rows = Counter(read_output(found)["row_id"].to_pylist())
     assert rows == dict.fromkeys(range(NUM_ROWS), 1)
-    assert sum(stats["num_rows"] for stats in shard_stats(output)) == NUM_ROWS
+    assert sum(stats["num_rows"] for stats in shard_stats(found)) == NUM_ROWS
     left = [path for name in ("shards", "stats", "parts", "claims") for path in (output / name).iterdir()]
     kept = {".arrow", ".json"}
     left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
@@ -156,19 +244,52 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--shards", type=int, default=NUM_SHARDS)
+    parser.add_argument("--life", type=float, default=MAX_LIFE_S, help="longest time between two kills, in s")
+    parser.add_argument("--machines", action="store_true", help="replicas on machines that vanish, too")
+    parser.add_argument("--store", action="store_true", help="runs in a bucket of an S3 server that fails")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="JSON file to which the last line is added")
     chosen = parser.parse_args()
-    rng = random.Random(chosen.seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    rng, started, line = random.Random(chosen.seed), time.monotonic(), ""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pair = build_pair(folder / "pair")
         options = SHARED | {
             "prompts": pair.prompts, "target": pair.target, "draft": pair.draft, "device": "cpu",
+            "rows_per_shard": NUM_ROWS // chosen.shards,
         }  # fmt: skip
+        if chosen.shards < chosen.replicas:
+            # Long enough that holders see who waits before their rows have all begun.
+            options |= {"max_num_seqs": 1, "max_new_tokens": 80}
         assert run_here(**options, output=folder / "undisturbed").code == 0
-        totals = storms(folder, options, num_kills=chosen.kills, num_replicas=chosen.replicas, rng=rng)
-        for num_runs, num_killed in enumerate(totals, 1):
-            print(f"{num_killed} killed in {num_runs} runs: all rows there, once, every byte the same")  # noqa: T201
+        outputs = folder
+        if chosen.store:
+            server = stack.enter_context(s3_server())
+            os.environ.update(server.environment)
+            faults = random.Random(chosen.seed)
+            server.fault = lambda method, path: (
+                Failure(faults.choice([500, 503]), after_work=faults.random() < 0.5)
+                if faults.random() < FAULT_SHARE else None
+            )  # fmt: skip
+            outputs = storage_path(f"s3://{BUCKET}/storm", spool=str(folder / "spool"))
+            options |= {"spool": folder / "machines", "claim_timeout": STORE_TIMEOUT_S}
+        totals = storms(
+            folder, options, num_kills=chosen.kills, outputs=outputs, num_replicas=chosen.replicas, rng=rng,
+            machine_share=MACHINE_SHARE if chosen.machines else 0.0, life_s=chosen.life,
+        )  # fmt: skip
+        for num_runs, tally in enumerate(totals, 1):
+            line = f"{tally} in {num_runs} runs: all rows there, once, every byte the same"
+            print(line, flush=True)  # noqa: T201
+    if chosen.output is not None:
+        found = json.loads(chosen.output.read_text()) if chosen.output.exists() else {"storms": []}
+        took_s = round(time.monotonic() - started)
+        found["storms"].append({"command": command_line(), "seconds": took_s, "last_line": line})
+        chosen.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def command_line() -> str:
+    return shlex.join(["python", "-m", "tests.job.storm", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from specdist.cli.generate import main
+from specdist.data import heartbeat
 from tests.forked import fork
 from tests.job.launching import job_arguments
 
@@ -16,10 +17,10 @@ from tests.job.launching import job_arguments
 MAX_ADDRESS_BYTES = 32 * 2**30
 
 
-def fork_telling(told: Path, **options: object) -> BaseProcess:
-    """Start the job."""
+def fork_telling(told: Path, *, machine: str = "", **options: object) -> BaseProcess:
+    """Start the job; with ``machine``, as if on another machine, whose processes nobody here sees."""
     # Those of the process that all are forked from may be other ones.
-    process = fork(_run, job_arguments(main, options), told, dict(os.environ))
+    process = fork(_run, job_arguments(main, options), told, dict(os.environ), machine)
     process.start()
     return process
 
@@ -34,8 +35,10 @@ def run_and_tell(told: Path, timeout_s: float, **options: object) -> tuple[int |
     return code, told.read_text(errors="replace") if told.exists() else ""
 
 
-def _run(words: list[str], told: Path, environment: dict[str, str]) -> None:
+def _run(words: list[str], told: Path, environment: dict[str, str], machine: str) -> None:
     os.environ.update(environment)
+    if machine:
+        heartbeat._machine = lambda: machine
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     with told.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
