@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -60,6 +60,19 @@ class View:
     num_replicas: int
     num_waiting: int
     num_files: int
+
+    @functools.cached_property
+    def splits(self) -> list[tuple[int, Claim]]:
+        """The claims of splits, with the number of the shard."""
+        found = ((shard_and_split(name), claim) for name, claim in self.latest.items()
+                 if name.startswith(SPLIT_PREFIX))  # fmt: skip
+        return [(place[0], claim) for place, claim in found if place is not None and place[1] is not None]
+
+    @functools.cached_property
+    def shards(self) -> dict[int, Claim]:
+        """The claims of shards, by their numbers."""
+        return {int(name.removeprefix(SHARD_PREFIX)): claim for name, claim in self.latest.items()
+                if name.startswith(SHARD_PREFIX)}  # fmt: skip
 
 
 class Claims:
@@ -162,8 +175,8 @@ class Claims:
 
     def forget_shard(self, shard: int) -> None:
         """Remove the claims of a complete shard as :meth:`forget` does, after those of its splits."""
-        found = [claim for file in names_in(self._folder) if (claim := _claim_of(file)) is not None]
-        of_shard = [claim for claim in found if (shard_and_split(claim.name) or (-1, None))[0] == shard]
+        files = names_in(self._folder, f"{shard_name(shard)}.", f"{SPLIT_PREFIX}{shard:05d}-")
+        of_shard = [claim for file in files if (claim := _claim_of(file)) is not None]
         for claim in sorted(of_shard, key=lambda claim: (claim.name == shard_name(shard), claim.generation)):
             self._remove(claim)
 
@@ -234,7 +247,7 @@ class Claims:
 
     def _all_of(self, name: str) -> list[Claim]:
         """The claims of a name by ascending generation."""
-        found = map(_claim_of, names_in(self._folder, name))
+        found = map(_claim_of, names_in(self._folder, f"{name}."))
         return sorted(
             (claim for claim in found if claim is not None and claim.name == name),
             key=lambda claim: claim.generation,
@@ -256,12 +269,6 @@ def shard_and_split(name: str) -> tuple[int, int | None] | None:
     """The shard of a claimed name, and the number of the split if it is one; None if it is of neither."""
     match = SHARD_CLAIM.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]) if match[2] else None)
-
-
-def claims_of_shards(latest: Mapping[str, Claim]) -> dict[int, Claim]:
-    """Of the claims by name, those of shards, by their numbers."""
-    prefix = SHARD_PREFIX
-    return {int(name.removeprefix(prefix)): latest[name] for name in latest if name.startswith(prefix)}
 
 
 @functools.lru_cache(maxsize=2**16)

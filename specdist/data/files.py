@@ -46,12 +46,13 @@ def temporary_path(path: Path, tag: str) -> Path:
     return path.with_name(f"{path.name}.{tag}{TEMPORARY_SUFFIX}")
 
 
-def names_in(folder: Path, prefix: str = "") -> list[str]:
-    """Of the files in a folder that begin with ``prefix``, by one listing. Raises OSError."""
+def names_in(folder: Path, *prefixes: str) -> list[str]:
+    """Of the files in a folder that begin with one of the prefixes, if any: by one listing, on a store by one
+    of each prefix. Raises OSError."""
     if isinstance(folder, StorePath):
-        return folder.names(prefix)
+        return [name for prefix in prefixes or ("",) for name in folder.names(prefix)]
     with os.scandir(folder) as entries:
-        return [entry.name for entry in entries if entry.name.startswith(prefix)]
+        return [entry.name for entry in entries if entry.name.startswith(prefixes or "")]
 
 
 def fsync_folder(folder: Path) -> None:

@@ -222,13 +222,20 @@ class Watch:
         """False if it is gone, True if its process lives or its file has changed since the last look, None if
         another look is needed."""
         path = beat_path(self._folder, replica)
-        content = _content(path)
+        last = self._sightings.get(path)
+        # It does not beat more often than it is read.
+        is_read = last is None or self._clock() - last.seen_at >= self._silent_after_s / BEATS_PER_SILENCE
+        content = _content(path) if last is None or is_read else last.content
         beat = Beat.from_bytes(content)
         is_alive = beat.process.is_alive() if beat is not None else None
-        last = self._sightings.get(path)
         has_beaten = last is not None and last.content != content
         silent_after_s = beat.silent_after_s if beat is not None else self._silent_after_s
-        if is_alive is False or self._is_silent(path, content, silent_after_s):
+        is_silent = (
+            self._is_silent(path, content, silent_after_s)
+            if last is None or is_read
+            else last.seen_at - last.since >= silent_after_s
+        )
+        if is_alive is False or is_silent:
             return False
         return is_alive or has_beaten or None
 

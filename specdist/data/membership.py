@@ -126,6 +126,10 @@ class Membership:
         poll_s = self._poll_s * polls + S_PER_LISTED_FILE * num_files
         return min(poll_s, MAX_SILENCE_SHARE * self.silent_after_s) * random.uniform(0.8, 1.2)
 
+    def listing_s(self, num_files: int) -> float:
+        """Seconds from one listing of so many files to the next one of a replica that is at work."""
+        return min(S_PER_LISTED_FILE * num_files, MAX_SILENCE_SHARE * self.silent_after_s)
+
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
         """One replica at a time may change what belongs to all; the others wait."""

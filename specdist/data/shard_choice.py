@@ -7,10 +7,12 @@ that all waiting replicas together watch all of them.
 
 from __future__ import annotations
 
+import functools
+import heapq
 import random
 import zlib
-from collections.abc import Sequence, Set
-from itertools import islice
+from collections.abc import Iterator, Sequence, Set
+from itertools import compress, islice
 
 # So many take the shards in order.
 FEW_REPLICAS = 8
@@ -22,6 +24,30 @@ MIN_WATCHED, WATCHERS_PER_CLAIM = 5, 2
 STRAGGLERS = 0.25
 # Most splits of a shard that are offered at a time.
 MAX_FREE_SPLITS = 8
+
+
+class OpenShards:
+    """The shards that are not known to be complete, ascending: a byte for each, since there may be a million
+    in every replica."""
+
+    def __init__(self, num_shards: int) -> None:
+        self._is_open = bytearray(b"\1") * num_shards
+        self._num_open = num_shards
+
+    def __len__(self) -> int:
+        return self._num_open
+
+    def __iter__(self) -> Iterator[int]:
+        return compress(range(len(self._is_open)), self._is_open)
+
+    def __contains__(self, shard: int) -> bool:
+        return 0 <= shard < len(self._is_open) and bool(self._is_open[shard])
+
+    def discard(self, shard: int) -> None:
+        """This one is complete."""
+        if shard in self:
+            self._is_open[shard] = 0
+            self._num_open -= 1
 
 
 def first_choices(open_shards: Sequence[int], claimed: Set[int], num_replicas: int) -> list[int]:
@@ -44,8 +70,14 @@ def watched(claimed: Sequence[str], num_waiting: int, *, replica: str, period: i
         period: number of the period of watching: the choice is the same within one.
     """
     num_watched = max(MIN_WATCHED, WATCHERS_PER_CLAIM * len(claimed) // max(1, num_waiting))
-    by_draw = sorted(claimed, key=lambda name: zlib.crc32(f"{replica} {period} {name}".encode()))
-    return sorted(by_draw[:num_watched])
+    # Multiplied by an odd number, 32 bits are permuted: an order of its own for each replica and period.
+    factor = zlib.crc32(f"{replica} {period}".encode()) | 1
+    return sorted(heapq.nsmallest(num_watched, claimed, key=lambda name: _crc32(name) * factor & 0xFFFFFFFF))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _crc32(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def splits_wanted(num_waiting: int, num_claimed: int) -> int:

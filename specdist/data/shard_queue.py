@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from specdist.data.claims import (
     Claim,
     View,
-    claims_of_shards,
     shard_and_split,
     shard_name,
     split_name,
@@ -25,7 +24,7 @@ from specdist.data.manifest import Manifest, check_same
 from specdist.data.membership import Membership
 from specdist.data.parts import PartLog
 from specdist.data.run_folder import RunFolder
-from specdist.data.shard_choice import FEW_REPLICAS, first_choices, watched
+from specdist.data.shard_choice import FEW_REPLICAS, OpenShards, first_choices, watched
 from specdist.utils.errors import UserError
 
 # Of shards that turn out to be complete or claimed, until a replica looks anew; and of looks per attempt.
@@ -67,7 +66,7 @@ class ShardQueue:
         self._membership = membership
         self._claims = membership.claims
         self._manifest = manifest
-        self._open = dict.fromkeys(range(num_shards))
+        self._open = OpenShards(num_shards)
         self._mine: dict[int, Claim] = {}
         self._my_splits: dict[str, ClaimedShard] = {}
         self._next_listing_at = -math.inf
@@ -100,7 +99,7 @@ class ShardQueue:
     def is_last_claimed(self) -> bool:
         """Whether all open shards had claims when this replica looked last. Of many replicas, it may not know
         of those that are complete; then some of them wait at the end, and tell."""
-        return all(shard in self._mine or shard_name(shard) in self._view.latest for shard in self._open)
+        return all(shard in self._mine or shard in self._view.shards for shard in self._open)
 
     def look(self) -> View:
         """The claims in force now. Raises :class:`UserError` as :meth:`take` does."""
@@ -118,7 +117,7 @@ class ShardQueue:
         for _ in range(MAX_LOOKS):
             view = self._claims.look()
             self._view = view
-            claims = claims_of_shards(view.latest)
+            claims = view.shards
             if view.num_replicas <= FEW_REPLICAS:
                 return self._take_first(claims) or self._take_split(self._splits())
             is_out_of_date, taken = self._take_unclaimed(claims)
@@ -156,7 +155,8 @@ class ShardQueue:
 
     def _take_abandoned(self, claims: Mapping[int, Claim]) -> ClaimedShard | None:
         """A shard, or a split of one, whose holder released it or is gone."""
-        names = [shard_name(shard) for shard in self._open_elsewhere() if shard in claims]
+        names = [claim.name for shard, claim in claims.items()
+                 if shard in self._open and shard not in self._mine]  # fmt: skip
         names += [claim.name for claim in self._splits() if claim.generation > 1]
         now = self._membership.clock()
         period = int(now // (PERIOD_IN_SILENCES * self._membership.silent_after_s))
@@ -174,11 +174,8 @@ class ShardQueue:
     def _splits(self) -> list[Claim]:
         """The claims of splits of open shards as last seen, without those of this replica: first those that
         nobody has taken yet, else in random order, so that few replicas try the same one."""
-        found = [
-            claim for name, claim in self._view.latest.items()
-            if name not in self._my_splits and (place := shard_and_split(name)) is not None
-            and place[1] is not None and place[0] in self._open
-        ]  # fmt: skip
+        found = [claim for shard, claim in self._view.splits
+                 if shard in self._open and claim.name not in self._my_splits]  # fmt: skip
         random.shuffle(found)
         return sorted(found, key=lambda claim: claim.generation > 1)
 
@@ -291,7 +288,7 @@ class ShardQueue:
         with writing(self._folder.path):
             if claimed.split is None:
                 self._mine.pop(claimed.shard, None)
-                self._open.pop(claimed.shard, None)
+                self._open.discard(claimed.shard)
                 self._claims.forget_shard(claimed.shard)
                 return
             self._my_splits.pop(claimed.claim.name, None)
@@ -335,7 +332,7 @@ class ShardQueue:
 
     def _complete_elsewhere(self, shard: int) -> None:
         if shard in self._open:
-            del self._open[shard]
+            self._open.discard(shard)
             self.on_done_elsewhere(shard)
 
     def _check_run(self) -> None:

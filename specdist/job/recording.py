@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from specdist.data import PartLog, RowResult, ShardQueue, shard_table, trace_table
-from specdist.data.claims import claims_of_shards
 from specdist.data.shard_choice import split_off, splits_wanted
 from specdist.data.shard_queue import ClaimedShard
 from specdist.data.storage import StorePath
@@ -36,7 +35,7 @@ from specdist.utils.errors import UserError
 
 # Between snapshots, and between looks at the claims: as completions are recorded, while the target is at
 # work; and the longest between looks.
-SNAPSHOT_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 5.0
+SNAPSHOT_INTERVAL_S, LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 1.0, 1.0, 5.0
 # On a store, where a look takes as long as many passes.
 LOOKS_PER_SILENCE = 6
 
@@ -84,10 +83,10 @@ class Recorder:
         # Of every shard, the completions that the progress has counted.
         self._num_counted = Counter[int]()
         self._poll_at = -math.inf
-        self._looked_at = -math.inf
+        self._looked_at = self._look_at = -math.inf
         is_stored = isinstance(plan.folder.path, StorePath)
         self._uploads = Uploads(is_beside=is_stored)
-        self._look_interval_s = SNAPSHOT_INTERVAL_S
+        self._look_interval_s = LOOK_INTERVAL_S
         if is_stored:
             self._look_interval_s = min(
                 MAX_LOOK_INTERVAL_S, plan.membership.silent_after_s / LOOKS_PER_SILENCE
@@ -140,7 +139,7 @@ class Recorder:
 
     def tick(self) -> None:
         """To be called between rounds: looks at the claims if no completion has given reason to for long."""
-        if self._clock() - self._looked_at >= MAX_LOOK_INTERVAL_S and self._has_pending:
+        if self._clock() >= max(self._look_at, self._looked_at + MAX_LOOK_INTERVAL_S) and self._has_pending:
             self._look()
 
     @property
@@ -223,7 +222,8 @@ class Recorder:
     def _count_rest(self, shard: int) -> None:
         """The shard is complete."""
         first, end = self._plan.shards.bounds(shard)
-        self._count(shard, self._rows.num_completions(range(first, end)) - self._num_counted[shard])
+        num = self._rows.num_completions(range(first, end))
+        self._progress.skip(num - self._num_counted.pop(shard, 0))
 
     def _record(self, work: Work, result: RowResult) -> None:
         if self._open.get(work.key) is not work:
@@ -234,7 +234,7 @@ class Recorder:
         if now - work.snapshot_at >= SNAPSHOT_INTERVAL_S:
             work.log.snapshot(self._stats_recorder.shard(work.key).to_json())
             work.snapshot_at = now
-        if now - self._looked_at >= self._look_interval_s:
+        if now >= self._look_at:
             self._uploads.settle()
             self._look()
         self._progress.add(result)
@@ -250,8 +250,9 @@ class Recorder:
 
     def _look(self) -> None:
         """See which claims are in force; offer rows to replicas that wait."""
-        self._looked_at = self._clock()
-        view = self._queue.look()
+        self._looked_at, view = self._clock(), self._queue.look()
+        listing_s = self._plan.membership.listing_s(view.num_files)
+        self._look_at = self._looked_at + max(self._look_interval_s, listing_s)
         for work in list(self._open.values()):
             if view.latest.get(work.claimed.claim.name) != work.claimed.claim:
                 self._drop(work)
@@ -261,7 +262,7 @@ class Recorder:
     def _offer_splits(self) -> None:
         """Offer rows to replicas that wait, or will soon."""
         view = self._queue.view
-        wanted = splits_wanted(view.num_waiting, len(claims_of_shards(view.latest)))
+        wanted = splits_wanted(view.num_waiting, len(view.shards))
         if not wanted and self._queue.is_last_claimed and view.num_replicas > 1:
             wanted = 1
         for work in self._open.values() if wanted else ():

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from specdist.data import RunFolder
-from specdist.data.claims import Claims, claims_of_shards
+from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
 from specdist.data.membership import CLAIMS_FOLDER
 from specdist.data.reading import read_columns
@@ -144,8 +144,7 @@ class StatusReader:
         if not self._folder.manifest_path.is_file():
             raise UserError(f"{self._folder.path} is not the folder of a run: it has no manifest.json")
         plan = self._folder.plan()
-        latest = self._claims.latest() if self._claims_folder.is_dir() else {}
-        claimed = claims_of_shards(latest)
+        claimed = self._claims.look().shards if self._claims_folder.is_dir() else {}
         running: list[HeldShard] = []
         failed: list[HeldShard] = []
         errors = Counter[str]()

@@ -220,20 +220,21 @@ def storms(folder: Path, options: dict[str, Any], *, num_kills: int, outputs: Pa
     while tally.num_killed < num_kills:
         output = (outputs or folder) / f"run-{num_runs}"
         storm(output, options, tally, num_kills=num_kills, **chosen)
-        check_whole(output, folder / "undisturbed")
+        check_whole(output, folder / "undisturbed", has_vanished=tally.num_vanished > 0)
         num_runs += 1
         yield tally
 
 
-def check_whole(output: Path, undisturbed: Path) -> None:
-    """Every row once, no byte different, and nothing left over."""
+def check_whole(output: Path, undisturbed: Path, *, has_vanished: bool = False) -> None:
+    """Every row once, no byte different, and nothing left over but the last heartbeats of replicas that have
+    vanished."""
     found = mirrored(output)
     assert shard_bytes(found) == shard_bytes(undisturbed)
     rows = Counter(read_output(found)["row_id"].to_pylist())
     assert rows == dict.fromkeys(range(NUM_ROWS), 1)
     assert sum(stats["num_rows"] for stats in shard_stats(found)) == NUM_ROWS
     left = [path for name in ("shards", "stats", "parts", "claims") for path in (output / name).iterdir()]
-    kept = {".arrow", ".json"}
+    kept = {".arrow", ".json", *((".beat", ".waiting") if has_vanished else ())}
     left = [path for path in left if path.suffix not in kept and not path.name.startswith("setup.")]
     assert left == [], left
 

@@ -24,7 +24,9 @@ from unittest import mock
 
 from tests.scale.processes import run_processes
 from tests.scale.reading import seconds_to_read, write_run
+from tests.scale.sharing import SharingSimulation
 from tests.scale.simulation import Outcome, Scenario, Simulation, operations
+from tests.scale.tail import TailScenario
 
 MEMORY = Path("/dev/shm")
 
@@ -36,6 +38,8 @@ def main() -> None:
     parser.add_argument("--shard_seconds", type=float, default=60.0, help="that a shard takes on average")
     parser.add_argument("--vanishing", type=float, default=0.02, help="share of the replicas that vanish")
     parser.add_argument("--processes", action="store_true", help="real replicas, in real time")
+    parser.add_argument("--splits", action="store_true", help="replicas share the rows of the last shards")
+    parser.add_argument("--rows_per_shard", type=int, default=8, help="with --splits")
     parser.add_argument("--store", action="store_true", help="on an object store: its requests are counted")
     parser.add_argument("--reading", action="store_true", help="measure the readers of a finished run")
     parser.add_argument("--seed", type=int, default=0)
@@ -66,6 +70,10 @@ def main() -> None:
         "shards": options.shards,
         "shard_seconds": options.shard_seconds,
         "vanishing": options.vanishing,
+        "end_s": round(outcome.end_s),
+        **(
+            {"rows_per_shard": options.rows_per_shard, "splits": outcome.num_splits} if options.splits else {}
+        ),
         **operations(outcome),
     }
     _add(result, options.output)
@@ -88,6 +96,15 @@ def run(folder: Path, options: argparse.Namespace) -> Outcome:
             shard_s=options.shard_seconds,
             vanishing=options.vanishing,
         )
+    if options.splits:
+        tail = TailScenario(
+            num_replicas=options.replicas,
+            num_shards=options.shards,
+            rows_per_shard=options.rows_per_shard,
+            max_num_seqs=4,
+            seed=options.seed,
+        )
+        return SharingSimulation(folder / "shared", tail, vanishing=options.vanishing).run_counted()
     scenario = Scenario(
         num_replicas=options.replicas,
         num_shards=options.shards,

@@ -74,6 +74,7 @@ class Outcome:
     published_by: dict[int, str] = field(default_factory=dict)
     first_waiting_s: float = math.inf
     end_s: float = 0.0
+    num_splits: int = 0
 
 
 class Simulation(Events):

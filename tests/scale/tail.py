@@ -85,7 +85,9 @@ class TailOutcome:
 
 
 class TailSimulation(Events):
-    """Runs a scenario in ``folder``, which is new."""
+    """Runs a scenario in ``folder``, which is new. ``step_s``: between looks at a replica's sequences."""
+
+    step_s = STEP_S
 
     def __init__(self, folder: Path, scenario: TailScenario) -> None:
         super().__init__()
@@ -211,6 +213,8 @@ class TailReplica:
         def counting() -> ClaimedShard | None:
             taken = take()
             splits[self.name] += taken is not None and taken.split is not None
+            if taken is None:
+                self.waits()
             return taken
 
         queue.take = counting  # type: ignore[method-assign]
@@ -232,6 +236,17 @@ class TailReplica:
         self._membership.leave()
         self.has_ended = True
 
+    def ends(self) -> None:
+        """The run is complete."""
+
+    def waits(self) -> None:
+        """It found nothing to take."""
+
+    def beat(self) -> None:
+        if self._simulation.now >= self._beat_at:
+            self._membership.heartbeat.beat()
+            self._beat_at = self._simulation.now + SILENT_AFTER_S / 12
+
     def step(self) -> None:
         if not self.is_at_work:
             return
@@ -239,14 +254,12 @@ class TailReplica:
         if simulation.now < self._paused_until:
             simulation.after(self._paused_until - simulation.now, self.step)
             return
-        if simulation.now >= self._beat_at:
-            self._membership.heartbeat.beat()
-            self._beat_at = simulation.now + SILENT_AFTER_S / 12
+        self.beat()
         self._recorder.tick()
         self._generate()
         self._fill()
         if self._running:
-            simulation.after(STEP_S, self.step)
+            simulation.after(simulation.step_s, self.step)
             return
         # The engine has ended: what other replicas hold may come free.
         if not self._recorder.is_run_complete:
@@ -259,12 +272,13 @@ class TailReplica:
             self.has_ended = True
             self._recorder.close()
             self._membership.leave()
+            self.ends()
         else:
             simulation.after(self._recorder.poll_s, self.step)
 
     def _generate(self) -> None:
-        """The tokens of ``STEP_S``."""
-        num_tokens = STEP_S / (PASS_S + ROW_S * len(self._running))
+        """The tokens of a step."""
+        num_tokens = self._simulation.step_s / (PASS_S + ROW_S * len(self._running))
         for key, (request, left) in list(self._running.items()):
             if left > num_tokens:
                 self._running[key] = request, left - num_tokens

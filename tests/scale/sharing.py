@@ -1,0 +1,178 @@
+"""Many replicas that share the rows of the last shards: the recorder of the job, on a virtual clock and a
+counting file system, with sequences that take random times instead of models.
+
+A look at the claims may be as old as ``STALE_S``, as on a file server whose clients keep what they have
+listed; its cost is counted each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from specdist.data import PartLog, RunFolder, claims
+from specdist.data.claims import Claim, Claims, View, shard_and_split
+from specdist.job import recording
+from tests.scale.counting import METADATA, NAMES_PER_OPERATION, CountingFiles
+from tests.scale.simulation import MIDDLE, START, START_S, TAIL, Outcome
+from tests.scale.tail import PASS_S, ROW_S, STEP_S, TailReplica, TailScenario, TailSimulation
+
+STALE_S = 0.25
+# A look is due no more often than on a file system, and statistics are written more seldom than that.
+SNAPSHOT_S = 5.0
+MAX_OPEN_FILES = 2**16
+
+
+class SharingSimulation(TailSimulation):
+    """Replicas that begin within ``arrival_s``, of which a share vanishes at a random moment."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scenario: TailScenario,
+        *,
+        arrival_s: float = 30.0,
+        vanishing: float = 0.02,
+        step_s: float = 2 * STEP_S,
+    ) -> None:
+        super().__init__(folder, scenario)
+        self.arrival_s, self.vanishing, self.step_s = arrival_s, vanishing, step_s
+        self.files = CountingFiles(str(self.output))
+        self.counted = Outcome()
+        self.num_alive = 0
+        self._view: tuple[int, View] | None = None
+        self._names: dict[int | None, set[str]] = defaultdict(set)
+
+    @property
+    def phase(self) -> str:
+        if self.now >= self.counted.first_waiting_s:
+            return TAIL
+        return START if self.now < START_S else MIDDLE
+
+    @property
+    def expected_s(self) -> float:
+        """About when the run is complete."""
+        scenario = self.scenario
+        num_tokens = sum(self.lengths) / scenario.num_replicas / scenario.max_num_seqs
+        return self.arrival_s + num_tokens * (PASS_S + ROW_S * scenario.max_num_seqs)
+
+    def run_counted(self) -> Outcome:
+        """Until the last living replica has left."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # Part logs of all replicas are open in this process; root may raise the limit.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, max(most, MAX_OPEN_FILES)))
+        for number in range(self.scenario.num_replicas):
+            self.after(self.rng.uniform(0, self.arrival_s), partial(self._join, f"replica{number}"))
+        with self.files.patched(), self._indexed():
+            while self.has_next:
+                phase, before = self.phase, self.now
+                action = self.advance()
+                self.counted.replica_s[phase] += self.num_alive * (self.now - before)
+                self.files.counts = self.counted.operations[self.phase]
+                action()
+        self.counted.end_s, self.counted.num_splits = self.now, sum(self.outcome.splits.values())
+        complete = RunFolder(self.output)
+        self.counted.published_by = {
+            shard: complete.read_stats(shard)["replica"] for shard in complete.recorded_shards()
+        }
+        return self.counted
+
+    def _join(self, name: str) -> None:
+        replica = SharingReplica(self, name)
+        if self.rng.random() < self.vanishing:
+            self.after(self.rng.uniform(0, max(1.0, self.expected_s - self.now)), replica.die)
+
+    @contextlib.contextmanager
+    def _indexed(self) -> Iterator[None]:
+        """The claims' folder is listed by this process at most every ``STALE_S``, and what is asked of one
+        shard is answered from an index; both are counted as if the folder had been listed."""
+        create, remove, names_in = Claims._create, Claims._remove, claims.names_in
+        num_files = 0
+
+        def indexed_create(self_: Claims, claim: Claim, *arguments: Any) -> bool:
+            is_made = create(self_, claim, *arguments)
+            if is_made:
+                self._names[_shard_of(claim.name)].add(claim.file_name)
+            return is_made
+
+        def indexed_remove(self_: Claims, claim: Claim) -> None:
+            remove(self_, claim)
+            self._names[_shard_of(claim.name)].discard(claim.file_name)
+
+        def look(self_: Claims) -> View:
+            nonlocal num_files
+            moment = int(self.now / STALE_S)
+            if self._view is None or self._view[0] != moment or not self._view[1].latest:
+                self._view = moment, original_look(self_)
+                num_files = self._view[1].num_files
+            else:
+                self.files.counts[METADATA] += 1 + num_files // NAMES_PER_OPERATION
+            return self._view[1]
+
+        def listed(folder: Path, *prefixes: str) -> list[str]:
+            if not prefixes:
+                return names_in(folder)
+            self.files.counts[METADATA] += 1 + num_files // NAMES_PER_OPERATION
+            shards = {_shard_of(prefix.rstrip(".-")) for prefix in prefixes}
+            return [name for shard in shards for name in self._names[shard] if name.startswith(prefixes)]
+
+        original_look = Claims.look
+        with (
+            mock.patch.object(Claims, "_create", indexed_create),
+            mock.patch.object(Claims, "_remove", indexed_remove),
+            mock.patch.object(Claims, "look", look),
+            mock.patch.object(claims, "names_in", listed),
+            mock.patch.object(PartLog, "begin_sync", lambda log: None),
+            mock.patch.object(recording, "SNAPSHOT_INTERVAL_S", SNAPSHOT_S),
+        ):
+            yield
+
+
+def _shard_of(name: str) -> int | None:
+    """Of a claim, or of the beginning of one."""
+    found = shard_and_split(name) or shard_and_split(f"{name}-00000")
+    return None if found is None else found[0]
+
+
+class SharingReplica(TailReplica):
+    """Joins as a replica does before it works."""
+
+    def __init__(self, simulation: SharingSimulation, name: str) -> None:
+        super().__init__(simulation, name)
+        self._sharing = simulation
+        simulation.num_alive += 1
+        self._set_up()
+
+    def _set_up(self) -> None:
+        if self.has_ended:
+            return
+        self.beat()
+        view = self._membership.claims.look()
+        claim = self._membership.take_setup(view)
+        if claim is None:
+            wait_s = self._membership.poll_s(view.num_files, num_replicas=view.num_replicas)
+            self._sharing.after(wait_s, self._set_up)
+            return
+        is_tidied = self._membership.another_has_tidied()
+        RunFolder.open(self._sharing.output, self._sharing.manifest, "", overwrite=False, is_tidied=is_tidied)
+        self._membership.claims.release(claim)
+        self.step()
+
+    def die(self) -> None:
+        if self.is_at_work:
+            super().die()
+            self._sharing.num_alive -= 1
+
+    def waits(self) -> None:
+        counted = self._sharing.counted
+        counted.first_waiting_s = min(counted.first_waiting_s, self._sharing.now)
+
+    def ends(self) -> None:
+        self._sharing.num_alive -= 1
