@@ -20,6 +20,11 @@ class StorageOptions:
         help="owner/name of a data set on the Hugging Face hub, which gets the finished run: its card and "
         "its rows; made private if there is none",
     )
+    claims: str | None = option(
+        None,
+        help="folder on a file system that all replicas share, in which they meet if --output is a URL of a "
+        "store without conditional writes (default: in --output itself)",
+    )
     spool: str | None = option(
         None,
         help="folder on a disk of this machine for what a URL in --prompts or --output needs locally: "

@@ -22,9 +22,22 @@ ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}
 PROBE = "specdist-probe"
 
 
-def check_output(path: Path) -> None:
+def claims_folder(path: Path, claims: str | None) -> Path | None:
+    """The folder of ``--claims`` in which replicas that write to this output meet: one of its own for each
+    output. Raises :class:`UserError` if the option has no effect."""
+    if claims is None:
+        return None
+    if not isinstance(path, StorePath):
+        raise UserError(
+            f"--claims {claims} has no effect on --output {path}: shards are claimed in that folder itself: "
+            "leave it out; it is for an --output in a bucket"
+        )
+    return Path(claims).absolute() / path.spool.name
+
+
+def check_output(path: Path, *, has_claims: bool = False) -> None:
     """Raises :class:`UserError` if a run cannot be written to this storage: without credentials, permission
-    or a bucket, or if objects cannot be created exclusively."""
+    or a bucket, or if objects cannot be created exclusively and there is no folder for claims."""
     if not isinstance(path, StorePath):
         return
     protocol = path.store.protocol
@@ -33,18 +46,19 @@ def check_output(path: Path) -> None:
             f"--output {path}: a run is not written to a hub piece by piece: give a folder or a bucket, and "
             "--push_to_hub owner/name, which uploads the finished data set"
         )
-    if protocol not in CONDITIONAL:
+    if protocol not in CONDITIONAL and not has_claims:
         raise UserError(
-            f"--output {path}: replicas cannot share {protocol}://, which has no conditional writes: give a "
-            f"folder, or a URL of {', '.join(f'{name}://' for name in sorted(CONDITIONAL))}"
+            f"--output {path}: {protocol}:// has no conditional writes, with which replicas claim shards: "
+            "name a folder that all of them share with --claims, or give --output a folder, or a URL of "
+            f"{', '.join(f'{name}://' for name in sorted(CONDITIONAL))}"
         )
     with explain(f"--output {path}", path):
-        is_exclusive = path.store.check((path / PROBE).key, unique_tag())
-    if not is_exclusive:
+        is_exclusive = path.store.check((path / PROBE).key, unique_tag(), is_conditional=not has_claims)
+    if not (is_exclusive or has_claims):
         raise UserError(
             f"--output {path}: this server ignores the condition If-None-Match of a write, so two replicas "
-            "could claim the same shard: use a server that has conditional writes (AWS S3, MinIO since "
-            "2024), or a folder"
+            "could claim the same shard: name a folder that all replicas share with --claims, or use a "
+            "server that has conditional writes (AWS S3, MinIO since 2024), or a folder"
         )
 
 

@@ -27,6 +27,9 @@ TOTAL_FILE = re.compile(r"total-(\d{5,})\.json")
 # In the manifest's ``info``, if the shards lie in numbered folders.
 SHARDS_PER_FOLDER = "shards_per_folder"
 RUN_TAG = "run_tag"
+# The folder of claims and heartbeats, if it is not in the run's own (``--claims``); and in it, by the run's
+# tag, which data was chosen for each shard.
+CLAIMS, CLAIMS_FOLDER, DECISIONS = "claims", "claims", "chosen"
 # Up to so many lie in one folder, without a number.
 MAX_SHARDS_PER_FOLDER = 1000
 
@@ -62,6 +65,7 @@ class RunLayout:
         self.path = path
         self._shards_per_folder: int | None = None
         self._run_tag = ""
+        self._claims: str | None = None
         self._is_layout_known = False
 
     @property
@@ -113,7 +117,21 @@ class RunLayout:
             stats=self.stats_path(shard),
             trace=self.trace_path(shard),
             record=self.record_path(shard),
+            decision=self._decision(shard),
         )
+
+    def _decision(self, shard: int) -> Path | None:
+        self._read_layout()
+        if self._claims is None:
+            return None
+        folder = self.claims_path / f"{DECISIONS}-{self.run_tag}"
+        return folder / f"{shard // MAX_SHARDS_PER_FOLDER:05d}" / f"shard-{shard:05d}"
+
+    @property
+    def claims_path(self) -> Path:
+        """The folder of claims and heartbeats."""
+        self._read_layout()
+        return self.path / CLAIMS_FOLDER if self._claims is None else Path(self._claims)
 
     @property
     def shards_per_folder(self) -> int | None:
@@ -134,6 +152,7 @@ class RunLayout:
     def _set_layout(self, manifest: Manifest) -> None:
         self._shards_per_folder = manifest.info.get(SHARDS_PER_FOLDER)
         self._run_tag = manifest.info.get(RUN_TAG, "")
+        self._claims = manifest.info.get(CLAIMS)
         self._is_layout_known = True
 
     def group_of(self, shard: int) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from specdist.data.claims import CLAIM_FILE, WAITING_SUFFIX, Claim, Claims, View
 from specdist.data.files import TEMPORARY_SUFFIX, unique_tag
 from specdist.data.heartbeat import BEAT_SUFFIX, BEATS_PER_SILENCE, Heartbeat, Watch, beat_path
+from specdist.data.layout import CLAIMS_FOLDER
 from specdist.utils.errors import UserError
 
-CLAIMS_FOLDER = "claims"
 SETUP = "setup"
 # Holds the name of the replica that last completed in the run's folder what crashes had left undone.
 TIDIER = "tidier"
@@ -51,11 +51,13 @@ class Membership:
         sleep: Callable[[float], None] = time.sleep,
         name: str | None = None,
         suffix: str = "",
+        folder: Path | None = None,
     ) -> None:
         """``silent_after_s``: seconds without a heartbeat after which a replica is gone; ``suffix``: of
-        a name that is made here."""
+        a name that is made here; ``folder``: of claims and heartbeats, None for that in the output's."""
         self.output = output
-        self._folder = output / CLAIMS_FOLDER
+        self._folder = folder or output / CLAIMS_FOLDER
+        self._option = f"--output {output}" if folder is None else f"--claims {folder}"
         self._poll_s = min(MAX_POLL_S, silent_after_s / POLLS_PER_SILENCE)
         self.silent_after_s, self.clock, self._sleep = silent_after_s, clock, sleep
         self._is_waiting = False
@@ -80,7 +82,7 @@ class Membership:
                 if holding is not None and holding.replica == self.replica:
                     self.claims.release(claim, holding.rows)
         except OSError as error:
-            raise UserError(f"--output {self.output} cannot be written: {error}") from error
+            raise UserError(f"{self._option} cannot be written: {error}") from error
 
     def create_folder(self) -> None:
         """The folder of heartbeats and claims. Raises OSError."""

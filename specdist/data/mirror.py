@@ -11,8 +11,7 @@ from pathlib import Path
 
 from specdist.data.access import explain
 from specdist.data.files import write_json
-from specdist.data.layout import RECORD_FILE
-from specdist.data.membership import CLAIMS_FOLDER
+from specdist.data.layout import CLAIMS_FOLDER, RECORD_FILE
 from specdist.data.object_store import ObjectInfo
 from specdist.data.storage import StorePath, in_parallel, storage_path
 from specdist.utils.errors import UserError

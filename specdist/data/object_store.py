@@ -149,11 +149,14 @@ class ObjectStore:
         start = f"{folder.rstrip('/')}/"
         return {name.removeprefix(start): _info(entry) for name, entry in found.items() if name != folder}
 
-    def check(self, path: str, tag: str) -> bool:
+    def check(self, path: str, tag: str, *, is_conditional: bool = True) -> bool:
         """Create and remove an object beside ``path``; returns whether the store refuses to create it while
-        it exists. Raises as :meth:`read` does."""
+        it exists, which is not tried unless ``is_conditional``. Raises as :meth:`read` does."""
         probe = f"{path}.{tag}"
         try:
+            if not is_conditional:
+                self.write(probe, b"1")
+                return False
             return self.create(probe, b"1") and not self.create(probe, b"2")
         finally:
             self.remove(probe)

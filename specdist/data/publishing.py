@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.ipc
 
+from specdist.data.decisions import go_on, publish_decided
 from specdist.data.files import (
     TEMPORARY_SUFFIX,
     fsync_folder,
@@ -60,6 +61,8 @@ class ShardPaths:
     stats: Path
     trace: Path
     record: Path
+    # With ``--claims``: see :mod:`specdist.data.decisions`.
+    decision: Path | None = None
 
     def all(self) -> tuple[Path, ...]:
         return self.data, self.stats, self.trace, self.record
@@ -120,8 +123,9 @@ class Attempt:
 
     def publish_data(self) -> bool:
         """False if another attempt's data was published, or this attempt's was removed."""
+        own, data, decision = self._own(self._paths.data), self._paths.data, self._paths.decision
         try:
-            return publish(self._own(self._paths.data), self._paths.data)
+            return publish(own, data) if decision is None else publish_decided(own, data, decision)
         except FileNotFoundError:
             return False
 
@@ -159,6 +163,8 @@ class Attempt:
     @staticmethod
     def that_won(paths: ShardPaths) -> Attempt | None:
         """The attempt whose data was published, if its record was not yet."""
+        if paths.decision is not None:
+            go_on(paths.data, paths.decision)
         try:
             num_bytes = paths.data.stat().st_size
         except StoreError:

@@ -24,9 +24,9 @@ from specdist.data.files import (
     write_atomically,
     writing,
 )
-from specdist.data.layout import SHARD_FOLDERS, RunLayout
+from specdist.data.layout import CLAIMS_FOLDER, SHARD_FOLDERS, RunLayout
 from specdist.data.manifest import COMPLETIONS_PER_SHARD, Manifest, ShardPlan, check_same
-from specdist.data.membership import CLAIMS_FOLDER, is_membership_file
+from specdist.data.membership import is_membership_file
 from specdist.data.parts import PartLog, read_rows, read_stats
 from specdist.data.publishing import Attempt
 from specdist.data.rows import RowResult
@@ -340,7 +340,7 @@ class RunFolder(RunLayout):
         """All claims of shards and their splits, with the shard's number, ascending."""
         return [
             (path, found[0])
-            for path in sorted(self.path.glob(f"{CLAIMS_FOLDER}/s*"))
+            for path in sorted(self.claims_path.glob("s*"))
             if (match := CLAIM_FILE.fullmatch(path.name)) and (found := shard_and_split(match[1]))
         ]
 

@@ -17,11 +17,11 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.groups import SELF
 from specdist.config.resolved import resolved_yaml
 from specdist.data import Manifest, Membership, Prompts, RunFolder, ShardPlan, open_prompts
-from specdist.data.access import check_output
-from specdist.data.files import FileStamp, unique_tag
-from specdist.data.layout import RUN_TAG, layout_info
+from specdist.data.access import check_output, claims_folder
+from specdist.data.files import FileStamp
+from specdist.data.layout import layout_info
 from specdist.data.manifest import COMPLETIONS_PER_SHARD
-from specdist.data.storage import is_url, storage_path
+from specdist.data.storage import storage_path
 from specdist.engine.assembly import PAGE_SIZE
 from specdist.engine.limits import SchedulerSettings
 from specdist.heads.drafts import DraftHead, open_draft_head
@@ -29,6 +29,7 @@ from specdist.job.constraints import RunConstraints
 from specdist.job.eagle import check_eagle_run
 from specdist.job.fingerprint import run_fingerprint
 from specdist.job.hub import check_hub
+from specdist.job.meeting import check_claims, store_info
 from specdist.job.memory_texts import MemoryTexts, read_memory
 from specdist.job.output_columns import check_column_names
 from specdist.job.processing import sampling_settings
@@ -178,7 +179,8 @@ def _open_model(option: str, name: str, config: GenerateConfig, tp_size: int = 1
 def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> RunPlan:
     """Open the prompts and the run folder, new or resumed. Raises :class:`UserError`."""
     output = storage_path(config.output, option="--output ", spool=config.spool)
-    check_output(output)
+    claims = claims_folder(output, config.claims)
+    check_output(output, has_claims=claims is not None)
     if config.push_to_hub is not None:
         check_hub(config.push_to_hub)
     prompts = open_run_prompts(config)
@@ -196,10 +198,12 @@ def plan_run(config: GenerateConfig, models: ModelPlan, topology: Topology) -> R
         silent_after_s=config.claim_timeout,
         name=former_replica(),
         suffix="" if part is None else f"-g{part.index}",
+        folder=claims,
     )
     is_first = not num_restarts() and (part is None or (part.index, part.num_starts) == (0, 0))
     folder = open_joined(membership, manifest, resolved_yaml(config), overwrite=config.overwrite and is_first)
     try:
+        check_claims(folder, claims)
         check_results(folder)
     except UserError:
         membership.leave()
@@ -300,7 +304,7 @@ def run_manifest(
         **({} if sums is None else {COMPLETIONS_PER_SHARD: sums}),
         **_info(config, models, topology),
         **layout_info(shards.num_shards),
-        **({RUN_TAG: unique_tag()} if is_url(config.output) else {}),
+        **store_info(config),
         PROMPT_FILES: [dataclasses.asdict(stamp) for stamp in prompts.watched.stamps],
     }
     fingerprint = run_fingerprint(

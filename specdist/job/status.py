@@ -16,7 +16,6 @@ import yaml
 from specdist.data import RunFolder
 from specdist.data.claims import Claims
 from specdist.data.heartbeat import Beat, Watch, beat_path
-from specdist.data.membership import CLAIMS_FOLDER
 from specdist.data.reading import read_columns
 from specdist.job.totals import Total, total_of
 from specdist.utils.errors import UserError
@@ -132,7 +131,7 @@ class StatusReader:
 
     def __init__(self, output: Path) -> None:
         self._folder = RunFolder(output)
-        self._claims_folder = output / CLAIMS_FOLDER
+        self._claims_folder = self._folder.claims_path
         self._watch = Watch(self._claims_folder, silent_after_s=SILENT_AFTER_S)
         self._claims = Claims(self._claims_folder, "", self._watch)
         self._done = set[int]()

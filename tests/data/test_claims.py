@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from specdist.data import heartbeat
 from specdist.data.claims import Claim
-from specdist.data.heartbeat import Beat, Process, Watch, beat_path
+from specdist.data.heartbeat import BEATS_PER_SILENCE, Beat, Process, Watch, beat_path
 from specdist.utils.errors import UserError
 from tests.data.replicas import SILENT_AFTER_S, Member, watch_for
 
@@ -75,6 +76,20 @@ def test_the_claim_of_a_silent_holder_is_taken_over(tmp_path, first, second):
     first.claims.release(claim)
     assert first.take(NAME) is None
     assert claim_files(tmp_path) == ["shard-00000.00002"]
+
+
+def test_a_heartbeat_is_read_no_more_often_than_it_beats(tmp_path, first, second, monkeypatch):
+    """Or replicas that wait would read those of many others for nothing; what is told stays the same."""
+    read = []
+    original = heartbeat._content
+    monkeypatch.setattr(heartbeat, "_content", lambda path: read.append(path) or original(path))
+    watch = second.membership.watch
+    for _ in range(4 * int(SILENT_AFTER_S)):
+        assert not watch.is_gone("first")
+        second.clock.sleep(0.25)
+    assert len(read) == BEATS_PER_SILENCE
+    assert watch.is_gone("first") and watch.is_gone("first")
+    assert len(read) == BEATS_PER_SILENCE + 1
 
 
 @pytest.mark.parametrize("skew_s", [-1e9, 0.0, 1e9])

@@ -5,20 +5,28 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.ipc
 import pytest
 
 from specdist.data import open_prompts
 from specdist.data.access import check_output
 from specdist.data.files import publish, write_json
+from specdist.data.layout import CLAIMS, RUN_TAG
 from specdist.data.object_store import ObjectStore, StoreError
-from specdist.data.publishing import ShardRecord
-from specdist.data.storage import StorePath, local_copy, local_folder, storage_path
+from specdist.data.publishing import Attempt, ShardRecord
+from specdist.data.storage import StorePath, local_copy, local_folder, spooled, storage_path
 from specdist.utils.errors import UserError
-from tests.data.folders import STATS, TABLE, TRACE, contents, finish, open_
+from tests.data.folders import MANIFEST, STATS, TABLE, TRACE, Crash, contents, crash, finish, open_
 from tests.data.replicas import Member, watch_for
 from tests.data.s3 import Failure, S3Server, s3_server
 from tests.data.samples import row_result
+
+OTHER_TABLE = TABLE.set_column(
+    TABLE.column_names.index("completion"), "completion", pa.array(["another"] * TABLE.num_rows)
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +40,7 @@ def store(server: S3Server, tmp_path, monkeypatch) -> StorePath:
     """An empty folder in the bucket."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    server.fault = lambda method, path: None
+    server.fault, server.ignores_conditions = lambda method, path: None, False
     path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
     assert isinstance(path, StorePath)
     return path
@@ -134,11 +142,41 @@ def test_one_attempt_s_data_is_published(store, tmp_path):
     assert (store / "data").read_bytes() == b"first"
 
 
+def test_without_conditional_writes_a_shard_has_the_data_of_one_attempt(store, server, tmp_path, monkeypatch):
+    """One replica is paused when its data has been chosen, another one had its data ready before that."""
+    server.ignores_conditions = True
+    with pytest.raises(UserError, match="name a folder that all replicas share with --claims"):
+        check_output(store)
+    check_output(store, has_claims=True)
+    info = {CLAIMS: str(tmp_path / "claims"), RUN_TAG: "tag"}
+    folder = open_(store, manifest=replace(MANIFEST, info=info))
+    late = Attempt(folder.paths(0), "late")
+    late.write(OTHER_TABLE, STATS, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "copy", crash)
+        for shard in range(2):
+            with pytest.raises(Crash):
+                folder.finish_shard(shard, TABLE, STATS)
+    assert not (store / "shards/shard-00000.arrow").is_file()
+    assert folder.finish_shard(0, OTHER_TABLE, STATS)
+    # The other shard is completed by who opens the run.
+    assert open_(store, manifest=replace(MANIFEST, info=info)).is_complete(1)
+    data = folder.data_path(0).read_bytes()
+    assert pa.ipc.open_file(pa.BufferReader(data)).read_all().equals(TABLE)
+    # What it had written was removed, but for its data, in its spool.
+    (spooled(store / "shards") / "any").parent.mkdir(parents=True, exist_ok=True)
+    late._write_table(folder.data_path(0), OTHER_TABLE)
+    assert not late.publish_data()
+    assert folder.data_path(0).read_bytes() == data and folder.is_complete(0)
+    # A run that replaces this one chooses anew.
+    again = open_(store, manifest=replace(MANIFEST, info=info | {RUN_TAG: "next"}), overwrite=True)
+    assert again.finish_shard(0, OTHER_TABLE, STATS)
+    assert again.data_path(0).read_bytes() != data
+    assert [name for name in stored(store) if name.endswith(".tmp")] == []
+
+
 @pytest.mark.parametrize("step", ["publish_stats", "publish_trace", "publish_record"])
 def test_a_crash_after_the_data_is_completed_from_the_attempt(store, monkeypatch, step):
-    from specdist.data.publishing import Attempt
-    from tests.data.folders import Crash, crash
-
     folder = open_(store)
     with monkeypatch.context() as patched:
         patched.setattr(Attempt, step, crash)

@@ -52,7 +52,7 @@ def server():
 def bucket(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StorePath:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    server.fault = lambda method, path: None
+    server.fault, server.ignores_conditions = lambda method, path: None, False
     path = storage_path(f"s3://bucket/{tmp_path.name}", spool=str(tmp_path / "spool"))
     assert isinstance(path, StorePath)
     return path
@@ -126,14 +126,17 @@ def run_tool(main: Callable[[Sequence[str]], int], *arguments: str) -> str:
     return told.getvalue()
 
 
+@pytest.mark.parametrize("has_claims", [False, True])
 def test_a_replica_that_is_killed_in_an_upload_is_replaced(
+    has_claims: bool,
     bucket: StorePath,
     server: S3Server,
     options: dict[str, Any],
     undisturbed: dict[str, bytes],
     tmp_path: Path,
 ) -> None:
-    """Two replicas; the first upload of a shard's data hangs, and its replica is killed meanwhile."""
+    """Two replicas; the first upload of a shard's data hangs, and its replica is killed meanwhile. With
+    claims in a folder that they share, on a server without conditional writes."""
     hanging: list[str] = []
 
     def fault(method: str, path: str) -> Failure | None:
@@ -144,6 +147,9 @@ def test_a_replica_that_is_killed_in_an_upload_is_replaced(
 
     server.fault = fault
     run = {**options, "output": bucket / "run", "spool": tmp_path / "spool"}
+    server.ignores_conditions = has_claims
+    if has_claims:
+        run["claims"] = tmp_path / "claims"
     words = tmp_path / "words-1"
     first = fork_telling(words, **run)
     while not hanging:

@@ -276,6 +276,13 @@ DATA_FAULTS = (
         tests=(CLAIMS,),
     ),
     Mutant(
+        name="heartbeat-read-more-often-than-it-beats",
+        file="data/heartbeat.py",
+        old="is_read = last is None or",
+        new="is_read = True or",
+        tests=("tests/data/test_claims.py::test_a_heartbeat_is_read_no_more_often_than_it_beats",),
+    ),
+    Mutant(
         name="holder-of-claim-never-read-again",
         file="data/claims.py",
         old="if holder is not None and num_looks < MAX_LOOKS and",
@@ -285,8 +292,8 @@ DATA_FAULTS = (
     Mutant(
         name="all-waiting-replicas-watch-all-claims",
         file="data/shard_choice.py",
-        old="return sorted(by_draw[:num_watched])",
-        new="return sorted(by_draw)",
+        old="heapq.nsmallest(num_watched, claimed",
+        new="heapq.nsmallest(len(claimed), claimed",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(

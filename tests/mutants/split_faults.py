@@ -50,8 +50,8 @@ SPLIT_FAULTS = (
     Mutant(
         name="claims-of-splits-outlive-their-shard",
         file="data/claims.py",
-        old="of_shard = [claim for claim in found if (shard_and_split(claim.name) or (-1, None))[0] == shard]",
-        new="of_shard = [claim for claim in found if claim.name == shard_name(shard)]",
+        old='files = names_in(self._folder, f"{shard_name(shard)}.", f"{SPLIT_PREFIX}{shard:05d}-")',
+        new='files = names_in(self._folder, f"{shard_name(shard)}.")',
         tests=(OF_QUEUE,),
     ),
     Mutant(

@@ -27,6 +27,20 @@ STORAGE_FAULTS = (
         tests=(f"{STORAGE}::test_one_attempt_s_data_is_published",),
     ),
     Mutant(
+        name="store-without-conditions-late-data-wins",
+        file="data/decisions.py",
+        old="    is_chosen = _decide(decision, own.name)\n",
+        new="    decision.unlink(missing_ok=True)\n    is_chosen = _decide(decision, own.name)\n",
+        tests=(f"{STORAGE}::test_without_conditional_writes_a_shard_has_the_data_of_one_attempt",),
+    ),
+    Mutant(
+        name="store-without-conditions-chosen-data-is-lost",
+        file="data/publishing.py",
+        old="            go_on(paths.data, paths.decision)\n",
+        new="            pass\n",
+        tests=(f"{STORAGE}::test_without_conditional_writes_a_shard_has_the_data_of_one_attempt",),
+    ),
+    Mutant(
         name="store-silence-is-absence",
         file="data/publishing.py",
         old="""            return from_fields(ShardRecord, parse_json(path.read_bytes()))
