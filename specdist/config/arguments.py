@@ -59,8 +59,8 @@ URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Every option, of whatever job, whose value is a file, a folder, or a model that may be a folder.
 PATH_OPTIONS = frozenset(
     ["against", "claims", "config", "data", "draft", "draft_adapter", "draft_memory", "eval_data",
-     "folder", "grammar", "head", "json_schema", "lm_eval_include", "model", "new_draft", "output", "output_config",
-     "outputs", "peers_folder", "picture", "profile", "prompts", "results", "run", "spool",
+     "folder", "grammar", "head", "json_schema", "lm_eval_include", "model", "new_draft", "output",
+     "output_config", "outputs", "peers_folder", "picture", "profile", "prompts", "results", "run", "spool",
      "stage_weights", "synthetic_folder", "target", "target_adapter", "trace", "tune", "update_readme"]
 )  # fmt: skip
 MODEL_OPTIONS = frozenset({"target", "target_adapter", "draft", "draft_adapter", "model"})
