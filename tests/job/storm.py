@@ -57,10 +57,10 @@ SHARED = {
     "top_p": 0.9,
     "claim_timeout": 1,
 }
-MAX_LIFE_S, LOOK_S = 1.0, 0.1
+MAX_LIFE_S, LOOK_S, MAX_PAUSE_S = 1.0, 0.1, 15.0
 PAUSED_SHARE, MACHINE_SHARE, FAULT_SHARE = 0.2, 0.4, 0.03
-# On a store, where a heartbeat is a request.
-STORE_TIMEOUT_S = 4.0
+# On a store, where a look is several requests: all within half of this, however busy the machine is.
+STORE_TIMEOUT_S = 12.0
 
 
 @dataclass
@@ -174,7 +174,7 @@ def storm(
             if victim.exitcode is None and rng.random() < PAUSED_SHARE:
                 with suppress(ProcessLookupError):  # it has just ended by itself
                     os.kill(victim.pid or 0, signal.SIGSTOP)
-                    time.sleep(rng.random() * 2 * options["claim_timeout"])
+                    time.sleep(rng.random() * min(2 * options["claim_timeout"], MAX_PAUSE_S))
                     os.kill(victim.pid or 0, signal.SIGCONT)
                     tally.num_paused += 1
                 continue

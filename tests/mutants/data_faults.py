@@ -206,7 +206,7 @@ DATA_FAULTS = (
     Mutant(
         name="who-finds-anothers-data-overwrites-it",
         file="data/publishing.py",
-        old="            return publish(self._own(self._paths.data), self._paths.data)\n",
+        old="            return publish(own, data) if decision is None else publish_decided(own, data, decision)\n",
         new="            return self.replace_data()\n",
         tests=(PUBLISHING,),
     ),
@@ -306,8 +306,8 @@ DATA_FAULTS = (
     Mutant(
         name="waiting-replicas-always-watch-the-same-claims",
         file="data/shard_choice.py",
-        old='f"{replica} {period} {name}"',
-        new='f"{name}"',
+        old='zlib.crc32(f"{replica} {period}".encode()) | 1',
+        new="1",
         tests=("tests/data/test_shard_choice.py",),
     ),
     Mutant(
