@@ -152,7 +152,7 @@ class GenerateConfig(
     def _resolve_policy(self) -> None:
         """Fill in the policy's own options, and refuse those of others."""
         check_ranges(self._given_policy_options())
-        self.check_memory_beside(self.draft, is_traced=self.trace, is_constrained=self.is_constrained)
+        self.check_memory_beside(self.draft, is_traced=self.trace)
         defaults = self._resolve_memory() if self.draft == MEMORY else {}
         if self.policy == AUTO:
             self.policy = "none" if self.draft is None else "goodput"
@@ -172,12 +172,13 @@ class GenerateConfig(
         """Candidates without a draft model: refuse what such a model is needed for. Returns the policy's
         defaults."""
         self.check_memory(
+            is_coupled=self.is_coupled,
+            head=self.head,
             draft_placement=None if self.draft_placement == AUTO else self.draft_placement,
             draft_quantization=self.draft_quantization,
             draft_adapter=self.draft_adapter,
         )
-        # Where no token depends on a block's length, blocks share the room of a pass.
-        num_rows = 1 if self.is_coupled else self.max_num_seqs
+        num_rows = 1 if self.shares_room else self.max_num_seqs
         return self.memory_defaults(self.max_num_batched_tokens // num_rows)
 
     def _resolve_head(self) -> None:

@@ -11,7 +11,7 @@ from specdist.utils.errors import UserError
 
 # --draft memory: candidates from a sequence's own tokens, without a draft model.
 MEMORY = "memory"
-MEMORY_POLICIES = ("confidence", "fixed")
+MEMORY_POLICIES = ("goodput", "confidence", "fixed")
 # Most candidates of one block from memory, unless the batch has room for fewer, but not for less than these;
 # and the least chance of one that is proposed.
 MEMORY_BLOCK, SHORTEST_MEMORY_BLOCK = 64, 8
@@ -80,15 +80,18 @@ class SpeculationOptions:
         "doubted)",
     )
 
-    def check_memory(self, **of_model: str | None) -> None:
-        """Of ``--draft memory``: choose the policy, and refuse what needs a draft model. ``of_model``: other
-        options of a draft model that were given. Raises :class:`UserError`."""
+    def check_memory(self, *, is_coupled: bool, **of_model: str | None) -> None:
+        """Of ``--draft memory``: choose the policy, and refuse what needs a draft model. ``is_coupled``: no
+        token depends on a block's length. ``of_model``: other options of a draft model that were given.
+        Raises :class:`UserError`."""
         if self.policy == AUTO:
-            self.policy = MEMORY_POLICIES[0]
+            # By the costs of passes and the whole batch, unless a seed is to fix the tokens.
+            self.policy = "goodput" if is_coupled or self.memory_rows else "confidence"
         if self.policy not in (*MEMORY_POLICIES, TARGET_ONLY):
             raise UserError(
                 f"--policy {self.policy} decides by what a draft model says of its tokens, and --draft "
-                f"{MEMORY} has no model: use --policy {' or '.join(MEMORY_POLICIES)}, or leave it out"
+                f"{MEMORY} has no model: use --policy {', '.join(MEMORY_POLICIES[:-1])} or "
+                f"{MEMORY_POLICIES[-1]}, or leave it out"
             )
         given = {"overlap": "ahead" if self.overlap == "ahead" else None, **of_model}
         given["draft_window"] = None if self.draft_window is None else str(self.draft_window)
@@ -110,7 +113,7 @@ class SpeculationOptions:
                     f"--draft {MEMORY}"
                 )
 
-    def check_memory_beside(self, draft: str | None, *, is_traced: bool, is_constrained: bool) -> None:
+    def check_memory_beside(self, draft: str | None, *, is_traced: bool) -> None:
         """Of ``--memory``. Raises :class:`UserError`."""
         self.check_other_texts(draft)
         if not self.memory or self.policy == TARGET_ONLY:
@@ -125,11 +128,6 @@ class SpeculationOptions:
                 "--memory with --draft_window: memory looks through all of a text, and a draft with a window "
                 "is told of a part; leave one of them out"
             )
-        if is_constrained:
-            raise UserError(
-                "--memory with constraints or --max_thinking_tokens: memory proposes tokens that they do not "
-                "allow; leave one of them out"
-            )
         if self.policy == "sprinter":
             raise UserError(
                 "--memory with --policy sprinter: tokens from memory have no estimate of the verifier; leave "
@@ -143,9 +141,10 @@ class SpeculationOptions:
 
     def memory_defaults(self, num_tokens_per_row: int) -> dict[str, float]:
         """Of the policy's options with memory, where a pass has so many tokens for each row."""
-        if self.policy != "confidence":
-            return {}
-        return {"max_draft_tokens": memory_block(num_tokens_per_row), "stop_probability": MEMORY_CHANCE}
+        found = {"max_draft_tokens": float(memory_block(num_tokens_per_row))}
+        if self.policy == "confidence":
+            found["stop_probability"] = MEMORY_CHANCE
+        return {} if self.policy == "fixed" else found
 
 
 def memory_block(num_tokens_per_row: int) -> int:

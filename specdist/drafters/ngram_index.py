@@ -88,6 +88,20 @@ class Proposals:
             self.token_ids_C[is_kept_C], self.chances_C[is_kept_C], rest_R, self.match_lengths_R, bases_R
         )
 
+    def instead(self, is_other_R: np.ndarray, other: Proposals) -> Proposals:
+        """With the other's proposals for some rows."""
+        if not is_other_R.any():
+            return self
+        is_mine_C, is_other_C = ~is_other_R[self._lines_C], is_other_R[other._lines_C]
+        order = np.argsort(np.r_[self._lines_C[is_mine_C], other._lines_C[is_other_C]], kind="stable")
+        return Proposals(
+            np.r_[self.token_ids_C[is_mine_C], other.token_ids_C[is_other_C]][order],
+            np.r_[self.chances_C[is_mine_C], other.chances_C[is_other_C]][order],
+            np.where(is_other_R, other.lengths_R, self.lengths_R),
+            self.match_lengths_R,
+            self.bases_R,
+        )
+
     @property
     def _lines_C(self) -> np.ndarray:
         return np.repeat(np.arange(len(self.lengths_R)), self.lengths_R)
@@ -140,6 +154,11 @@ class NgramIndex:
         """New sequences in these slots, of which no token is known yet; or some that go on after they were
         preempted, whose texts the store has."""
         self._state.begin(slots, num_prompt_tokens, np.zeros(len(slots), bool) | are_resumed)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [slots, positions]: of every sequence, those that are known first."""
+        return self._state.tokens
 
     def num_tokens(self, slots_R: np.ndarray) -> np.ndarray:
         """[R]: how many tokens of each sequence are known."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specdist.drafters.ngram_index import Proposals
 from specdist.drafters.ngram_state import CLASS_STARTS, MAX_MATCH
 from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.policies import VerifiedBlocks
@@ -33,6 +34,8 @@ OWN_BLOCKS, ALL_BLOCKS = 16, 512
 MARGIN_ALONE = 1.6
 # Of the tokens per nanosecond of the last rounds.
 ROUND_MEMORY = 0.95
+# Of the model's last blocks, in a history.
+NUM_BLOCK_NUMBERS = 2
 NO_MATCH = 0
 NUM_MATCH_CLASSES = len(CLASS_STARTS) + 1
 _CLASS_OF = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right")
@@ -42,7 +45,7 @@ _CLASS_OF = np.searchsorted(CLASS_STARTS, np.arange(MAX_MATCH + 1), side="right"
 class MemorySettings:
     """Attributes:
     max_tokens: of one block from memory.
-    max_model_tokens: of one block of the model.
+    max_model_tokens: of one block of the model; 0 where there is none.
     least_chance: of a token that is proposed, that it and all before it are right.
     learns_together: chances may be learned from all sequences: no token depends on them, or the run fixes
         the distribution alone.
@@ -59,17 +62,40 @@ class MemorySettings:
 
 
 class ModelBlocks:
-    """A sequence's history: accepted tokens and number of the model's last blocks, and how many candidates of
-    its last block were from memory."""
+    """A sequence's history: accepted tokens and number of the model's last blocks; then how many candidates
+    of its last block were from memory, and which.
 
-    initial_history = (0.0, 0.0, 0.0)
+    A preempted sequence goes back to the beginning of its last block, and the same random numbers decide
+    about its candidates again: with other candidates, for memory may know more by then, they were not fair.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        """``max_tokens``: of a block."""
+        self.initial_history = (0.0,) * (NUM_BLOCK_NUMBERS + 1 + max_tokens)
 
     def next_histories(self, blocks: VerifiedBlocks) -> np.ndarray:
-        kept = 0.5 ** (1 / OWN_BLOCKS)
-        histories_RH = blocks.histories_RH * (kept, kept, 1.0)
+        histories_RH = blocks.histories_RH.copy()
+        histories_RH[:, :NUM_BLOCK_NUMBERS] *= 0.5 ** (1 / OWN_BLOCKS)
         histories_RH[:, 0] += blocks.num_accepted_R
         histories_RH[:, 1] += 1
         return histories_RH
+
+
+def noted_block(found: Proposals, max_tokens: int) -> np.ndarray:
+    """[R, 1 + max_tokens]: proposals as a part of histories, after the first ``NUM_BLOCK_NUMBERS``."""
+    numbers = np.zeros((len(found.lengths_R), 1 + max_tokens))
+    numbers[:, 0] = found.lengths_R
+    lines_C = np.repeat(np.arange(len(found.lengths_R)), found.lengths_R)
+    numbers[lines_C, 1 + arange_segments(found.lengths_R)] = found.token_ids_C
+    return numbers
+
+
+def repeated_blocks(histories_RH: np.ndarray, are_wanted_R: np.ndarray) -> Proposals:
+    """What :func:`noted_block` has noted, of some rows."""
+    lengths_R = np.where(are_wanted_R, histories_RH[:, NUM_BLOCK_NUMBERS].astype(np.int64), 0)
+    lines_C = np.repeat(np.arange(len(lengths_R)), lengths_R)
+    tokens_C = histories_RH[lines_C, NUM_BLOCK_NUMBERS + 1 + arange_segments(lengths_R)].astype(np.int64)
+    return Proposals(tokens_C, np.ones(len(tokens_C)), lengths_R, np.zeros_like(lengths_R))
 
 
 def match_classes(match_lengths_R: np.ndarray) -> np.ndarray:
@@ -144,7 +170,7 @@ class SourceChoice:
         """[R]: of the block that the model would draft, which memory must exceed. ``token_cost``: of
         verifying a token, in tokens."""
         prior_RN = self._mean_blocks()[classes_R]
-        accepted_R, num_blocks_R = histories_RH[:, :2].T
+        accepted_R, num_blocks_R = histories_RH[:, :NUM_BLOCK_NUMBERS].T
         accepted_R = (PRIOR_BLOCKS * prior_RN[:, 0] + accepted_R) / (PRIOR_BLOCKS + num_blocks_R)
         margin = 1.0 if self._settings.learns_together else MARGIN_ALONE
         return margin * np.maximum(0.0, accepted_R - token_cost * prior_RN[:, 1])

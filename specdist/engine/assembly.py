@@ -11,7 +11,6 @@ from torch.distributed import ProcessGroup
 
 from specdist.cache.pages import PageTable
 from specdist.drafters.source_choice import MemorySettings
-from specdist.drafters.text_store import NO_TEXTS, TextSettings
 from specdist.engine.colocated import ColocatedDraft
 from specdist.engine.draft_ahead import DraftAhead
 from specdist.engine.draft_worker import DraftWorker
@@ -53,7 +52,7 @@ class Assembly:
         max_cache_len: tokens of one sequence that the page table has room for; by default ``max_seq_len``.
         ahead: what the draft does while the target verifies; with a ``chooser``, which chooses what each
             round does, the most that it may do.
-        memory: of candidates from memory beside a draft model's, if there are to be any.
+        memory: of candidates from memory, alone or beside a draft model's, if there are to be any.
         trusts_draft: lossy, see :class:`specdist.engine.engine.Engine`.
         masker: makes what says which tokens are allowed, for each side one of its own.
     """
@@ -183,20 +182,19 @@ class Assembly:
             return NoDraft()
         return ColocatedDraft(self.draft_worker(runner, policy, clock))
 
-    def memory_draft(
-        self, least_chance: float, texts: TextSettings = NO_TEXTS, *, learns_together: bool = False
-    ) -> MemoryDraft:
-        """Candidates from a sequence's own tokens, in the process that verifies them, as far as their chance
-        is at least this."""
+    def memory_draft(self) -> MemoryDraft:
+        """Candidates from memory alone, in the process that verifies them."""
+        assert self.memory is not None
         return MemoryDraft(
-            least_chance=least_chance,
-            max_draft_tokens=self.scheduling.max_draft_tokens,
+            self.memory,
+            settings=self.settings,
+            vocab_size=self.vocab_size,
             num_slots=self.scheduling.num_slots,
+            max_draft_tokens=self.scheduling.max_draft_tokens,
             max_seq_len=self.scheduling.max_seq_len,
             stop_token_ids=self.stop_rules.token_ids,
-            texts=texts,
-            learns_together=learns_together,
             is_traced=self.is_traced,
+            masker=None if self.masker is None else self.masker(),
         )
 
     def asked_when_it_pays(self, draft: InformedDraft) -> Proposer:

@@ -120,7 +120,9 @@ class DraftWorker:
         self._lessons = Lessons(self._draft_state, self._histories, self._ahead, policy)
         self._clock = clock or Timeline("idle", clock=clock_of(runner.device))
         self._peak_memory_bytes = 0
-        self._memory = beside(memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids)
+        self._memory = beside(
+            memory, runner, self._draft_state, num_groups, max_seq_len, stop_token_ids, self._pipeline
+        )
         self._undo = DraftUndo(self._draft_state, self._histories, runner.device)
 
     def respond(self, request: ProposalRequest) -> ProposalReply:

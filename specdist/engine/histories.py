@@ -67,9 +67,9 @@ class Histories:
         groups_R = slots_R // self._num_slots
         return list(zip(groups_R.tolist(), stream_keys_R.tolist(), strict=True))
 
-    def note(self, slots_R: np.ndarray, column: int, values_R: np.ndarray) -> None:
-        """One of the numbers that no verified block changes."""
-        self._lines_SH[slots_R, column] = values_R
+    def note(self, slots_R: np.ndarray, first: int, values_RN: np.ndarray) -> None:
+        """The numbers from the ``first`` on, which no verified block changes."""
+        self._lines_SH[slots_R, first:] = values_RN
 
     def observe(self, slots_R: np.ndarray, num_drafted_R: np.ndarray, num_accepted_R: np.ndarray) -> None:
         """The target has verified a block of each sequence; a block without candidates changes nothing."""

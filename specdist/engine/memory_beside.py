@@ -21,9 +21,19 @@ from collections.abc import Collection
 import numpy as np
 
 from specdist.drafters.ngram_index import NgramIndex, Proposals
-from specdist.drafters.source_choice import MemorySettings, ModelBlocks, SourceChoice, match_classes
+from specdist.drafters.source_choice import (
+    NUM_BLOCK_NUMBERS,
+    MemorySettings,
+    ModelBlocks,
+    SourceChoice,
+    match_classes,
+    noted_block,
+    repeated_blocks,
+)
+from specdist.engine.allowed_tokens import AllowedTokens
 from specdist.engine.draft_state import DraftState
 from specdist.engine.histories import Histories, HistoriesSnapshot
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import ProposalRequest
 from specdist.models.runner import ModelRunner
 from specdist.sampling.distributions import NOT_FINITE
@@ -67,8 +77,9 @@ class MemoryBeside(NoMemory):
         num_groups: int,
         max_seq_len: int,
         stop_token_ids: Collection[int],
+        pipeline: LogitsPipeline | None,
     ) -> None:
-        """``runner``: the draft model's."""
+        """``runner``, ``pipeline``: the draft model's."""
         num_slots = len(draft_state.num_committed)
         self._settings = settings
         self._runner = runner
@@ -80,8 +91,8 @@ class MemoryBeside(NoMemory):
             texts=settings.texts,
         )
         self._choice = SourceChoice(settings)
-        self._histories = Histories(ModelBlocks(), num_slots, num_groups)
-        self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
+        self._histories = Histories(ModelBlocks(settings.max_tokens), num_slots, num_groups)
+        self._allowed = AllowedTokens(pipeline, stop_token_ids)
         self._num_prompt_tokens = np.zeros(num_slots, np.int64)
         # By slot: whether its index is still to begin, and that of a sequence that goes on; whether the last
         # block was for the model to draft, and the match that there was then.
@@ -125,11 +136,15 @@ class MemoryBeside(NoMemory):
         state, slots_R = self._state, request.slots_R
         num_ready_R = state.num_candidates[slots_R]
         is_free_R = (state.num_ahead[slots_R] == 0) & (state.num_from_memory[slots_R] == 0)
-        is_resumed_R, again_R = request.num_redraft_R > 0, self._num_again(request)
-        limits_R = np.where(is_resumed_R, num_ready_R + again_R, request.draft_now_R)
-        limits_R = np.where(is_free_R & ~self._was_asked[slots_R], limits_R, 0)
-        found = self._propose(slots_R, limits_R, is_again_R=is_resumed_R)
-        found = found.after(num_ready_R, self._candidates(slots_R, num_ready_R))
+        is_resumed_R = request.num_redraft_R > 0
+        is_free_R &= ~self._was_asked[slots_R]
+        room_R = np.maximum(np.where(is_free_R, request.draft_now_R, 0) - num_ready_R, 0)
+        limits_R = np.where((room_R > 0) & ~is_resumed_R, room_R + num_ready_R, 0)
+        found = self._propose(slots_R, limits_R).after(num_ready_R, self._candidates(slots_R, num_ready_R))
+        begins_R = state.num_committed[slots_R] + num_ready_R
+        found = self._allowed.of(found, slots_R, begins_R, np.where(is_resumed_R, 0, room_R))
+        again = self._again(request, is_resumed_R & is_free_R).first(room_R)
+        found = found.instead(is_resumed_R, again)
         self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
         assert found.bases_R is not None
         ahead_R = self._choice.lengths_ahead(
@@ -183,10 +198,13 @@ class MemoryBeside(NoMemory):
         """Of a draft that takes turns: the more promising source of each sequence that has nothing ready."""
         state, slots_R = self._state, request.slots_R
         is_open_R = (wanted_R > 0) & (state.num_candidates[slots_R] == 0)
-        again_R = self._num_again(request)
-        is_resumed_R = is_open_R & (request.num_redraft_R > 0) & self._settings.learns_together
-        limits_R = np.where(is_open_R, np.where(is_resumed_R, again_R, wanted_R), 0)
-        found = self._propose(slots_R, limits_R, is_again_R=is_resumed_R)
+        is_resumed_R = is_open_R & (request.num_redraft_R > 0)
+        limits_R = np.where(is_open_R & ~is_resumed_R, wanted_R, 0)
+        found = self._propose(slots_R, limits_R)
+        found = self._allowed.of(
+            found, slots_R, state.num_committed[slots_R], self._capped(slots_R, limits_R)
+        )
+        found = found.instead(is_resumed_R, self._again(request, is_resumed_R).first(wanted_R))
         kept_R, token_cost = self._lengths_that_pay(request, found)
         self._classes[slots_R] = classes_R = match_classes(found.match_lengths_R)
         worth_R = np.bincount(
@@ -208,19 +226,22 @@ class MemoryBeside(NoMemory):
 
     def _num_again(self, request: ProposalRequest) -> np.ndarray:
         """[R]: of a resumed sequence, how many candidates were from memory."""
-        noted_R = self._histories.of(request.slots_R)[:, 2].astype(np.int64)
-        return np.where(request.num_redraft_R > 0, noted_R, 0)
+        return self._again(request, request.num_redraft_R > 0).lengths_R
 
-    def _propose(self, slots_R: np.ndarray, limits_R: np.ndarray, *, is_again_R: np.ndarray) -> Proposals:
-        """Blocks that are repeated have their lengths; nothing follows a stop token."""
+    def _again(self, request: ProposalRequest, is_resumed_R: np.ndarray) -> Proposals:
+        return repeated_blocks(self._histories.of(request.slots_R), is_resumed_R)
+
+    def _propose(self, slots_R: np.ndarray, limits_R: np.ndarray) -> Proposals:
+        return self._index.propose(
+            slots_R, self._capped(slots_R, limits_R), least_chance=self._settings.least_chance
+        )
+
+    def _capped(self, slots_R: np.ndarray, limits_R: np.ndarray) -> np.ndarray:
+        """[R]: at most a block of memory, and nothing after a stop token."""
         state = self._state
         last_ids_R = state.token_ids[slots_R, state.num_committed[slots_R] - 1]
-        is_end_R = np.isin(last_ids_R, self._stop_token_ids) | (last_ids_R == NOT_FINITE)
-        limits_R = np.where(is_end_R, 0, np.minimum(limits_R, self._settings.max_tokens))
-        found = self._index.propose(
-            slots_R, limits_R, least_chance=np.where(is_again_R, 0.0, self._settings.least_chance)
-        )
-        return found.until(self._stop_token_ids)
+        is_end_R = self._allowed.is_stop(last_ids_R) | (last_ids_R == NOT_FINITE)
+        return np.where(is_end_R, 0, np.minimum(limits_R, self._settings.max_tokens))
 
     def _lengths_that_pay(self, request: ProposalRequest, found: Proposals) -> tuple[np.ndarray, float]:
         """See :meth:`SourceChoice.lengths`."""
@@ -242,10 +263,14 @@ class MemoryBeside(NoMemory):
         """Make the first of each sequence's proposed tokens its last candidates."""
         state = self._state
         tails_R = state.num_committed[slots_R] + state.num_candidates[slots_R]
+        held_R = state.num_from_memory[slots_R]
         state.put_certain(places_from(slots_R, tails_R, lengths_R), found.first(lengths_R).token_ids_C)
         state.num_candidates[slots_R] += lengths_R
         state.num_from_memory[slots_R] += lengths_R
-        self._histories.note(slots_R, 2, state.num_from_memory[slots_R])
+        lengths_R = state.num_from_memory[slots_R]
+        token_ids_C = state.token_ids[places_from(slots_R, tails_R - held_R, lengths_R)]
+        whole = Proposals(token_ids_C, np.ones(len(token_ids_C)), lengths_R, lengths_R)
+        self._histories.note(slots_R, NUM_BLOCK_NUMBERS, noted_block(whole, self._settings.max_tokens))
 
     def _remember(self, slots_R: np.ndarray) -> None:
         """All tokens that were committed since the last request, and the next ones."""
@@ -270,8 +295,9 @@ def beside(
     num_groups: int,
     max_seq_len: int,
     stop_token_ids: Collection[int],
+    pipeline: LogitsPipeline | None,
 ) -> NoMemory:
     """Memory with these settings, if there is to be any."""
     if settings is None:
         return NoMemory()
-    return MemoryBeside(settings, runner, draft_state, num_groups, max_seq_len, stop_token_ids)
+    return MemoryBeside(settings, runner, draft_state, num_groups, max_seq_len, stop_token_ids, pipeline)

@@ -1,9 +1,9 @@
-"""Drafting from memory: candidates that a sequence's own earlier tokens suggest, without a draft model.
+"""Drafting from memory: candidates that earlier tokens suggest, without a draft model.
 
 A candidate from memory was not drawn: its distribution Q has all mass on it. So the rejection rule accepts it
 with the target's probability P(y), and after a rejection the next token is drawn from P without it. How many
-there are may depend on the tokens before them alone, and does: the block of a preempted sequence is the same
-when it goes on.
+there are may depend on anything that is known before the target's pass; where a seed is to fix the tokens
+under rejection, on the tokens before them alone. A preempted sequence's block is the same when it goes on.
 
 R sequences that decode, C candidates of all of them, one after the other.
 """
@@ -11,19 +11,34 @@ R sequences that decode, C candidates of all of them, one after the other.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 import numpy as np
+import torch
 
-from specdist.drafters.ngram_index import NgramIndex
-from specdist.drafters.text_store import NO_TEXTS, TextSettings
+from specdist.drafters.ngram_index import NgramIndex, Proposals
+from specdist.drafters.source_choice import (
+    NUM_BLOCK_NUMBERS,
+    MemorySettings,
+    ModelBlocks,
+    SourceChoice,
+    noted_block,
+    repeated_blocks,
+)
+from specdist.engine.allowed_tokens import AllowedTokens
+from specdist.engine.histories import Histories
 from specdist.engine.no_draft import sample_alone
+from specdist.engine.pipeline import LogitsPipeline
 from specdist.engine.proposals import ProposalReply, ProposalRequest
 from specdist.engine.reports import AheadReport, RoleTimes, TracedDrafts
 from specdist.engine.timeline import Timeline
 from specdist.policies import NUM_FEATURES
-from specdist.sampling.distributions import NOT_FINITE
+from specdist.sampling.distributions import NOT_FINITE, SamplingSettings
 from specdist.sampling.one_hot_drafts import NONE_REJECTED
+from specdist.sampling.processors import TokenMasker
 from specdist.utils.ranges import arange_segments
+
+CPU = torch.device("cpu")
 
 
 class MemoryDraft:
@@ -31,57 +46,73 @@ class MemoryDraft:
 
     def __init__(
         self,
+        memory: MemorySettings,
         *,
-        least_chance: float,
-        max_draft_tokens: int,
+        settings: SamplingSettings,
+        vocab_size: int,
         num_slots: int,
+        max_draft_tokens: int,
         max_seq_len: int,
         stop_token_ids: Collection[int] = (),
         is_traced: bool = False,
-        texts: TextSettings = NO_TEXTS,
-        learns_together: bool = False,
-        is_compiled: bool | None = None,
+        masker: TokenMasker | None = None,
     ) -> None:
-        """
-        Args:
-            least_chance: for a token to be proposed, that it and all before it in the block are right.
-            texts, learns_together, is_compiled: see :class:`NgramIndex`.
-        """
-        self._least_chance = least_chance
+        """``masker``: of tokens that may not be proposed, or must be."""
+        self._memory = memory
         self._index = NgramIndex(
-            num_slots=num_slots, max_length=max_seq_len + 1, learns_together=learns_together, texts=texts,
-            is_compiled=is_compiled,
+            num_slots=num_slots, max_length=max_seq_len + 1, learns_together=memory.learns_together,
+            texts=memory.texts,
         )  # fmt: skip
-        self._stop_token_ids = np.array(sorted(stop_token_ids), np.int64)
+        self._choice = SourceChoice(memory)
+        self._pipeline: LogitsPipeline | None = None
+        if masker is not None:
+            tokens, rows = self._index.tokens, partial(LogitsPipeline, num_slots=num_slots, device=CPU)
+            self._pipeline = rows(settings, tokens, vocab_size=vocab_size, masker=masker)
+        self._allowed = AllowedTokens(self._pipeline, stop_token_ids)
         self._is_traced = is_traced
         self._is_new, self._is_resumed = np.ones(num_slots, bool), np.zeros(num_slots, bool)
+        self._stream_keys, self._num_prompt_tokens = np.zeros((2, num_slots), np.int64)
         # Of the last block of every slot.
         self._candidate_ids = np.zeros((num_slots, max_draft_tokens), np.int64)
         self._num_candidates = np.zeros(num_slots, np.int64)
+        self._histories = Histories(ModelBlocks(max_draft_tokens), num_slots)
         self._clock = Timeline("idle")
 
     def propose(self, request: ProposalRequest, clock: Timeline) -> ProposalReply:
         del clock  # the target is idle all the while
         next_token_ids_R = sample_alone(request, self._rejected_ids(request))
         with self._clock.phase("draft"):
-            candidate_ids_C, num_drafted_R = self._candidates(request, next_token_ids_R)
-        self._is_new[request.opened.slots] = True
-        self._is_resumed[request.opened.slots] = request.opened.are_resumed
+            found = self._candidates(request, next_token_ids_R)
+        self._open(request)
         times = RoleTimes(**self._clock.take())
+        num_candidates = len(found.token_ids_C)
         return ProposalReply(
             next_token_ids_R=next_token_ids_R,
-            num_drafted_R=num_drafted_R,
-            candidate_ids_C=candidate_ids_C,
-            draft_probabilities_C=np.ones(len(candidate_ids_C)),
-            ahead=AheadReport.nothing(len(num_drafted_R)),
+            num_drafted_R=found.lengths_R,
+            candidate_ids_C=found.token_ids_C,
+            draft_probabilities_C=np.ones(num_candidates),
+            ahead=AheadReport.nothing(len(found.lengths_R)),
             draft_pass_sizes_P=np.zeros(0, np.int64),
-            num_from_memory_R=num_drafted_R,
+            num_from_memory_R=found.lengths_R,
             times=times,
-            traced=_traced(len(candidate_ids_C), len(num_drafted_R)) if self._is_traced else None,
+            traced=_traced(num_candidates, len(found.lengths_R)) if self._is_traced else None,
         )
 
     def close(self) -> None:
         """Nothing to do: no other rank waits."""
+
+    def _open(self, request: ProposalRequest) -> None:
+        """Put the last blocks of preempted sequences aside, and begin new ones, perhaps in their slots."""
+        suspended, opened = request.suspended_slots, request.opened
+        self._histories.suspend(suspended, self._stream_keys[suspended])
+        self._histories.open(opened.slots, opened.stream_keys)
+        self._is_new[opened.slots] = True
+        self._is_resumed[opened.slots] = opened.are_resumed
+        self._stream_keys[opened.slots] = opened.stream_keys
+        self._num_prompt_tokens[opened.slots] = opened.num_prompt_tokens
+        self._num_candidates[opened.slots] = 0
+        if self._pipeline is not None:
+            self._pipeline.open(opened)
 
     def _rejected_ids(self, request: ProposalRequest) -> np.ndarray:
         """[R]: the candidate that was rejected in the next token's place, if one was."""
@@ -90,35 +121,51 @@ class MemoryDraft:
         places_R = np.where(is_rejected_R, num_accepted_R, 0)
         return np.where(is_rejected_R, self._candidate_ids[slots_R, places_R], NONE_REJECTED)
 
-    def _candidates(
-        self, request: ProposalRequest, next_token_ids_R: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Candidates [C], and how many of each sequence [R]."""
+    def _candidates(self, request: ProposalRequest, next_token_ids_R: np.ndarray) -> Proposals:
+        """The candidates, which are noted."""
         slots_R = request.slots_R
+        num_pass_tokens = len(slots_R) + int(self._num_candidates[slots_R].sum())
         self._remember(request, next_token_ids_R)
-        is_end_R = np.isin(next_token_ids_R, self._stop_token_ids) | (next_token_ids_R == NOT_FINITE)
-        limits_R = np.where(is_end_R, 0, request.draft_now_R)
-        found = self._index.propose(slots_R, limits_R, least_chance=self._least_chance)
-        found = found.until(self._stop_token_ids)
-        token_ids_C, lengths_R = found.token_ids_C, found.lengths_R
-        self._candidate_ids[np.repeat(slots_R, lengths_R), arange_segments(lengths_R)] = token_ids_C
-        self._num_candidates[slots_R] = lengths_R
-        return token_ids_C, lengths_R
+        positions_R = self._index.num_tokens(slots_R)
+        num_context = float(positions_R.mean()) if len(slots_R) else 0.0
+        self._choice.observe_round(
+            len(slots_R) + int(request.num_accepted_R.sum()),
+            num_pass_tokens=num_pass_tokens,
+            num_rows=len(slots_R),
+            num_steps=0,
+            num_context=num_context,
+        )
+        is_end_R = self._allowed.is_stop(next_token_ids_R) | (next_token_ids_R == NOT_FINITE)
+        limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0
+        found = self._index.propose(slots_R, limits_R, least_chance=self._memory.least_chance)
+        found = self._allowed.of(found, slots_R, positions_R, limits_R)
+        kept_R, _ = self._choice.lengths(
+            found.chances_C,
+            found.lengths_R,
+            num_pass_tokens=len(slots_R) + request.num_prefill_tokens,
+            num_rows=len(slots_R),
+            num_context=num_context,
+        )
+        again = repeated_blocks(self._histories.of(slots_R), is_resumed_R).first(limits_R)
+        found = found.first(kept_R).instead(is_resumed_R, again)
+        self._histories.note(slots_R, NUM_BLOCK_NUMBERS, noted_block(found, self._candidate_ids.shape[1]))
+        lines_C, places_C = np.repeat(slots_R, found.lengths_R), arange_segments(found.lengths_R)
+        self._candidate_ids[lines_C, places_C] = found.token_ids_C
+        self._num_candidates[slots_R] = found.lengths_R
+        return found
 
     def _remember(self, request: ProposalRequest, next_token_ids_R: np.ndarray) -> None:
         """All tokens that were committed since the last request, and the next ones."""
-        slots_R, sequences = request.slots_R, request.sequences
-        new = np.flatnonzero(self._is_new[slots_R])
-        if len(new):
-            num_prompt_tokens = [sequences[index].num_prompt_tokens for index in new.tolist()]
-            self._index.begin(
-                slots_R[new], np.array(num_prompt_tokens, np.int64), self._is_resumed[slots_R[new]]
-            )
-            self._is_new[slots_R[new]] = False
+        slots_R = request.slots_R
+        new = slots_R[self._is_new[slots_R]]
+        self._index.begin(new, self._num_prompt_tokens[new], self._is_resumed[new])
+        self._is_new[new] = False
         token_ids: list[int] = []
         counts = []
         known = self._index.num_tokens(slots_R).tolist()
-        for sequence, num_known, next_id in zip(sequences, known, next_token_ids_R.tolist(), strict=True):
+        for sequence, num_known, next_id in zip(
+            request.sequences, known, next_token_ids_R.tolist(), strict=True
+        ):
             added = [*sequence.token_ids[num_known:], *[next_id] * (next_id != NOT_FINITE)]
             token_ids += added
             counts.append(len(added))

@@ -58,6 +58,11 @@ class LogitsPipeline:
         num_branches = len(token_ids) // num_slots - 1
         self._slot_of = np.r_[np.arange(num_slots), np.repeat(np.arange(num_slots), num_branches)]
 
+    @property
+    def token_ids(self) -> np.ndarray:
+        """[L, most tokens]."""
+        return self._table.token_ids
+
     def open(self, opened: OpenedSequences) -> None:
         """Sequences begin."""
         if len(opened.slots):

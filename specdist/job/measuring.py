@@ -41,6 +41,8 @@ NUM_WARMUPS = 2
 FIRST_TOKENS = 2
 NUM_ROUNDS = 5
 MOST_STEPS = 4
+# Without a draft model: of each sequence's blocks, and of all, the passes that are measured.
+MEASURED_BLOCK, MEASURED_TOKENS = 8, 256
 NOTHING = Curve([1], [0])
 
 
@@ -52,6 +54,9 @@ class PassTimes(NamedTuple):
     slopes: tuple[float, float]
     turns: Curve = NOTHING
     ahead: Curve = NOTHING
+
+
+NO_DRAFT = PassTimes(NOTHING, (0.0, 0.0))
 
 
 def measure_costs(
@@ -102,8 +107,10 @@ def measure_costs(
     everywhere = [(found, message)] * topology.world_size
     if dist.is_initialized():
         dist.all_gather_object(everywhere, (found, message))
-    of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], everywhere[topology.draft_rank][0][1]
-    assert of_target is not None and of_draft_rank is not None
+    of_target, of_draft_rank = everywhere[RANK_ZERO][0][0], NO_DRAFT
+    if topology.uses_draft:
+        of_draft_rank = everywhere[topology.draft_rank][0][1] or NO_DRAFT
+    assert of_target is not None
     return combined_costs(
         of_target,
         of_draft_rank,
@@ -111,6 +118,17 @@ def measure_costs(
         context_of(assembly, num_context_tokens, max_seq_len)[0],
         assembly.scheduling.num_slots,
     )
+
+
+def _measured_block(assembly: Assembly) -> int:
+    """Candidates of every sequence in the largest measured pass. The time of longer blocks, from memory,
+    follows from that."""
+    memory, batch = assembly.memory, assembly.scheduling
+    if memory is None:
+        return batch.max_draft_tokens
+    if memory.max_model_tokens:
+        return memory.max_model_tokens
+    return min(batch.max_draft_tokens, max(MEASURED_BLOCK, MEASURED_TOKENS // batch.num_slots))
 
 
 def context_of(assembly: Assembly, num_context_tokens: int, max_seq_len: int) -> tuple[int, int]:
@@ -127,9 +145,7 @@ def measure_target(
     context, room = context_of(assembly, num_context_tokens, max_seq_len)
     sizes = {
         "num_rows": batch.num_slots,
-        # The time of longer blocks, from memory, follows from these.
-        "num_tokens_per_row": 1
-        + (assembly.memory.max_model_tokens if assembly.memory else batch.max_draft_tokens),
+        "num_tokens_per_row": 1 + _measured_block(assembly),
         "num_context_tokens": context,
     }
     curve = target_curve(target, settings, vocab_size, **sizes)

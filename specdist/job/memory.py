@@ -1,4 +1,4 @@
-"""What memory does in a run, beside its draft model."""
+"""What memory does in a run, alone or beside its draft model."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from specdist.config.generate import GenerateConfig
 from specdist.config.speculation import MEMORY_CHANCE
 from specdist.drafters.source_choice import MemorySettings
 from specdist.drafters.text_store import TextSettings
-from specdist.engine.assembly import Assembly
-from specdist.engine.memory_draft import MemoryDraft
 from specdist.job.memory_texts import MemoryTexts
 from specdist.job.preflight import ModelPlan
 from specdist.job.reproducibility import reproducibility
 from specdist.job.topology import Topology
 from specdist.policies.costs import CostModel
+
+# Of a token to be proposed where measured costs decide whether it is verified.
+LEAST_CHANCE = 0.02
 
 
 def text_settings(config: GenerateConfig, texts: MemoryTexts | None) -> TextSettings:
@@ -34,10 +35,20 @@ def learns_together(config: GenerateConfig, topology: Topology) -> bool:
 def memory_settings(
     config: GenerateConfig, topology: Topology, costs: CostModel | None, models: ModelPlan
 ) -> MemorySettings | None:
-    """None without memory beside a draft model. ``costs``: of the run, where it has measured any."""
+    """None without memory, alone or beside a draft model. ``costs``: of the run, if it has measured any."""
+    is_free = learns_together(config, topology)
+    if config.uses_memory:
+        rules = config.policy_options
+        return MemorySettings(
+            max_tokens=config.block_tokens - 1,
+            max_model_tokens=0,
+            least_chance=LEAST_CHANCE if costs else rules.get("stop_probability", 0.0),
+            learns_together=is_free,
+            costs=costs,
+            texts=text_settings(config, models.memory_texts),
+        )
     if not config.adds_memory:
         return None
-    is_free = learns_together(config, topology)
     return MemorySettings(
         max_tokens=config.memory_tokens,
         max_model_tokens=config.policy_choice.max_draft_tokens,
@@ -45,15 +56,4 @@ def memory_settings(
         learns_together=is_free,
         costs=costs if is_free else None,
         texts=text_settings(config, models.memory_texts),
-    )
-
-
-def memory_proposer(
-    assembly: Assembly, config: GenerateConfig, topology: Topology, texts: MemoryTexts | None
-) -> MemoryDraft:
-    """Of ``--draft memory``."""
-    return assembly.memory_draft(
-        config.policy_options.get("stop_probability", 0.0),
-        text_settings(config, texts),
-        learns_together=learns_together(config, topology),
     )

@@ -30,7 +30,7 @@ from specdist.job.allocation import BatchLimits, refusal, room_for_cache
 from specdist.job.costs import ASSUMED_ACCEPTANCE, plan_ahead
 from specdist.job.logs import quiet_libraries
 from specdist.job.measuring import TARGET_GROUP, measure_costs
-from specdist.job.memory import memory_proposer, memory_settings
+from specdist.job.memory import memory_settings
 from specdist.job.preflight import ModelPlan, batch_limits
 from specdist.job.processing import sampling_settings
 from specdist.job.restart import remember_lone_row
@@ -383,7 +383,7 @@ class Replica:
 
     def _proposer(self) -> Proposer:
         if self._config.uses_memory:
-            return memory_proposer(self.assembly(), self._config, self._topology, self._models.memory_texts)
+            return self.assembly().memory_draft()
         if not self._topology.uses_draft:
             return NoDraft()
         if self._topology.is_colocated:

@@ -13,6 +13,10 @@ from tests.config.options import config
 def test_memory_drafts_without_a_model() -> None:
     """No rank and no costs for it; blocks are as long as a batch has room for where tokens depend on them."""
     memory = config(draft="memory")
+    greedy = config(draft="memory", temperature=0)
+    assert (greedy.policy, greedy.policy_options) == ("goodput", {"max_draft_tokens": 64})
+    assert greedy.needs_costs and greedy.shares_room
+    assert config(draft="memory", memory_rows=True).policy == "goodput"
     assert (memory.policy, memory.policy_options) == (
         "confidence", {"max_draft_tokens": 63, "stop_probability": 0.1}
     )  # fmt: skip
@@ -49,7 +53,6 @@ def test_memory_beside_a_draft_model() -> None:
         ({"policy": "sprinter", "head": "h"}, "--memory with --policy sprinter"),
         ({"trace": True}, "--memory with --trace"),
         ({"draft_window": 64}, "--memory with --draft_window"),
-        ({"regex": "a+"}, "--memory with constraints"),
         ({"memory": False, "memory_rows": True}, "--memory_rows has no effect without memory"),
         ({"memory": False, "draft_memory": ["run"]}, "--draft_memory has no effect without memory"),
         ({"memory_rows": True, "memory_size": 10}, "--memory_size 10 must be at least 1024 tokens"),
@@ -63,13 +66,13 @@ def test_what_memory_beside_a_draft_model_does_not_go_with(options: dict[str, An
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"policy": "goodput"}, "--policy goodput decides by what a draft model says"),
+        ({"policy": "adaedl"}, "--policy adaedl decides by what a draft model says"),
         ({"policy": "svip"}, "--policy svip decides by what a draft model says"),
         ({"overlap": "ahead"}, "--overlap ahead is for a draft model"),
         ({"draft_placement": "own"}, "--draft_placement own is for a draft model"),
         ({"draft_quantization": "int8"}, "--draft_quantization int8 is for a draft model"),
         ({"draft_window": 64}, "--draft_window 64 is for a draft model"),
-        ({"head": "h"}, "--head h has no effect with --policy confidence"),
+        ({"head": "h"}, "--head h is for a draft model"),
     ],
 )
 def test_what_needs_a_draft_model_does_not_go_with_memory(options: dict[str, Any], message: str) -> None:

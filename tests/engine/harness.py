@@ -148,8 +148,19 @@ class Harness:
             chooser=ScriptedChooser(self.shapes) if self.shapes else None,
             is_traced=self.is_traced,
             trusts_draft=self.trusts_draft,
-            memory=self.beside,
+            memory=self.beside or self._memory_alone,
             masker=self.masker,
+        )
+
+    @property
+    def _memory_alone(self) -> MemorySettings | None:
+        if self.memory is None:
+            return None
+        return MemorySettings(
+            max_tokens=self.scheduling.max_draft_tokens,
+            max_model_tokens=0,
+            least_chance=self.memory,
+            learns_together=False,
         )
 
     def target(self) -> Target:
@@ -157,7 +168,7 @@ class Harness:
 
     def proposer(self) -> Proposer:
         if self.memory is not None:
-            return self.assembly.memory_draft(self.memory)
+            return self.assembly.memory_draft()
         if len(self.runners) == 1:
             return NoDraft()
         worker = self.assembly.draft_worker(self.runners[1], self.policy)

@@ -17,6 +17,7 @@ import torch
 from specdist.constraints.constraint import Constraint
 from specdist.constraints.masker import RowRule
 from specdist.constraints.thinking import ThinkingMarkers
+from specdist.drafters.source_choice import MemorySettings
 from specdist.engine.request import Completion, Request
 from specdist.sampling.distributions import SamplingSettings
 from specdist.sampling.options import Processing, TokenOptions
@@ -38,6 +39,8 @@ PROMPT = [1, 2, 3, 1, 6]
 NUM_SAMPLES = 1200
 GREEDY = SamplingSettings(temperature=0.0)
 AHEAD, BRANCHES = {"num_ahead_tokens": 4}, {"num_ahead_tokens": 4, "num_branches": 2}
+MEMORY = MemorySettings(max_tokens=6, max_model_tokens=4, least_chance=0.1, learns_together=True)
+ALONE: dict[str, Any] = {"memory": 0.1, "pair": (TARGET, None)}
 MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "in turns": (PLAIN, {}),
     "in turns, filtered": (FILTERED, {}),
@@ -45,7 +48,9 @@ MODES: dict[str, tuple[SamplingSettings, dict[str, Any]]] = {
     "branches": (PLAIN, BRANCHES),
     "coupled": (COUPLED, {}),
     "coupled, branches": (COUPLED, BRANCHES),
-    "memory": (PLAIN, {"memory": 0.1, "pair": (TARGET, None)}),
+    "memory": (PLAIN, ALONE),
+    "memory beside": (PLAIN, {"beside": MEMORY}),
+    "memory beside, ahead": (PLAIN, {"beside": MEMORY, **BRANCHES}),
     "target alone": (PLAIN, {"pair": (TARGET, None)}),
     "vocabulary shards": (PLAIN, {"kind": SlicedMarkovReplica}),
     "vocabulary shards, coupled": (COUPLED, {"kind": SlicedMarkovReplica}),
@@ -88,7 +93,9 @@ def test_completions_follow_the_masked_target_s_distribution(mode: str) -> None:
     assert {completion.finish_reason for completion in completions} == {"stop"}
     assert p_value(completions, expected) > ALARM
     stats = harness.stats_recorder.close_shard(0)
-    if harness.memory is None and len(harness.runners) > 1:
+    if "memory" in mode:
+        assert 0.15 < stats.num_accepted_memory_tokens / stats.num_memory_tokens < 1
+    elif len(harness.runners) > 1:
         # Acceptance, rejection and force must all have been frequent, or nothing was tested.
         assert 0.3 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.95
         assert stats.num_forced_draft_tokens > 0.15 * stats.num_draft_tokens
@@ -145,6 +152,25 @@ def test_forced_tokens_cost_no_draft_pass() -> None:
     assert completion.token_ids == [4] * 8 + [END]
     stats = harness.stats_recorder.close_shard(0)
     assert stats.num_draft_passes == 0 and stats.num_forced_draft_tokens == stats.num_accepted_tokens == 8
+
+
+@pytest.mark.parametrize("options", [ALONE, {"beside": MEMORY}], ids=["alone", "beside"])
+def test_memory_proposes_what_is_forced_and_nothing_that_is_not_allowed(options: dict[str, Any]) -> None:
+    """All is accepted where all is forced, though the prompt goes on otherwise; and up to where it is not."""
+    rule = RowRule(Constraint("regex", "(abd){4}[ac]bcbcd").grammar)
+    harness = constrained(COUPLED, num_draft_tokens=20, max_new_tokens=40, **options)
+    completions = harness.generate(
+        [
+            Request(row_id=i, sample_index=0, prompt_ids=[5, 4, 5, 4, 3, 5], constraint=rule.text)
+            for i in range(30)
+        ]
+    )
+    alone = constrained(COUPLED, pair=(TARGET, None), max_new_tokens=40).generate(
+        [each.request for each in completions]
+    )
+    assert [each.token_ids for each in completions] == [each.token_ids for each in alone]
+    stats = harness.stats_recorder.close_shard(0)
+    assert stats.num_memory_tokens > 100 and stats.num_accepted_tokens > 0.8 * stats.num_draft_tokens
 
 
 @pytest.mark.parametrize("options", [{}, BRANCHES], ids=["in turns", "branches"])

@@ -14,8 +14,8 @@ MEMORY_FAULTS = (
     Mutant(
         name="memory-judged-with-a-draft-models-probability",
         file="engine/memory_draft.py",
-        old="draft_probabilities_C=np.ones(len(candidate_ids_C)),",
-        new="draft_probabilities_C=np.full(len(candidate_ids_C), 0.5),",
+        old="draft_probabilities_C=np.ones(num_candidates),",
+        new="draft_probabilities_C=np.full(num_candidates, 0.5),",
         tests=(PLAIN,),
     ),
     Mutant(
@@ -50,15 +50,16 @@ MEMORY_FAULTS = (
     Mutant(
         name="memory-of-a-preempted-sequence-is-another-ones",
         file="engine/memory_draft.py",
-        old="        self._is_new[request.opened.slots] = True\n",
+        old="        self._is_new[opened.slots] = True\n",
         new="",
         tests=(BATCH,),
     ),
     Mutant(
         name="memory-proposes-beyond-a-rows-end",
         file="engine/memory_draft.py",
-        old="limits_R = np.where(is_end_R, 0, request.draft_now_R)",
-        new="limits_R = np.where(is_end_R, 0, request.draft_now_R * 0 + self._candidate_ids.shape[1])",
+        old="limits_R, is_resumed_R = np.where(is_end_R, 0, request.draft_now_R), request.num_redraft_R > 0",
+        new="limits_R = np.where(is_end_R, 0, request.draft_now_R * 0 + self._candidate_ids.shape[1])\n"
+        "        is_resumed_R = request.num_redraft_R > 0",
         tests=(REPEATED, BATCH),
     ),
     Mutant(
